@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from bench.tables import percentile, show
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan, plan_gpu
+from nodeagent.structs import replace
 from tests.plan.cards import card, layouts, wanted
 
 

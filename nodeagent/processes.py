@@ -19,9 +19,10 @@ import os
 import re
 import select
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
+
+from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
     import psutil
@@ -33,8 +34,7 @@ LARGEST_ENVIRONMENT: Final = 8 << 20  # bytes; what execve takes ends at 6 MiB, 
 _MOST_PIDS: Final = 1 << 22  # the kernel's PID_MAX_LIMIT
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(Struct, frozen=True):
     """One process for good, where a pid alone is used again.
 
     `create_time` is what the kernel has: clock ticks since boot (field 22 of /proc/PID/stat). It
@@ -45,8 +45,7 @@ class ProcessIdentity:
     create_time: int
 
 
-@dataclass(frozen=True, slots=True)
-class Uids:
+class Uids(Struct, frozen=True):
     """The user ids of a process; `effective` is the one whose rights it has."""
 
     real: int
@@ -54,16 +53,14 @@ class Uids:
     saved: int
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """What the kernel says of a process, all of it read of the same one."""
 
     identity: ProcessIdentity
     uids: Uids
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(Struct, frozen=True):
     """Not known: the process may be there. `reason` is for the reader."""
 
     reason: str

@@ -7,7 +7,6 @@ import math
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
@@ -35,6 +34,7 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.settings import Settings
+from nodeagent.structs import replace
 from nodeagent.terminal.outcome_page import outcome_page, step_line
 
 if TYPE_CHECKING:

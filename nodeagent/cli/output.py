@@ -6,11 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from nodeagent.errors import NodeagentError
-from nodeagent.plan.problems import Problem
 from nodeagent.terminal.page import Line, plain_text
+
+if TYPE_CHECKING:  # commands that only ask the agent do without it
+    from nodeagent.plan.problems import Problem
 
 _WIDEST = 120  # pictures gain nothing beyond
 _DRAWN = "┌─│…"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
@@ -17,6 +15,7 @@ from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.settings import Settings
+from nodeagent.structs import replace
 
 SOURCE = "file"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from nodeagent.cli import event_loop
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
@@ -12,6 +10,7 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.plan.layouts import creatable
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile
+from nodeagent.structs import asdict
 
 
 def run(options: Options, output: Output) -> ExitCode:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NoReturn
 
 import yaml
 
 from nodeagent.documents.findings import DocumentPath, Findings, Mark, refuse
 from nodeagent.plan.problems import Code
+from nodeagent.structs import Struct
 from nodeagent.text import shown
 
 Scalar = str | int | float | bool | None
@@ -33,8 +33,7 @@ DEEPEST = 16  # a plan needs 8, a mig-parted file 6
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """A document's values, and where in the text each value and each key begins."""
 
     value: Value

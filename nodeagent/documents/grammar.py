@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from nodeagent.documents.findings import DocumentPath, Findings, path_text
 from nodeagent.plan.problems import Code
+from nodeagent.structs import Struct
 from nodeagent.text import did_you_mean, listed, nearest, shown
 
 T = TypeVar("T")
@@ -26,8 +26,7 @@ class Refused(Exception):
     """The value at a place cannot be used; why has been noted in the findings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A value in a document: where it is, and where its faults are noted."""
 
     value: Any
@@ -65,16 +64,14 @@ class Place:
         return self.refuse(f"found {shown(self.value)}, expected {accepted}", remedy=remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule(Generic[T]):
+class Rule(Struct, Generic[T], frozen=True):
     """What is accepted at a place; `read` raises Refused when a fault had to be noted."""
 
     read: Callable[[Place], T]
     schema: JsonSchema
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """A key of a map. When it is left out, `default` is what its value would have been."""
 
     name: str

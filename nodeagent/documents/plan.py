@@ -6,8 +6,6 @@ a plan reaches a node, is made of the same rules.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.documents.bounded_yaml import Tree
 from nodeagent.documents.grammar import (
     Given,
@@ -48,6 +46,7 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
+from nodeagent.structs import replace
 from nodeagent.text import did_you_mean, shown
 
 LARGEST_START = 63  # memory slices; cards have at most 12

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost
@@ -54,6 +54,7 @@ from nodeagent.plan.steps import (
     StartMps,
     Step,
 )
+from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()
 

@@ -7,8 +7,6 @@ one was destroyed may have its UUID, and is new all the same.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.steps import (
     DestroyComputeInstance,
@@ -18,6 +16,7 @@ from nodeagent.plan.steps import (
     StartMps,
     Step,
 )
+from nodeagent.structs import replace
 
 
 class MadeDevices:

@@ -6,7 +6,7 @@ The driver knows nothing of daemons. Here its readings are joined with what is k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -20,6 +20,7 @@ from nodeagent.plan.observed import (
     ObservedNode,
     Usage,
 )
+from nodeagent.structs import replace
 
 
 class Daemons(Protocol):

@@ -6,7 +6,6 @@ Everything is judged by what was observed afterwards, not by what a call returne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import assert_never
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
@@ -27,6 +26,7 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
+from nodeagent.structs import replace
 from nodeagent.views.text import gpu_words, layout_words, step_words, user_words
 
 _OTHER_PROGRAM = "look for another program that changes MIG instances on this node"

@@ -17,11 +17,11 @@ import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from nodeagent.errors import NodeagentError
+from nodeagent.structs import Struct
 
 T = TypeVar("T")
 
@@ -47,8 +47,7 @@ class StateUnusable(NodeagentError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class StateFormat(Generic[T]):
+class StateFormat(Struct, Generic[T], frozen=True):
     """How one kind of state file is written and read.
 
     `largest`: bytes of the content. `decode` gets the content and the version that wrote it, never

@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -19,6 +18,7 @@ from nodeagent.gpu.users import MigDevice, UnknownUsers, UsageReading, WholeGpu,
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import Access, Gpu, Usage, User
 from nodeagent.processes import name_of
+from nodeagent.structs import Struct, field
 
 _CAPABILITY: Final = re.compile(r"/nvidia-caps/nvidia-cap([0-9]+)$")
 # `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`; gpuN is the N of /dev/nvidiaN.
@@ -30,8 +30,7 @@ _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 Instance = tuple[int, int, int | None]  # minor of the GPU, GPU instance, compute instance if any
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilityHolders:
+class CapabilityHolders(Struct, frozen=True):
     """Who has which instance's capability file open; `problem`: why that is not everybody."""
 
     holders: Mapping[Instance, tuple[User, ...]] = field(default_factory=dict)
@@ -58,8 +57,7 @@ class CapabilityHolders:
         return tuple(found[pid] for pid in sorted(found))
 
 
-@dataclass(frozen=True, slots=True)
-class UsageProbe:
+class UsageProbe(Struct, frozen=True):
     """Looks through every process of the machine for open capability files.
 
     `proc_root` is where the machine's /proc is mounted. The agent's own files do not count.

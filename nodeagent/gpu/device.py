@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pynvml
@@ -31,6 +30,7 @@ from nodeagent.plan.observed import (
     MigMode,
     Placement,
 )
+from nodeagent.structs import replace
 
 _RESETLESS_SINCE = (9, 0)  # compute capability; Hopper and later change MIG mode at once
 # Some drivers count fewer instances of a profile than fit (seen on A30), so lists get spare room.

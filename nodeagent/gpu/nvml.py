@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import byref, c_uint
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Literal, NewType, TypeVar
@@ -35,6 +34,7 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.shares import ComputeMode
+from nodeagent.structs import Struct
 
 # Opaque pointers. A MIG device has a device handle of its own.
 Device = NewType("Device", object)
@@ -42,8 +42,7 @@ GpuInstanceHandle = NewType("GpuInstanceHandle", object)
 ComputeInstanceHandle = NewType("ComputeInstanceHandle", object)
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceInfo:
+class InstanceInfo(Struct, frozen=True):
     """Where an existing GPU or compute instance lies, and of which profile it is."""
 
     id: int
@@ -51,8 +50,7 @@ class InstanceInfo:
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """A process on a device; the ids are None outside MIG. `memory` in bytes."""
 
     pid: int

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import pkgutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import (
@@ -22,6 +21,7 @@ from nodeagent.errors import (
     GpuInUse,
     GpuLost,
 )
+from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
     from nodeagent.health.readings import Silence
@@ -44,8 +44,7 @@ ARGUMENT_VERSION_MISMATCH: Final = 25
 GPU_NOT_FOUND: Final = 28
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """The name NVML has for a code, what it means, and what would be right."""
 
     name: str

@@ -24,7 +24,6 @@ these calls makes them contradict each other or fail; then all is read again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
@@ -46,6 +45,7 @@ from nodeagent.plan.observed import (
     Usage,
 )
 from nodeagent.plan.shares import ComputeMode
+from nodeagent.structs import Struct, field, replace
 
 _ATTEMPTS = 3
 
@@ -54,8 +54,7 @@ class _ChangedMeanwhile(Exception):
     """Two answers do not fit together, so it is read again."""
 
 
-@dataclass(slots=True)
-class _MigDevice:
+class _MigDevice(Struct):
     """A compute instance as it is found; `handle` is None where it has no MIG device."""
 
     compute_id: int
@@ -65,8 +64,7 @@ class _MigDevice:
     placement: Placement | None
 
 
-@dataclass(slots=True)
-class _Instance:
+class _Instance(Struct):
     """A GPU instance as it is found."""
 
     handle: GpuInstanceHandle

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -26,6 +25,7 @@ from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.users import UsageSource
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.shares import TimeSlice
+from nodeagent.structs import replace
 
 _LEAVING = 1.0  # seconds to wait at the end for a driver that hangs
 _TIME_SLICE_IS_FRESH = 30.0  # seconds; only nvidia-smi reports it, slowly

@@ -11,7 +11,6 @@ import json
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.strict_json import parse_json
+from nodeagent.structs import replace
 
 FILE_NAME: Final = "earlier-modes.json"
 _LARGEST = 1024 * 1024  # bytes; 16 GPUs with 7 MIG devices each take 10 KiB

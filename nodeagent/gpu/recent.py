@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nodeagent.gpu.nvml import GpuInstanceHandle
 from nodeagent.plan.observed import Memory
 from nodeagent.plan.shares import ComputeMode
+from nodeagent.structs import Struct, field, replace
 
 # How long an observation proves who is on a device and which ids it has: longer than destroying all
 # instances of a GPU takes, too short for much to happen. The driver itself refuses to destroy a
@@ -23,8 +23,7 @@ FRESH: Final = 5.0
 _DETAILS_KEPT: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class KnownDevice:
+class KnownDevice(Struct, frozen=True):
     """A MIG device by the ids that the driver gave it."""
 
     gpu_instance: int
@@ -32,8 +31,7 @@ class KnownDevice:
     slices: int
 
 
-@dataclass(frozen=True, slots=True)
-class Detail:
+class Detail(Struct, frozen=True):
     """Values that no step depends on, except the compute mode under MPS."""
 
     memory: Memory | None
@@ -41,8 +39,7 @@ class Detail:
     read_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Details:
+class Details(Struct, frozen=True):
     """Which details an observation reads: those not known, those too old, those of `exact` devices
     (UUIDs).
     """
@@ -53,8 +50,7 @@ class Details:
         return known is None or uuid in self.exact or now - known.read_at > _DETAILS_KEPT
 
 
-@dataclass(slots=True)
-class Recent:
+class Recent(Struct):
     """The instances and devices observed last, by id and UUID, and those proven idle since.
 
     `handles` are of GPU instances; a new instance may have the id by now. `devices` are those of

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +22,7 @@ from nodeagent.gpu.nvml import MOST_LINKS, Device, call
 from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, is_unsupported
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import Access, Gpu, NvLinks
+from nodeagent.structs import replace
 
 NVSWITCH = "nvswitch"
 OTHER = "other"

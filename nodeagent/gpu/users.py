@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import PurePosixPath
 from typing import Protocol
@@ -18,10 +17,10 @@ from nodeagent.gpu.nvml import PROCESS_KINDS, Device, Process
 from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 from nodeagent.processes import name_of
+from nodeagent.structs import Struct, replace
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(Struct, frozen=True):
     """What a source of users is asked about.
 
     `minor` is the N of the GPU's /dev/nvidiaN; `compute_instance` None means the GPU instance as
@@ -36,8 +35,7 @@ class MigDevice:
     placement: Placement | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WholeGpu:
+class WholeGpu(Struct, frozen=True):
     """A GPU outside its instances.
 
     `instances` are the places of those it has; None: what may be meant for one counts nowhere.
@@ -76,8 +74,7 @@ class UsageSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownUsers:
+class UnknownUsers(Struct, frozen=True):
     """A reading that failed: anybody may be using anything."""
 
     reason: str

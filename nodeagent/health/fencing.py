@@ -11,7 +11,7 @@ A fence takes nothing away: what runs, runs on, and the plan's devices stay. It 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nodeagent.health.findings import Finding, Pod, Severity, in_order
 from nodeagent.health.state import HealthState
@@ -28,6 +28,7 @@ from nodeagent.plan.observed import (
     Placement,
     User,
 )
+from nodeagent.structs import replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nodeagent.health.checks.observation import Observation
 from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
@@ -11,6 +11,7 @@ from nodeagent.health.limits import Limits
 from nodeagent.health.state import Hold
 from nodeagent.health.table import BY_CAUSE, new_finding
 from nodeagent.health.xid_findings import again
+from nodeagent.structs import replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeagent.plan.desired import WantedInstance
 from nodeagent.plan.observed import ComputeInstance, GpuInstanceProfile, Placement
+from nodeagent.structs import Struct
 
 ANYWHERE = -1  # as `Division.start`
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Division:
+class Division(Struct, frozen=True, order=True):
     """One GPU instance that should exist, with the sizes of its compute instances, largest first.
 
     `start` is the wanted memory slice, or ANYWHERE.
@@ -110,8 +109,7 @@ def _joined(
     return Division(profile.name, max(division.start, start), sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class Redivision:
+class Redivision(Struct, frozen=True):
     """How an existing GPU instance becomes what is wanted: what stays, goes and comes."""
 
     kept: tuple[ComputeInstance, ...]

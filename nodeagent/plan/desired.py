@@ -8,16 +8,15 @@ the GPUs that are really there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nodeagent.plan.shares import TimeSlice, WantedMps
+from nodeagent.structs import Struct, field
 
 # --- the document -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceEntry:
+class InstanceEntry(Struct, frozen=True):
     """`count` instances of `profile` (as written); `start` in memory slices, None: anywhere."""
 
     profile: str
@@ -27,22 +26,19 @@ class InstanceEntry:
     mps: MpsEntry | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MigDisabled:
+class MigDisabled(Struct, frozen=True):
     """MIG mode off."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class MigEnabled:
+class MigEnabled(Struct, frozen=True):
     """MIG mode on, instances left as they are."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class MigLayout:
+class MigLayout(Struct, frozen=True):
     """MIG mode on and exactly these instances (none at all when empty)."""
 
     instances: tuple[InstanceEntry, ...]
@@ -52,8 +48,7 @@ class MigLayout:
 MigEntry = MigDisabled | MigEnabled | MigLayout
 
 
-@dataclass(frozen=True, slots=True)
-class ShareEntry:
+class ShareEntry(Struct, frozen=True):
     """`count` clients that may each use `memory` bytes and `threads` percent (None: no limit)."""
 
     name: str
@@ -63,8 +58,7 @@ class ShareEntry:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class MpsEntry:
+class MpsEntry(Struct, frozen=True):
     """MPS as written. Exactly one of `shares`, `replicas` and `clients` is given."""
 
     path: str
@@ -83,16 +77,14 @@ class WhenInUse(StrEnum):
     EVICT = "evict"
 
 
-@dataclass(frozen=True, slots=True)
-class PciFilter:
+class PciFilter(Struct, frozen=True):
     """A mig-parted `device-filter`: 32-bit ids as in `0x233010DE`."""
 
     device: int
     subsystem: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSelector:
+class DeviceSelector(Struct, frozen=True):
     """One item of `devices`, written as `text`: `device` is an index, a UUID (`GPU-...`) or a PCI
     address, in canonical spelling.
     """
@@ -102,8 +94,7 @@ class DeviceSelector:
     device: int | str
 
 
-@dataclass(frozen=True, slots=True)
-class PlanEntry:
+class PlanEntry(Struct, frozen=True):
     """One entry of the document; `devices` None means `all`.
 
     `path` leads to the entry (`gpus[2]`), `devices_path` to its devices.
@@ -125,8 +116,7 @@ class PlanEntry:
         return tuple(mps for mps in (self.mps, *(i.mps for i in instances)) if mps is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDocument:
+class PlanDocument(Struct, frozen=True):
     """A whole document. `digest` is `sha256:` and the hash of the text acted on."""
 
     entries: tuple[PlanEntry, ...]
@@ -137,8 +127,7 @@ class PlanDocument:
 # --- resolved against the cards ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WantedInstance:
+class WantedInstance(Struct, frozen=True):
     """One MIG device that should exist: `slices` of compute in a GPU instance of `profile`.
 
     `profile` is the canonical name of one of the card's own profiles.
@@ -151,8 +140,7 @@ class WantedInstance:
     mps: WantedMps | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """MIG on with exactly these devices."""
 
     instances: tuple[WantedInstance, ...]
@@ -162,8 +150,7 @@ class Layout:
 DesiredMig = MigDisabled | MigEnabled | Layout
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredGpu:
+class DesiredGpu(Struct, frozen=True):
     """What one GPU should be; `mig` None leaves its MIG side alone.
 
     `mps` is for the GPU as a whole, outside MIG mode; what MIG devices shall have is in
@@ -180,8 +167,7 @@ class DesiredGpu:
     time_slice: TimeSlice | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredNode:
+class DesiredNode(Struct, frozen=True):
     """By `Gpu.key`. GPUs that are not in here are not touched."""
 
     gpus: Mapping[str, DesiredGpu]

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
+from nodeagent.structs import Struct
 
 # Copy engines are shared when they run short; media engines are not.
 _MEDIA_ENGINES = ("decoder", "encoder", "jpeg", "ofa")
 
 
-@dataclass(frozen=True, slots=True)
-class CardProfile:
+class CardProfile(Struct, frozen=True):
     """One profile as the search needs it: `masks` by start, `engines` as a vector, and how many of
     it there can be.
     """
@@ -35,8 +34,7 @@ class CardProfile:
         return self.profile.name
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """The profiles of a card by name, largest first, and its media engines.
 
     `slots` is the number of memory slices. `aligned` says how compute slots are handed out in a

@@ -8,7 +8,6 @@ whether it has any, is never stopped; the plan is refused then.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, WantedInstance
 from nodeagent.plan.mps_assignment import Seat, assign, cost_of
@@ -18,12 +17,12 @@ from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.shares import ComputeMode, WantedMps
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step, StopMps
 from nodeagent.plan.usage import outside_mps
+from nodeagent.structs import Struct
 
 _BLOCKED = 1_000_000  # as a cost: more than any assignment that is possible
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
+class _Target(Struct, frozen=True):
     """A device at the end of the MIG steps, and what its daemon is to be then."""
 
     device: Device

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from nodeagent.plan.desired import WantedInstance
 from nodeagent.plan.shares import WantedMps
+from nodeagent.structs import Struct
 
 STOP = 100  # the cost of stopping one daemon: more than all the starts a card has room for
 START = 1
@@ -32,8 +32,7 @@ def cost_of(runs: WantedMps | None, wanted: WantedMps | None) -> int:
     return STOP + START if runs.needs_restart_for(wanted) else START
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(Struct, frozen=True):
     """A MIG device that can have a daemon: `slices` of compute in a GPU instance of `profile` that
     begins at memory slice `start`; `runs` is what its daemon is now.
     """

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 from nodeagent.plan.observed import GpuInstanceProfile
+from nodeagent.structs import Struct, replace
 from nodeagent.text import nearest
 
 _NAME = re.compile(
@@ -25,8 +25,7 @@ _ATTRIBUTE = re.compile(r"[A-Za-z]([A-Za-z0-9.]*[A-Za-z0-9])?")
 _SAME_SIZE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileName:
+class ProfileName(Struct, frozen=True):
     """The parts of a profile's name.
 
     `compute` equals `slices` when the instance has all of its GPU instance. `attributes` carry

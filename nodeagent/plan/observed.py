@@ -6,14 +6,13 @@ Every size, id and placement here was read from the driver; nothing is known bef
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
+from nodeagent.structs import Struct, replace
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Placement:
+class Placement(Struct, frozen=True, order=True):
     """Where a GPU instance lies, in the card's memory slices; for compute instances, in the
     compute slots of their GPU instance.
     """
@@ -30,8 +29,7 @@ class Placement:
         return f"{self.start}:{self.size}"
 
 
-@dataclass(frozen=True, slots=True)
-class Engines:
+class Engines(Struct, frozen=True):
     """Engines a GPU instance of some profile gets."""
 
     copy: int = 0
@@ -41,8 +39,7 @@ class Engines:
     ofa: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeInstanceProfile:
+class ComputeInstanceProfile(Struct, frozen=True):
     """How a GPU instance can be divided: `slices` of compute, at most `max_count` of them.
 
     `id` is what create calls take. `placements` are in compute slots of the GPU instance.
@@ -55,8 +52,7 @@ class ComputeInstanceProfile:
     placements: tuple[Placement, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstanceProfile:
+class GpuInstanceProfile(Struct, frozen=True):
     """A kind of GPU instance that this very card offers.
 
     `id` is what create calls take (the number `nvidia-smi mig -lgip` prints), `kind` the NVML
@@ -77,8 +73,7 @@ class GpuInstanceProfile:
     compute: tuple[ComputeInstanceProfile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class User:
+class User(Struct, frozen=True, order=True):
     """A process, MPS client or allocation that holds a device. `pid` 0: no process known."""
 
     pid: int
@@ -99,8 +94,7 @@ class User:
         return who
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Users of something. When `known` is false it counts as in use, for the `reason`."""
 
     processes: tuple[User, ...] = ()
@@ -128,8 +122,7 @@ class Usage:
 IDLE = Usage()
 
 
-@dataclass(frozen=True, slots=True)
-class MpsDaemon:
+class MpsDaemon(Struct, frozen=True):
     """The agent's own control daemon of a device, whatever it is at just now.
 
     `runs` is what it was last set to, `state` its phase in one word (Ready, Backoff...),
@@ -146,16 +139,14 @@ class MpsDaemon:
     clients: Usage = IDLE
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """Bytes."""
 
     used: int
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeInstance:
+class ComputeInstance(Struct, frozen=True):
     """A compute instance, which together with its GPU instance is one MIG device.
 
     `profile` is the device's name (`3g.40gb` when it has all of its GPU instance, else
@@ -175,8 +166,7 @@ class ComputeInstance:
     earlier_mode: ComputeMode | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
+class GpuInstance(Struct, frozen=True):
     """A GPU instance; without compute instances it is half-made and no device at all."""
 
     id: int
@@ -190,8 +180,7 @@ class GpuInstance:
         return any(device.usage.in_use for device in self.compute)
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """What programs and an MPS daemon can be on: a GPU outside MIG mode, or a MIG device.
 
     `uuid` is empty while it is not made yet. `usage` has everyone who may be on it. A MIG device
@@ -217,16 +206,14 @@ class Device:
         return self.mps.runs if self.mps else None
 
 
-@dataclass(frozen=True, slots=True)
-class MigMode:
+class MigMode(Struct, frozen=True):
     """`pending` differs from `current` only while a change waits for a GPU reset."""
 
     current: bool
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NvLinks:
+class NvLinks(Struct, frozen=True):
     """A GPU's NVLinks: how many it has, and how many of them are up.
 
     `peers` are whom the active ones lead to and how many lead there: the UUID of a GPU of this
@@ -246,8 +233,7 @@ class Access(StrEnum):
     LOST = "lost"  # off the bus, or useless until a reset
 
 
-@dataclass(frozen=True, slots=True)
-class HealthLimits:
+class HealthLimits(Struct, frozen=True):
     """What of a GPU is too unhealthy for anything new; what is there may stay.
 
     `whole`: all of it, and nothing is changed there; else `slices`, memory slices as bits. `why`
@@ -263,8 +249,7 @@ class HealthLimits:
 HEALTHY = HealthLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One physical GPU.
 
     `pci_device_id` and `pci_subsystem_id` are 32 bits, device high and vendor low, as in
@@ -361,8 +346,7 @@ class Gpu:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedNode:
+class ObservedNode(Struct, frozen=True):
     """The node at one moment. GPUs are in NVML's index order.
 
     `slow` describes the calls for GPUs (by index) for which the driver took long.

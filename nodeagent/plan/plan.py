@@ -5,7 +5,6 @@ of its execution.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nodeagent.plan.desired import DesiredGpu
@@ -19,6 +18,7 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
+from nodeagent.structs import Struct
 
 
 class Verdict(StrEnum):
@@ -41,8 +41,7 @@ def worst(verdicts: Collection[Verdict]) -> Verdict:
 _SHARING = (SetComputeMode, SetTimeSlice, StartMps, StopMps)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The settings that bear on planning.
 
     `reset_when_idle`: a GPU proven idle may be reset. `exclusive_mps`: a device with MPS gets
@@ -53,8 +52,7 @@ class Policy:
     exclusive_mps: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPlan:
+class GpuPlan(Struct, frozen=True):
     """`before` as observed, `after` as it would be; `steps` is empty unless APPLICABLE.
 
     `problems` of an APPLICABLE plan are warnings (what will still be missing afterwards). `goal` is
@@ -66,7 +64,7 @@ class GpuPlan:
     steps: tuple[Step, ...]
     after: Gpu
     problems: tuple[Problem, ...] = ()
-    goal: DesiredGpu | None = field(default=None, compare=False, repr=False)
+    goal: DesiredGpu | None = None
 
     @classmethod
     def in_sync(cls, gpu: Gpu) -> GpuPlan:
@@ -88,13 +86,12 @@ class GpuPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlan:
+class NodePlan(Struct, frozen=True):
     """One `GpuPlan` for each GPU the document names; `problems` are those of no single GPU."""
 
     verdict: Verdict
     gpus: tuple[GpuPlan, ...] = ()
-    problems: tuple[Problem, ...] = field(default=())
+    problems: tuple[Problem, ...] = ()
     digest: str = ""
 
     @property
@@ -116,8 +113,7 @@ class StepResult(StrEnum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Struct, frozen=True):
     """One step, how it ended and how many seconds it took; `message` is the reason of a failure."""
 
     step: Step
@@ -126,8 +122,7 @@ class StepReport:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuOutcome:
+class GpuOutcome(Struct, frozen=True):
     """`after` was read back from the hardware; `restored` are the steps of the way back, which was
     taken if `turned_back`.
     """
@@ -152,8 +147,7 @@ class GpuOutcome:
         return self.failed and codes == {Code.IN_USE}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOutcome:
+class NodeOutcome(Struct, frozen=True):
     """The outcomes of one round, in the order of the plan."""
 
     plan: NodePlan

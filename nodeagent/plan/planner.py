@@ -16,7 +16,6 @@ For every cut of the steps, planning again from what is then observed leads to t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from nodeagent.plan.desired import (
     DesiredGpu,
@@ -33,6 +32,7 @@ from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step, after
 from nodeagent.plan.usage import as_used
+from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()
 

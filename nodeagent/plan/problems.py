@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from nodeagent.structs import Struct
 
 
 class Code(StrEnum):
@@ -48,8 +49,7 @@ class Code(StrEnum):
     CLUSTER = "Cluster"  # a change cannot be announced to the API server, which comes first
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One obstacle: `gpu` is a UUID ("" for the node), `path` a place in the document."""
 
     code: Code

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import assert_never
 
 from nodeagent.plan.compute_instances import sizes_offered
@@ -37,6 +36,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve_mps import OnGpu, mps_by_device, time_slice_of, wanted_mps
 from nodeagent.plan.search import best_layout, does_not_fit
 from nodeagent.plan.shares import Host
+from nodeagent.structs import Struct, replace
 
 _ANY_HOST = Host()
 
@@ -50,8 +50,7 @@ _INVALID = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(Struct, frozen=True):
     """The document is refused. INVALID: it names what the node does not have; UNSATISFIABLE:
     what it asks for can never be on these cards.
     """

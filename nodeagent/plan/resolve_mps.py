@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 from nodeagent.plan.desired import MigEnabled, MigLayout, MpsEntry, PlanEntry, ShareEntry
@@ -28,6 +27,7 @@ from nodeagent.plan.shares import (
     percentage_text,
     written_bytes,
 )
+from nodeagent.structs import Struct, field
 
 REPLICA = "replica"  # the name of the one share that `replicas` means
 CLIENTS = "clients"  # the name of the one share that `clients` means
@@ -39,8 +39,7 @@ _CONTEXTS_BEFORE_VOLTA = 16
 _IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class OnGpu:
+class OnGpu(Struct, frozen=True):
     """A GPU for which an entry is resolved, and the problems found so far."""
 
     gpu: Gpu

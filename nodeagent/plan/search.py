@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
 
@@ -28,10 +27,10 @@ from nodeagent.plan.mps_assignment import STOP, Seat, assign, cost_of
 from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A GPU instance of the layout aimed for; `existing` when it is there already.
 
     `mask` are its memory slices as bits. `stays` counts what of `existing` stays: devices in use,
@@ -49,8 +48,7 @@ class Placed:
 _Layout = tuple[Placed, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The layout aimed for. `gone` are the GPU instances that have no place in it."""
 
     placed: _Layout

@@ -6,8 +6,9 @@ Limits are in what the control daemon can express: whole MiB, percent with two d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from nodeagent.structs import Struct, field
 
 MIB = 1024**2
 ALL_THREADS = 100.0
@@ -32,8 +33,7 @@ class ComputeMode(StrEnum):
     EXCLUSIVE_PROCESS = "exclusiveProcess"
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """One kind of client: `count` of them (None: however many come), each with these limits.
 
     `memory` is in whole MiB and `threads` in percent, at most two decimals; None: no limit of
@@ -44,7 +44,17 @@ class Share:
     count: int | None
     memory: int | None
     threads: float | None
-    path: str = field(default="", compare=False)
+    path: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Equal limits are equal, wherever in a plan they are."""
+        return isinstance(other, Share) and self._limits() == other._limits()
+
+    def __hash__(self) -> int:
+        return hash(self._limits())
+
+    def _limits(self) -> tuple[object, ...]:
+        return self.name, self.count, self.memory, self.threads
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -52,16 +62,14 @@ class Share:
         return tuple(Slot(f"{self.name}-{number}", self) for number in range(self.count or 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """The place of one client, under a name that is unique on its device (`small-0`)."""
 
     name: str
     share: Share
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(Struct, frozen=True):
     """How one device is shared. `enforce` is `report` or `terminate`."""
 
     shares: tuple[Share, ...]
@@ -84,8 +92,7 @@ class Sharing:
         return max(ALL_THREADS if s.threads is None else s.threads for s in self.shares)
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """Whom a daemon, its servers and its clients run as.
 
     With `any_user` one server takes clients of every user, for which it has to run as root.
@@ -97,13 +104,22 @@ class Account:
     any_user: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WantedMps:
+class WantedMps(Struct, frozen=True):
     """What one device's control daemon has to be, whichever device that is."""
 
     sharing: Sharing
     account: Account
-    path: str = field(default="", compare=False)
+    path: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Equal daemons are equal, wherever in a plan they are."""
+        return isinstance(other, WantedMps) and (self.sharing, self.account) == (
+            other.sharing,
+            other.account,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.sharing, self.account))
 
     def needs_restart_for(self, wanted: WantedMps) -> bool:
         """Whether a daemon that is so cannot become `wanted` while it runs.
@@ -132,8 +148,7 @@ def written_bytes(amount: int) -> str:
 ANY_USER = "any"  # as `user`: a server that takes clients of every user, and so runs as root
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """`default_user` runs MPS where the plan names no user. `accounts` are those that were looked
     up, by the text of `user` (`1000`, `1000:1000`, `alice`); a name that is not in it is unknown to
     the host, a uid has its own number as group.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import TypeVar, assert_never
 
 from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, MigMode, MpsDaemon, Placement
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
+from nodeagent.structs import Struct, replace
 
 
-@dataclass(frozen=True, slots=True)
-class SetMigMode:
+class SetMigMode(Struct, frozen=True):
     """Switch MIG mode; on some cards it stays pending until a reset."""
 
     gpu: str
@@ -20,16 +19,14 @@ class SetMigMode:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResetGpu:
+class ResetGpu(Struct, frozen=True):
     """Reset a GPU that was proven idle, so that a pending MIG mode becomes current."""
 
     gpu: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DestroyGpuInstance:
+class DestroyGpuInstance(Struct, frozen=True):
     """Destroy a GPU instance with all compute instances in it (`devices`: their UUIDs)."""
 
     gpu: str
@@ -40,8 +37,7 @@ class DestroyGpuInstance:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DestroyComputeInstance:
+class DestroyComputeInstance(Struct, frozen=True):
     """Destroy one compute instance; its GPU instance stays. `placement` is the latter's."""
 
     gpu: str
@@ -53,8 +49,7 @@ class DestroyComputeInstance:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CreateGpuInstance:
+class CreateGpuInstance(Struct, frozen=True):
     """Create a GPU instance at a placement and fill it with compute instances.
 
     `compute` lists their sizes in compute slices, largest first.
@@ -68,8 +63,7 @@ class CreateGpuInstance:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CreateComputeInstance:
+class CreateComputeInstance(Struct, frozen=True):
     """Add a compute instance of `slices` to a GPU instance that is there already.
 
     `profile` is the device's name, `placement` that of the GPU instance.
@@ -83,8 +77,7 @@ class CreateComputeInstance:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StopMps:
+class StopMps(Struct, frozen=True):
     """End the MPS daemon of `device`, which has no client: a GPU, or a MIG device, whose
     `profile` and `placement` (of its GPU instance) are given too.
     """
@@ -96,8 +89,7 @@ class StopMps:
     placement: Placement | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StartMps:
+class StartMps(Struct, frozen=True):
     """Have an MPS daemon for a device be as `wanted`, with every limit read back.
 
     `device` is empty for a MIG device that an earlier step makes: it is then any of this
@@ -114,8 +106,7 @@ class StartMps:
     runs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SetComputeMode:
+class SetComputeMode(Struct, frozen=True):
     """Set who may have a context on a device; `device`, `profile`, `placement` as in StartMps.
 
     What it was before is remembered, and forgotten when it is that again.
@@ -129,8 +120,7 @@ class SetComputeMode:
     placement: Placement | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimeSlice:
+class SetTimeSlice(Struct, frozen=True):
     """Set the GPU's time-slice interval; what it was before is remembered likewise."""
 
     gpu: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from nodeagent.plan.observed import Gpu, MpsDaemon, Usage, User
+from nodeagent.structs import replace
 
 _MPS = "mps"  # the source of a user who is a client
 _ALLOCATION = "kubelet"  # the source of a pod that was given a device and runs nothing on it yet

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
@@ -28,6 +28,7 @@ from nodeagent.reconcile.plan_update import (
     PlanUpdate,
     UnreadablePlan,
 )
+from nodeagent.structs import replace
 from nodeagent.views.node_state import Refusal
 
 _NOTHING_DESIRED = DesiredNode({})

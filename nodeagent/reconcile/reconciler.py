@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import WorkQueue, blocking_pids, undisturbing
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase, phase_of
 

@@ -7,7 +7,7 @@ was then changed by another program, or lost its layout at a reset) may be left 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nodeagent.backoff import Backoff
 from nodeagent.execute.step_problems import not_as_planned
@@ -16,6 +16,7 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.structs import replace
 from nodeagent.views.text import gpu_words, layout_words, users
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from nodeagent.cluster.kubelet.processes import Owner
@@ -22,6 +21,7 @@ from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.samples import MonotonicCounters, SampleSet, Slice, Subject, merged
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.structs import replace
 from nodeagent.telemetry.accounting import Accounts, activity
 from nodeagent.telemetry.ownership import Device, Use, by_owner, pids_without_pod, uses
 from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch

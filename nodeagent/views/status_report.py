@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from msgspec import structs
@@ -14,6 +13,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, Check, advice
 from nodeagent.plan.layouts import creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
+from nodeagent.structs import replace
 from nodeagent.views import shapes, status_shapes
 from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline

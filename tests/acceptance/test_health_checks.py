@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.node import XID
+from nodeagent.structs import replace
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.views.conditions import HEALTHY, conditions
 from nodeagent.views.node_state import NodeState, Phase

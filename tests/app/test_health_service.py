@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +36,7 @@ from nodeagent.plan.observed import (
 from nodeagent.plan.steps import ResetGpu, SetMigMode
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import NodeStates
+from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from tests.health.rig import ADDRESS, EPOCH, GPU, gpu
 from tests.plan.cards import card

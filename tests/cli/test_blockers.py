@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from dataclasses import replace
 
 import pytest
 
 from nodeagent.cli.blockers import wait_for_blockers
 from nodeagent.plan.observed import Usage, User
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.structs import replace
 from tests.plan.cards import card
 
 pytestmark = pytest.mark.virtual_time

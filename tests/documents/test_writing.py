@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -41,6 +40,7 @@ from nodeagent.plan.shares import (
     TimeSlice,
     WantedMps,
 )
+from nodeagent.structs import replace
 from tests.plan.cards import card, with_instances
 
 ON = MigMode(current=True, pending=True)

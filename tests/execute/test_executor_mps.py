@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -30,6 +30,7 @@ from nodeagent.plan.steps import (
     StopMps,
     after,
 )
+from nodeagent.structs import replace
 from nodeagent.views.text import layout_words
 from tests.plan.cards import card, divided, with_instances
 from tests.plan.daemons import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -18,6 +18,7 @@ from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import Destruction, SetMigMode, Step
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.structs import replace
 from tests.rig import open_driver, plan_text
 
 LIMIT = 120  # seconds for what ends after a few steps

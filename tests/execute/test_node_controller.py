@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -30,6 +29,7 @@ from nodeagent.plan.steps import (
 )
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
+from nodeagent.structs import replace
 from tests.execute.controller_rig import Agent, NodeRig, document, mig_devices, modes
 from tests.mps.fleet_rig import status, until
 from tests.simulated_cluster.kubelet import Kubelet

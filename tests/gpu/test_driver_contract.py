@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -23,6 +23,7 @@ from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.simulation import simulated
+from nodeagent.structs import replace
 from tests.gpu.steps_of import (
     add_compute,
     compute_mode,

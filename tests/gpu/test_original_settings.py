@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.plan.observed import Access, Gpu, MpsDaemon
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, TimeSlice, WantedMps
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.structs import replace
 from tests.gpu.steps_of import compute_mode, laid_out
 
 GPU, MIG = "GPU-0a1b2c3d-0000-1111-2222-333344445555", "MIG-0a1b2c3d-0000-1111-2222-333344445555"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +29,7 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
+from nodeagent.structs import replace
 from tests.health.rig import GPU, Node, gpu
 from tests.plan.cards import card
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.health.modes import owned_modes
 from nodeagent.health.readings import GpuReading, ModeReading
 from nodeagent.plan.observed import MigMode
 from nodeagent.plan.plan import GpuPlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode
+from nodeagent.structs import replace
 from tests.plan.cards import card
 
 ON, OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=False)

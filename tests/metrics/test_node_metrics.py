@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.metrics.agent_metrics import agent_families
 from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import node_samples
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import MpsWaiting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -29,6 +28,7 @@ from nodeagent.plan.shares import (
     percentage_text,
     written_bytes,
 )
+from nodeagent.structs import replace
 
 GIB = 1024**3
 GPU = "GPU-00000000-0000-0000-0000-000000000001"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -24,6 +23,7 @@ from nodeagent.plan.observed import (
     Usage,
     User,
 )
+from nodeagent.structs import replace
 
 IN_USE = Usage((User(4711, "python"),))
 NOT_KNOWN = Usage(known=False, reason="the driver did not say")

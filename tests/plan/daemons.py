@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
 from nodeagent.plan.observed import (
     ComputeInstance,
@@ -15,6 +13,7 @@ from nodeagent.plan.observed import (
     User,
 )
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
+from nodeagent.structs import replace
 
 CLIENT = Usage((User(815, "train", "mps", pod="trainer", namespace="ml"),))
 OFF = MigMode(current=False, pending=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +20,7 @@ from nodeagent.plan.steps import (
     ResetGpu,
     SetMigMode,
 )
+from nodeagent.structs import replace
 from tests.plan.cards import (
     Place,
     card,

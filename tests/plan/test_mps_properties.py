@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +30,7 @@ from nodeagent.plan.steps import (
     StopMps,
     after,
 )
+from nodeagent.structs import replace
 from tests.plan.cards import (
     IN_USE,
     NOT_KNOWN,

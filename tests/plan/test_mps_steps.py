@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.plan.desired import (
@@ -30,6 +28,7 @@ from nodeagent.plan.steps import (
     StartMps,
     StopMps,
 )
+from nodeagent.structs import replace
 from tests.plan.cards import IN_USE, NOT_KNOWN, card, divided, with_instances
 from tests.plan.daemons import (
     CLIENT,

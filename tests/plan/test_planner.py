@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.plan.desired import (
@@ -25,6 +23,7 @@ from nodeagent.plan.steps import (
     ResetGpu,
     SetMigMode,
 )
+from nodeagent.structs import replace
 from tests.plan.cards import (
     NOT_KNOWN,
     card,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.steps import DestroyComputeInstance, DestroyGpuInstance, after
+from nodeagent.structs import replace
 from tests.plan.cards import (
     IN_USE,
     NOT_KNOWN,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -20,6 +19,7 @@ from nodeagent.plan.steps import (
     ResetGpu,
     SetMigMode,
 )
+from nodeagent.structs import replace
 from tests.plan.cards import (
     IN_USE,
     NOT_KNOWN,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.plan.desired import (
@@ -24,6 +22,7 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.structs import replace
 from tests.plan.cards import card
 
 NODE = ObservedNode(

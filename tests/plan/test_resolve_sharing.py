@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.documents.reading import read_document
@@ -20,6 +18,7 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.plan.shares import Account, Host, Share, TimeSlice, WantedMps
+from nodeagent.structs import replace
 from tests.plan.cards import card, with_instances
 from tests.plan.daemons import without_mig
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.problems import Code
@@ -11,6 +9,7 @@ from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import NoPlan, PlanText
 from nodeagent.simulation import simulated
+from nodeagent.structs import replace
 from nodeagent.views.node_state import Refusal
 from tests.rig import open_driver, plan_text
 

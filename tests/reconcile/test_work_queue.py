@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +14,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import WorkQueue
+from nodeagent.structs import replace
 from tests.plan.cards import card, wanted, with_instances
 
 EMPTY = card("h100-80gb")

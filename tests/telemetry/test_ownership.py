@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import SampleSet, Subject, Value, WholeGpu
 from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
+from nodeagent.structs import replace
 from nodeagent.telemetry.ownership import (
     FB_USED,
     GPU_UTIL,

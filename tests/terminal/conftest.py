@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.plan.observed import (
@@ -17,6 +15,7 @@ from nodeagent.plan.observed import (
     Usage,
     User,
 )
+from nodeagent.structs import replace
 
 GIB = 1 << 30
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
+from nodeagent.structs import replace
 from nodeagent.terminal.page import plain_text
 from nodeagent.terminal.plan_page import plan_page
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from nodeagent.documents.reading import digest_of, read_document
@@ -19,6 +18,7 @@ from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import Rejection, resolve
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from tests.plan.cards import card, with_instances

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -14,6 +13,7 @@ from nodeagent.health.reporting import Condition
 from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import replace
 from nodeagent.views.conditions import (
     HEALTHY,
     PARTITIONS_READY,

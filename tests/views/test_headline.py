@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from nodeagent.health.evaluate import Rules, evaluate
@@ -18,6 +17,7 @@ from nodeagent.health.readings import (
 from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode, Usage
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import replace
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import ClusterState, NodeState, Phase
 from nodeagent.views.shapes import Headline, as_json

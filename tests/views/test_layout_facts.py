@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, MigMode, ObservedNode, Placement
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.simulation import known_boards
+from nodeagent.structs import replace
 from nodeagent.views.layout_facts import LARGEST, label_changes, layout, layout_labels
 from nodeagent.views.mps_state import ClientState, DaemonState
 from tests.plan.cards import card, with_instances

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from nodeagent.plan.observed import MpsDaemon, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code
+from nodeagent.structs import replace
 from nodeagent.views.mps_problems import mps_problems, unready_daemons
 from nodeagent.views.mps_report import daemon_shapes, done_json, mps_answer
 from nodeagent.views.mps_state import DaemonState

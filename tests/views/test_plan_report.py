@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
@@ -20,6 +19,7 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import Account, ComputeMode, TimeSlice
+from nodeagent.structs import replace
 from nodeagent.views.plan_report import outcome_json, plan_json, rejection_json
 from tests.plan.cards import card, devices, divided, wanted, with_instances
 from tests.plan.daemons import A, C, D, daemon, give, shared, without_mig

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -21,6 +20,7 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from nodeagent.views.status_annotation import (

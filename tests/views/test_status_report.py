@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +26,7 @@ from nodeagent.plan.observed import (
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from nodeagent.views.status_report import status_json
 

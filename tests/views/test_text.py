@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from nodeagent.plan.steps import (
     StartMps,
     StopMps,
 )
+from nodeagent.structs import replace
 from nodeagent.views.text import (
     compact_json,
     json_size,

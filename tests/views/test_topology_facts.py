@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from nodeagent.plan.observed import Gpu, NvLinks, ObservedNode
+from nodeagent.structs import replace
 from nodeagent.views.layout_facts import LARGEST, topology
 from tests.views.example_node import FIRST, OBSERVED
 

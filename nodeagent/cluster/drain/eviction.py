@@ -8,7 +8,7 @@ pods on it only those go without whose end the planner still finds the plan bloc
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from nodeagent.cluster.drain.pods import Pod
@@ -18,6 +18,7 @@ from nodeagent.plan.observed import ComputeInstance, Device, Gpu, Usage, User
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import NoReturn
 
 import structlog
@@ -36,6 +35,7 @@ from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.structs import replace
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ blocks like a process does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 from nodeagent.cluster.kubelet.allocations import (
@@ -29,6 +29,7 @@ from nodeagent.gpu.users import (
     whole_gpu,
 )
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Usage, User
+from nodeagent.structs import replace
 
 Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
 

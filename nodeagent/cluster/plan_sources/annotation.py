@@ -5,12 +5,12 @@ file, or both. A text is passed on as it is; the document reader checks it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.node_source import NO_NODE, NodeSource
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.structs import replace
 from nodeagent.text import shown
 
 PLAN: Final = "nodeagent.io/plan"

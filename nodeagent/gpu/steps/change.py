@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.errors import (
@@ -22,6 +21,7 @@ from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.gpu.users import UsageReading
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import GpuInstanceProfile, Placement
+from nodeagent.structs import Struct
 
 _READ_AGAIN = 2  # times, before a failure to read back is one of the step
 _PAUSE = 0.05  # seconds
@@ -29,8 +29,7 @@ _PAUSE = 0.05  # seconds
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A step about to be applied: to which GPU, and until when, in monotonic seconds.
 
     `readings` are of the sources besides NVML that know users.

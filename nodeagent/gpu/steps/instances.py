@@ -10,7 +10,6 @@ creation that fails half-way is undone. The result is read back with the rest of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu import nvml
@@ -27,14 +26,14 @@ from nodeagent.plan.steps import (
     DestroyGpuInstance,
     Destruction,
 )
+from nodeagent.structs import Struct
 
 # For a moment after its last compute instance went, the driver may still refuse to destroy a GPU
 # instance. These are the seconds between the attempts.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-@dataclass(frozen=True, slots=True)
-class _Doomed:
+class _Doomed(Struct, frozen=True):
     """A compute instance that is to go."""
 
     id: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.settings import KubernetesSettings
+from nodeagent.structs import replace
 from tests.cluster.client.rig import QUICK, kubeconfig, running, until
 from tests.plan.cards import card, wanted, with_instances
 from tests.simulated_cluster.api_server import ApiServer

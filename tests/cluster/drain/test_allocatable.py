@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.cluster.drain.device_plugin import (
     NOT_SHARED,
     SHARING_LABEL,
@@ -15,6 +13,7 @@ from nodeagent.cluster.drain.device_plugin import (
     sharing_of,
 )
 from nodeagent.plan.observed import Gpu, MigMode
+from nodeagent.structs import replace
 from tests.plan.cards import card, with_instances
 
 H100 = card("h100-80gb")

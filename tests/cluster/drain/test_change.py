@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -28,6 +27,7 @@ from nodeagent.plan.observed import MigMode, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, TimeSlice, WantedMps
+from nodeagent.structs import replace
 from tests.plan.cards import card, wanted, with_instances
 
 PREFIX = "nvidia.com/gpu.deploy."

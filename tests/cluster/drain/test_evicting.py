@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from nodeagent.plan.desired import WhenInUse
 from nodeagent.plan.observed import Gpu, Usage, User
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.structs import replace
 from tests.cluster.client.rig import kubeconfig, until
 from tests.cluster.drain.rig import (
     AFTER,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
@@ -14,6 +12,7 @@ from nodeagent.plan.observed import Gpu, MpsDaemon, ObservedNode, Usage, User
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.structs import replace
 from tests.plan.cards import NOT_KNOWN, card, wanted, with_instances
 
 H100 = card("h100-80gb")

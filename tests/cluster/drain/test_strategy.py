@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nodeagent.cluster.drain.device_plugin import (
     FEATURES_LABEL,
     STRATEGY_LABEL,
@@ -17,6 +15,7 @@ from nodeagent.cluster.drain.device_plugin import (
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
 from nodeagent.plan.planner import plan
+from nodeagent.structs import replace
 from tests.plan.cards import card, divided, wanted, with_instances
 
 H100 = card("h100-80gb")

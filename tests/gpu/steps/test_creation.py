@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.errors import DriverError
@@ -11,6 +9,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.steps.instances import compute_profile_for
 from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.structs import replace
 from tests.gpu.steps_of import add_compute, create, destroy, laid_out, layout
 
 

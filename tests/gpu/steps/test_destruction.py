@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -14,6 +13,7 @@ from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
 from nodeagent.gpu.users import MigDevice, UsageReading, WholeGpu
 from nodeagent.plan.observed import Placement, Usage, User
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.structs import replace
 from tests.gpu.steps_of import create, destroy, destroy_compute, laid_out, layout
 
 DESTROYS = "nvml*InstanceDestroy"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
@@ -39,6 +39,7 @@ from nodeagent.documents.reading import LARGEST_PLAN
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.structs import replace
 from nodeagent.text import did_you_mean, listed, shown
 
 _SOME_ID = "0"  # which one it is does not matter to the plan

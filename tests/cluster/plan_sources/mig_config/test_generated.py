@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.simulation import known_boards
+from nodeagent.structs import replace
 from tests.plan.cards import card, present
 
 DEFAULTS = Path(__file__).parents[4] / "examples" / "mig-parted" / "config.yaml"

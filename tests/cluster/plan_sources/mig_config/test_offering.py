@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.cluster.plan_sources.mig_config.to_plan import (
@@ -16,6 +14,7 @@ from nodeagent.plan.desired import MigLayout
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.structs import replace
 from tests.plan.cards import card
 
 H100 = ObservedNode((card("h100-80gb"),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import pytest
@@ -17,6 +17,7 @@ from nodeagent.plan.steps import after
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of
 from tests.plan.cards import card, with_instances
 

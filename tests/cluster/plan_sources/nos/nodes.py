@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +13,7 @@ from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode, Usage
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.reconcile.plan_update import PlanText, PlanUpdate
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
 from tests.plan.cards import card, with_instances

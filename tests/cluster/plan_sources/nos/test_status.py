@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -14,6 +13,7 @@ from nodeagent.plan.observed import Access, Gpu, MpsDaemon, ObservedNode, Usage,
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
+from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from tests.cluster.plan_sources.nos.nodes import (
     HYBRID,
