@@ -2,10 +2,11 @@
 
 # Without postponed annotations: `fields` gives the kinds themselves, and no string is evaluated.
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
+from nodeagent.settings.group import Group, group, setting
 from nodeagent.settings.values import (
     Address,
     Command,
@@ -20,39 +21,8 @@ from nodeagent.settings.values import (
 if TYPE_CHECKING:  # commands that only ask the agent do without it
     from nodeagent.plan.plan import Policy
 
-T = TypeVar("T")
 
-
-def setting(default: T, description: str) -> T:
-    """A field of a group."""
-    made: T = field(default=default, metadata={"description": description})
-    return made
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Group:
-    """A part of the settings. `given`: the names in it that some source has set.
-
-    Every command imports all groups: methods that are compiled for each of them take longer than
-    all else here, so groups share these.
-    """
-
-    given: frozenset[str] = frozenset()
-
-    def __eq__(self, other: object) -> bool:
-        """Equal settings are equal, wherever they come from."""
-        if type(self) is not type(other):
-            return NotImplemented
-        return {**vars(self), "given": None} == {**vars(other), "given": None}
-
-    def __hash__(self) -> int:
-        return hash(type(self))  # fields with a default have to have one
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({vars(self)})"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class ApiSettings(Group):
     """The agent's local HTTP API."""
 
@@ -62,7 +32,7 @@ class ApiSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class RunSettings(Group):
     """What lives as long as the agent runs."""
 
@@ -71,7 +41,7 @@ class RunSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class StateSettings(Group):
     """What must survive a restart."""
 
@@ -80,7 +50,7 @@ class StateSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class LogSettings(Group):
     """What is logged, to standard error."""
 
@@ -92,7 +62,7 @@ class LogSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class PlanSettings(Group):
     """Where the plan comes from."""
 
@@ -113,7 +83,7 @@ class PlanSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class ResyncSettings(Group):
     """How often the hardware is looked at when nothing else asks for it."""
 
@@ -122,7 +92,7 @@ class ResyncSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class GpuSettings(Group):
     """How GPUs are worked on."""
 
@@ -131,7 +101,7 @@ class GpuSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class DriverSettings(Group):
     """How long the driver may take."""
 
@@ -145,7 +115,7 @@ class DriverSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class MpsSettings(Group):
     """How MPS daemons are run and watched."""
 
@@ -223,7 +193,7 @@ class MpsSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class CdiSettings(Group):
     """The Container Device Interface, by which containers get MPS shares."""
 
@@ -232,7 +202,7 @@ class CdiSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class KubernetesSettings(Group):
     """The cluster that the node belongs to."""
 
@@ -290,7 +260,7 @@ class KubernetesSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class KubeletSettings(Group):
     """The kubelet of this node, which knows what is allocated to pods."""
 
@@ -307,7 +277,7 @@ class KubeletSettings(Group):
     deadline: Duration = setting(5.0, "Seconds for the kubelet to answer.")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class SampleSettings(Group):
     """How often the GPUs are asked what they are doing."""
 
@@ -327,7 +297,7 @@ class SampleSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class MetricsSettings(Group):
     """What Prometheus gets."""
 
@@ -363,7 +333,7 @@ class MetricsSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class HealthSettings(Group):
     """How the GPUs' health is judged."""
 
@@ -379,7 +349,7 @@ class HealthSettings(Group):
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@group
 class Settings(Group):
     """Everything that can be set."""
 

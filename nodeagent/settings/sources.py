@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import DocumentError, UsageError
-from nodeagent.settings.model import Group, Settings
+from nodeagent.settings.group import Group
+from nodeagent.settings.model import Settings
 from nodeagent.settings.values import Kind, kind_of
 from nodeagent.text import did_you_mean, listed, nearest, shown
 
