@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from fractions import Fraction
+from decimal import Decimal
 
 from nodeagent.plan.desired import MigEnabled, MigLayout, MpsEntry, PlanEntry, ShareEntry
 from nodeagent.plan.observed import Gpu
@@ -168,7 +168,7 @@ def _share_problems(on: OnGpu, share: ShareEntry, memory: int) -> Iterator[Probl
         message = f"found {threads:g} percent of the threads"
         remedy = f"write a number from {LEAST_THREADS:g} to {ALL_THREADS:g}"
         yield on.problem(Code.INVALID_VALUE, message, remedy, path)
-    elif (_exact(threads) * 100).denominator != 1:
+    elif _exact(threads) * 100 % 1:
         below = percentage_text(int(_exact(threads) * 100) / 100)
         message = (
             f"found {threads!r}: a percentage has at most two decimals here, and nothing is rounded"
@@ -202,9 +202,9 @@ def _added(parts: Iterable[tuple[int, str]]) -> str:
     return " + ".join(f"{count} × {each}" for count, each in parts)
 
 
-def _exact(percent: float) -> Fraction:
+def _exact(percent: float) -> Decimal:
     """The number as it was written, not as binary stores it: 0.1 is a tenth."""
-    return Fraction(repr(percent))
+    return Decimal(repr(percent))
 
 
 # --- accounts and time slices -----------------------------------------------------------------
