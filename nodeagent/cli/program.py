@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import gc
+import atexit
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
@@ -21,13 +24,22 @@ _MODULES = {"assert": "assertion", "simulate": "simulate.command"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line (None: the process' own) and return its exit code; never raises."""
+    """Run a command line and return its exit code; never raises. None: the process' own, which
+    ends with it.
+    """
     code = _end_of(argv)
     if argv is None:
-        # The process ends here; searching all it holds for garbage before would take longer than
-        # anything else that happens at its end.
-        gc.freeze()
+        _end_process(code)
     return code
+
+
+def _end_process(code: int) -> NoReturn:
+    """End at once. Everything is done and written; to take all modules apart takes 7 ms."""
+    atexit._run_exitfuncs()  # noqa: SLF001 - as Python would
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # there may be no stream, or no reader
+            stream.flush()
+    os._exit(code)
 
 
 def _end_of(argv: list[str] | None) -> int:
