@@ -95,10 +95,14 @@ class CFunction:
         return values, gpu
 
     def _answer(self, values: list[Any], gpu: int | None, number: int) -> int:
-        delay, faults = self._latency, self._faults(gpu, number)
-        if not faults and not delay:
-            return self._run(values)
-        delay += sum(fault.delay for fault in faults)
+        store, function = self._node.store, self._function
+        with store.changing:  # as node.looks(), which costs as much as all the rest
+            store.catch_up()
+            hit = any(f.concerns(function.name, gpu, number) for f in store.state.faults)
+            if not (hit or self._latency or function.changes):
+                return self._enter(values)
+        faults = self._strike(gpu, number) if hit else []
+        delay = self._latency + sum(fault.delay for fault in faults)
         if delay > 0:
             time.sleep(delay)
         for fault in faults:
@@ -107,40 +111,26 @@ class CFunction:
         failing = next((fault for fault in faults if fault.error), None)
         if failing is not None and not failing.applied:
             return failing.error
-        code = self._run(values)
+        with self._node.changes() if function.changes else self._node.looks():
+            code = self._enter(values)
         return code if failing is None else failing.error
 
-    def _run(self, values: list[Any]) -> int:
-        node = self._node
+    def _enter(self, values: list[Any]) -> int:
+        """The call itself, with the node held still."""
+        function = self._function
         try:
-            if self._function.changes:
-                with node.changes():
-                    self._enter(values)
-            else:
-                with node.store.changing:  # as node.looks(), which costs as much as all the rest
-                    node.store.catch_up()
-                    self._enter(values)
+            if not function.opens:
+                self._session.require_open()
+            for index in self._late:
+                values[index] = function.arguments[index].resolve(self._session, values[index])
+            function.body(self._session, *values)
         except Refused as refusal:
             return int(refusal.code)
         return int(Code.SUCCESS)
 
-    def _enter(self, values: list[Any]) -> None:
-        """The call itself, with the node held still."""
-        function = self._function
-        if not function.opens:
-            self._session.require_open()
-        for index in self._late:
-            values[index] = function.arguments[index].resolve(self._session, values[index])
-        function.body(self._session, *values)
-
-    def _faults(self, gpu: int | None, number: int) -> list[Fault]:
+    def _strike(self, gpu: int | None, number: int) -> list[Fault]:
         """The faults that hit this call. Counting them is a change that other processes see."""
         node, name = self._node, self._function.name
-        if not (node.faults or node.store.shared):
-            return []
-        with node.looks():
-            if not any(f.concerns(name, gpu, number) for f in node.faults):
-                return []
         with node.changes():
             concerned = [f for f in node.faults if f.concerns(name, gpu, number)]
             hits = [fault for fault in concerned if fault.strike()]
