@@ -7,9 +7,8 @@ import json
 import socket
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.options import Options
@@ -24,8 +23,7 @@ class AgentUnreachable(NodeagentError):
     """No agent answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentAddress:
+class AgentAddress(NamedTuple):
     """Where the agent may be. The socket comes first: it needs no port and no guess. `port` 0:
     only there.
     """

@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedGpus:
+class SimulatedGpus(NamedTuple):
     """A simulated node in place of the driver's GPUs. `state`: the file in which other processes
     find it, `directory`: where its MPS daemons have their things.
     """

@@ -10,9 +10,8 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from nodeagent.cli.node import is_throwaway, make_driver, simulation
 from nodeagent.cli.options import Options
@@ -98,8 +97,7 @@ async def changing(
                     await fleet.keep_only(())
 
 
-@dataclass(frozen=True, slots=True)
-class _Sharing:
+class _Sharing(NamedTuple):
     """What MPS and time slices take."""
 
     places: MpsPlaces

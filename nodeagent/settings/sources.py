@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.settings.group import Group
@@ -33,8 +33,7 @@ SERVICE_LINK = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
+class _Given(NamedTuple):
     """One value and the words for the place it came from."""
 
     value: object

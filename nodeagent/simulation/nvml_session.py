@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.devices import Device, locate
@@ -12,8 +13,7 @@ from nodeagent.simulation.node import SimulatedNode
 from nodeagent.simulation.state import Event
 
 
-@dataclass(slots=True)
-class EventSet:
+class EventSet(Struct):
     """Which events of which GPUs a caller registered for, and how far it has read.
 
     `wanted` maps a GPU to types of events and the last event before they were registered.
@@ -38,8 +38,7 @@ class EventSet:
         return None
 
 
-@dataclass(slots=True)
-class GpmSample:
+class GpmSample(Struct):
     """How busy a device had been when the sample was taken; empty until then.
 
     Of a GPU, or of the GPU instance with this serial. `busy` in seconds of full work so far, `at`

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nodeagent.simulation.boards import Board
 from nodeagent.simulation.state import WHOLE, Activity, Growing, Number, of_instance
@@ -23,8 +24,7 @@ _LINK_KIB = 1_000_000  # KiB a second and link
 _IDLE = 0x1  # NVML's reason for low clocks of a card without work
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """MHz, milliwatts, degrees Celsius, PCIe generation."""
 
     sm: int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
@@ -36,8 +36,7 @@ _MEANINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Role:
+class _Role(NamedTuple):
     """As what a client starts: on which device (a UUID), with which environment."""
 
     device: str

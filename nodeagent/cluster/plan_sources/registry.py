@@ -6,8 +6,7 @@ Imported by commands that must start fast, so a source is imported where it is m
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from nodeagent.cluster.client.access import ClusterAccess
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.settings import KubernetesSettings, PlanSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Carrier:
+class Carrier(NamedTuple):
     """What of the Node holds a source's requests, for people; a `key` may end with `*`."""
 
     title: str

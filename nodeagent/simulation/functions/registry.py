@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import c_int, c_uint, c_ulonglong
-from dataclasses import dataclass
 from typing import Annotated, Any
+
+from msgspec import Struct
 
 from nodeagent.simulation import devices, nvml_session
 from nodeagent.simulation.arguments import (
@@ -56,8 +57,7 @@ ULongOut = Annotated[c_ulonglong, Out(c_ulonglong)]
 Body = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(Struct, frozen=True):
     """`changes`: it may change the node. `opens`: it works before nvmlInit. `raw`: it takes its
     arguments as they are and answers something else than a code. `errors`: codes that its
     documentation names beside the general ones.
