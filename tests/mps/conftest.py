@@ -1,4 +1,4 @@
-"""Programs called as MPS' are, and a place where users other than root can run them."""
+"""Programs called as MPS' are, in a place where users other than root can run them; a fleet."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from typing import Any
 import pytest
 
 from nodeagent.mps.files.directories import make_directories
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import DaemonProcess
 from nodeagent.mps.processes import SERVER
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.mps.fleet_rig import GPU, IS_ROOT, FleetRig, wanted
 
-GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
+as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
 
 _CONTROL = """#!{python} -IS
 import json, os, signal, sys, time
@@ -143,3 +146,26 @@ def wait_for(path: Path, seconds: float = 60.0) -> Path:
         assert time.monotonic() < until, f"{path} does not come"
         time.sleep(0.002)
     return path
+
+
+@pytest.fixture
+def rig() -> Iterator[FleetRig]:
+    """Folders of their own, the programs shared."""
+    with FleetRig() as made:
+        yield made
+
+
+@pytest.fixture
+async def fleet(rig: FleetRig) -> AsyncIterator[Fleet]:
+    """A fleet with one daemon that is Ready."""
+    async with rig.fleet() as made:
+        await made.start(GPU, wanted())
+        yield made
+
+
+@pytest.fixture
+def client(rig: FleetRig, fleet: Fleet) -> Iterator[SimulatedClient]:
+    """A client that its server has taken."""
+    with rig.client() as made:
+        made.wait_until_accepted()
+        yield made

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -20,6 +19,7 @@ from typing import Self
 import psutil
 
 from nodeagent.mps.context import Check, MpsContext
+from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet
@@ -34,6 +34,7 @@ from nodeagent.settings import MpsSettings
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import install, shared_interpreter
 from nodeagent.simulation.mps.knobs import Knobs
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import DaemonState
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
@@ -233,6 +234,15 @@ async def ready(fleet: Fleet, device: str = GPU, *, within: float = 60.0) -> Dae
     """Once it is."""
     await until(lambda: status(fleet, device).is_ready, within)
     return status(fleet, device)
+
+
+async def limits(fleet: Fleet, device: str = GPU) -> tuple[str, float]:
+    """The memory and thread limits in force, as the daemon itself reports them."""
+    [daemon] = [running for running in fleet.running() if running.device == device]
+    memory, threads = await daemon.control.ask_each(
+        get_default_memory_limit(), get_default_threads()
+    )
+    return str(memory), threads
 
 
 async def until(so: Callable[[], bool], within: float = 60.0) -> None:

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,9 @@ from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.processes import CONTROL, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
-from tests.mps.conftest import GPU, running, seen, spec_for
+from nodeagent.structs import replace
+from tests.mps.conftest import running, seen, spec_for
+from tests.mps.fleet_rig import GPU
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,27 +17,12 @@ from nodeagent.mps.files.records import Record, read_records, write_record
 from nodeagent.mps.fleet import Fleet, survey
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, Identity
-from tests.mps.fleet_rig import (
-    GPU,
-    IS_ROOT,
-    US,
-    FleetRig,
-    ready,
-    status,
-    until,
-    wanted,
-)
+from nodeagent.structs import replace
+from tests.mps.conftest import as_root
+from tests.mps.fleet_rig import GPU, US, FleetRig, ready, status, until, wanted
 from tests.simulation.mps.rig import gone
 
 MANY = pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.full)])
-as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
-
-
-@pytest.fixture
-def rig() -> Iterator[FleetRig]:
-    """Folders of their own."""
-    with FleetRig() as made:
-        yield made
 
 
 async def agent(rig: FleetRig) -> tuple[asyncio.subprocess.Process, int]:

@@ -8,20 +8,20 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nodeagent.errors import StillInUse
-from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
 from nodeagent.mps.fleet import Fleet, NotReady
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import SERVER
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.knobs import KNOBS
+from nodeagent.structs import replace
+from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import (
     GPU,
     IMPATIENT,
@@ -30,6 +30,7 @@ from tests.mps.fleet_rig import (
     SERVED,
     US,
     FleetRig,
+    limits,
     quick,
     ready,
     status,
@@ -38,7 +39,6 @@ from tests.mps.fleet_rig import (
 )
 from tests.simulation.mps.rig import gone
 
-as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
 STEADY = 60.0
 
 
@@ -50,29 +50,12 @@ def rig() -> Iterator[FleetRig]:
         yield made
 
 
-@pytest.fixture
-async def fleet(rig: FleetRig) -> AsyncIterator[Fleet]:
-    """With one daemon that is Ready."""
-    async with rig.fleet() as made:
-        await made.start(GPU, wanted())
-        yield made
-
-
 @contextmanager
 def served(rig: FleetRig, uid: int = US) -> Iterator[SimulatedClient]:
     """A client that its server has taken."""
     with rig.client(uid=uid) as client:
         client.wait_until_accepted()
         yield client
-
-
-async def limits(fleet: Fleet, device: str = GPU) -> tuple[str, float]:
-    """What is really in force."""
-    [daemon] = [running for running in fleet.running() if running.device == device]
-    memory, threads = await daemon.control.ask_each(
-        get_default_memory_limit(), get_default_threads()
-    )
-    return str(memory), threads
 
 
 def prepared(rig: FleetRig, knob: str, value: object = True) -> None:

@@ -8,11 +8,10 @@ import signal
 
 import pytest
 
-from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
-from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, until, wanted
+from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, limits, ready, status, until, wanted
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.full)])
@@ -31,11 +30,7 @@ async def test_kills(kills: int) -> None:
                 [daemon] = rig.processes(CONTROL, GPU)
                 assert daemon.pid == status(fleet).pid
                 assert rig.servers(GPU) == []
-            [running] = [one for one in fleet.running() if one.device == GPU]
-            memory, threads = await running.control.ask_each(
-                get_default_memory_limit(), get_default_threads()
-            )
-            assert (str(memory), threads) == ("4G", 50.0)
+            assert await limits(fleet) == ("4G", 50.0)
             assert status(fleet).restarts == kills
             assert status(fleet, OTHER_GPU) == undisturbed
             assert [r for d, r in rig.reports if d == OTHER_GPU][2:] == []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import pytest
 
 from nodeagent.mps.control.commands import (
@@ -19,6 +16,7 @@ from nodeagent.mps.control.query import Seen, SeenServer, ask_everything, differ
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.structs import replace
 from tests.mps.fleet_rig import GPU, FleetRig, status, until, wanted
 
 SPEC = DaemonSpec("GPU-1", 1, 1, "/p", "/l", 1500, 33.33)
@@ -65,13 +63,6 @@ def test_unknown_clients_are_not_no_clients() -> None:
     """A busy server may have clients."""
     assert SEEN.knows_clients
     assert not replace(SEEN, servers=(replace(SERVER, clients=None),)).knows_clients
-
-
-@pytest.fixture
-def rig() -> Iterator[FleetRig]:
-    """Folders of their own."""
-    with FleetRig() as made:
-        yield made
 
 
 async def daemon(rig: FleetRig, fleet: Fleet) -> None:

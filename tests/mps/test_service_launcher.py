@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,9 @@ from nodeagent.mps.launch.service import ServiceLauncher, unit_of
 from nodeagent.mps.processes import CONTROL, identify, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
-from tests.mps.conftest import GPU, seen, spec_for, wait_for
+from nodeagent.structs import replace
+from tests.mps.conftest import seen, spec_for, wait_for
+from tests.mps.fleet_rig import GPU
 from tests.mps.systemd_programs import SystemdPrograms
 
 UNIT = f"nodeagent-mps-{GPU}.service"

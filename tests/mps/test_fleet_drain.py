@@ -1,0 +1,167 @@
+"""Daemons that are drained and restarted on request."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from nodeagent.errors import StillInUse, UnknownDevice
+from nodeagent.mps.fleet import Fleet, NotReady
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL
+from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
+from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, quick, ready, status, until, wanted
+
+# --- drain ----------------------------------------------------------------------------------------
+
+
+async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
+    """New clients find no MPS, the old one works on; when it has gone the daemon is down, and
+    stays so until it is wanted.
+    """
+    draining = asyncio.create_task(fleet.drain(GPU, seconds=60.0))
+    await until(
+        lambda: status(fleet).phase == "Draining" and not (rig.pipes() / "control").exists()
+    )
+    with rig.client() as late:
+        assert late.wait_until_connected() is False
+    client.allocate(1 << 20)
+    await asyncio.sleep(0.6)
+    assert not draining.done()
+    client.close()
+    assert await draining == ()
+    assert (status(fleet).phase, status(fleet).why) == ("Down", "drained on request")
+    assert rig.processes() == []
+    await asyncio.sleep(0.5)
+    assert status(fleet).phase == "Down"
+    fleet.retry()
+    await ready(fleet)
+
+
+async def test_an_idle_daemon_is_drained_at_once(rig: FleetRig) -> None:
+    """It is asked for its clients then, and not when it would have been asked next."""
+    async with rig.fleet(quick(check_interval=60.0), served=60.0) as fleet:
+        await fleet.start(GPU, wanted())
+        with rig.client() as client:
+            client.wait_until_accepted()
+            await until(lambda: bool(status(fleet).clients))
+        await until(lambda: not status(fleet).clients)
+        await asyncio.sleep(1.0)  # so that nothing is still to be looked at
+        assert await fleet.drain(GPU, seconds=30.0) == ()
+
+
+async def test_drain_that_is_not_done_in_time(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """The clients that are left are reported, and new ones are let in again."""
+    await until(lambda: bool(status(fleet).clients))
+    before = status(fleet).pid
+    assert await fleet.drain(GPU, seconds=0.4) == (client.pid,)
+    assert (await ready(fleet)).pid == before
+    with rig.client() as another:
+        another.wait_until_accepted()
+    assert rig.said(Subject.STILL_IN_USE)
+
+
+async def test_drain_by_force(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
+    """At the end of the time the client is taken off the device in the safe way."""
+    await until(lambda: bool(status(fleet).clients))
+    assert await fleet.drain(GPU, seconds=0.2, force=True) == ()
+    with pytest.raises(ClientError) as caught:
+        client.next_answer()
+    assert caught.value.code == 810  # reported by its server, which was still there
+    assert rig.processes() == []
+
+
+async def test_drain_whose_caller_no_longer_waits(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """It is given up."""
+    draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
+    await until(lambda: status(fleet).phase == "Draining")
+    draining.cancel()
+    with suppress(asyncio.CancelledError):
+        await draining
+    await ready(fleet)
+    assert (rig.pipes() / "control").exists()
+
+
+async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> None:
+    """The error names who has the daemon, so that plans for other devices go on; a device that is
+    no more ends the drain.
+    """
+    async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
+        await fleet.start(GPU, wanted())
+        with rig.client() as client:
+            client.wait_until_accepted()
+            draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
+            await until(lambda: status(fleet).phase == "Draining")
+            for act in (fleet.start(GPU, wanted(2048)), fleet.stop(GPU)):
+                async with asyncio.timeout(30):
+                    with pytest.raises(NotReady, match="is being drained or restarted on request"):
+                        await act
+            assert status(fleet).phase == "Draining"
+            assert not draining.done()
+            await fleet.keep_only(())
+            assert await draining == ()
+            assert (fleet.statuses(), rig.processes()) == ((), [])
+
+
+async def test_drained_stays_down_for_the_next_agent(rig: FleetRig) -> None:
+    """And the one after; a restart brings it back."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        assert await fleet.drain(GPU, seconds=30.0) == ()
+    for _ in range(2):
+        async with rig.fleet() as fleet:
+            await asyncio.sleep(0.2)
+            assert (status(fleet).phase, status(fleet).why) == ("Down", "drained on request")
+    async with rig.fleet() as fleet:
+        await fleet.restart(GPU)
+        assert status(fleet).is_ready
+
+
+async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fleet) -> None:
+    """Then no client is known to be the last: the reason is reported once, and nothing is ended."""
+    before = status(fleet).pid
+    rig.back().write_text("in the way")
+    with pytest.raises(StillInUse, match="not known"):
+        await fleet.drain(GPU, seconds=1.0)
+    assert (await ready(fleet)).pid == before
+    words = [said for said in rig.said(Subject.STILL_IN_USE) if "sockets cannot be moved" in said]
+    assert len(words) == 1
+    with rig.client() as client:
+        client.wait_until_accepted()
+
+
+# --- restart --------------------------------------------------------------------------------------
+
+
+async def test_restart(rig: FleetRig, fleet: Fleet) -> None:
+    """Another process, and Ready when it returns."""
+    before = status(fleet).pid
+    await fleet.restart(GPU)
+    assert status(fleet).is_ready
+    assert status(fleet).pid != before
+    assert len(rig.processes(CONTROL)) == 1
+
+
+async def test_restart_of_one_in_use(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
+    """Refused by name, done by force."""
+    before = status(fleet).pid
+    with pytest.raises(StillInUse, match=f"pid {client.pid}"):
+        await fleet.restart(GPU)
+    assert (await ready(fleet)).pid == before
+    client.allocate(1)
+    await fleet.restart(GPU, force=True)
+    assert status(fleet).pid != before
+
+
+async def test_requests_for_unknown_devices(rig: FleetRig, fleet: Fleet) -> None:
+    """The error says which devices there are."""
+    with pytest.raises(UnknownDevice, match=GPU):
+        await fleet.restart(OTHER_GPU)
+    with pytest.raises(UnknownDevice, match="no MPS daemon"):
+        await fleet.drain("GPU-x", seconds=None)

@@ -1,0 +1,91 @@
+"""What is known of running daemons and their clients, and what it costs to know it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from nodeagent.mps.fleet import Fleet, survey
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL
+from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.mps.conftest import as_root
+from tests.mps.fleet_rig import GPU, US, FleetRig, quick, status, until, wanted
+
+
+async def test_what_the_planner_and_the_client_watch_see(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """Servers and clients, as wanted; through the door that is open."""
+    await until(lambda: bool(status(fleet).clients))
+    await fleet.poll()
+    [server] = rig.servers()
+    daemon = fleet.daemon_of(GPU)
+    assert daemon is not None
+    assert (daemon.runs, daemon.state, daemon.servers) == (wanted(), "Ready", (server,))
+    assert [user.pid for user in daemon.clients.processes] == [client.pid]
+    [running] = fleet.running()
+    assert (running.wanted, running.clients) == (wanted(), ((server, client.pid),))
+    assert running.spec.memory_limit == 4096
+
+
+async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
+    """Ready only when it was asked; what is gone or was drained is reported as that."""
+    assert await survey(rig.run_dir, programs=rig.programs) == {}
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+        with rig.client() as client:
+            client.wait_until_accepted()
+            asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
+            assert (asked.state, asked.pid, asked.runs) == ("Ready", pid, wanted())
+            assert [user.pid for user in asked.clients.processes] == [client.pid]
+        await fleet.drain(GPU, seconds=30.0)
+        drained = (await survey(rig.run_dir, programs=rig.programs))[GPU]
+        assert (drained.state, drained.why) == ("Down", "drained on request")
+        await fleet.restart(GPU)
+    for daemon in rig.processes(CONTROL):
+        os.kill(daemon.pid, 9)
+        os.waitpid(daemon.pid, 0)
+    lost = (await survey(rig.run_dir, programs=rig.programs))[GPU]
+    assert (lost.state, lost.pid) == ("Backoff", None)
+
+
+@as_root
+async def test_a_client_of_another_user(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """A real one that hangs in its first call is named while it hangs."""
+    with rig.client(uid=1234) as stranger:
+        words = await rig.reported(Subject.FOREIGN_USER_WAITING)
+        assert f"pid {stranger.pid}" in words
+        assert f"of user {US} holds the device; run it as user {US}" in words
+        assert [(w.pid, w.user) for w in status(fleet).waiting] == [(stranger.pid, 1234)]
+    assert status(fleet).waiting == ()
+    assert len(rig.said(Subject.FOREIGN_USER_WAITING)) == 1
+
+
+async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:
+    """Each leaves lines in the log; if these led to another question, there would be no end."""
+    async with rig.fleet(quick(check_interval=0.8)) as fleet:
+        await fleet.start(GPU, wanted())
+        await asyncio.sleep(0.3)
+        began, before = time.monotonic(), rig.log().read_text().count("NEW UI")
+        await until(lambda: rig.log().read_text().count("NEW UI") >= before + 2)
+        asked = rig.log().read_text().count("NEW UI") - before
+        assert asked <= (time.monotonic() - began) / 0.8 + 1
+
+
+async def test_the_log_is_bounded(rig: FleetRig) -> None:
+    """Cut off in place, its end kept beside it, and listened to on."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        with rig.log().open("a") as log:
+            log.write("more than it may have\n" * 60_000)
+        await until(lambda: (rig.log().with_name("daemon.log.1")).exists())
+        await until(lambda: 0 < rig.log().stat().st_size < 1 << 20)
+        assert rig.log().with_name("daemon.log.1").stat().st_size <= 1 << 20
+        with rig.client() as client:
+            client.wait_until_accepted()
+            await until(lambda: bool(status(fleet).clients))
