@@ -1,0 +1,17 @@
+"""A daemon that is Ready, from which most tests begin."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.mps.lifecycle.model import Phase
+from tests.mps.lifecycle.life import Life
+
+
+@pytest.fixture
+def ready() -> Life:
+    """A daemon that is Ready."""
+    life = Life()
+    life.become_ready()
+    assert life.phase() is Phase.READY
+    return life

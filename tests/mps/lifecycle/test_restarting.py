@@ -1,0 +1,219 @@
+"""A daemon that ends, hangs or cannot be asked: when it is started again, and when it is left."""
+
+from __future__ import annotations
+
+from nodeagent.mps.lifecycle.model import (
+    Adopted,
+    Answered,
+    DeadlinePassed,
+    DrainRequested,
+    Exited,
+    KeptOut,
+    Kill,
+    NewPlan,
+    Phase,
+    Report,
+    RetryRequested,
+    Schedule,
+    SetLimits,
+    Silent,
+    Spawn,
+    StartFailed,
+    Subject,
+    SweepOrphans,
+)
+from nodeagent.mps.lifecycle.transitions import retry_delay
+from tests.mps.lifecycle.life import OTHER_USER, POLICY, SPEC, Life, subjects, undone
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_ready_to_starting_when_it_was_steady(ready: Life) -> None:
+    """Killed after a long run: swept, and started again at once; only then does it back off."""
+    actions = ready.tell(Exited(1, "signal 9", 7200.0, ("last words",)))
+    assert undone(actions) == [
+        SweepOrphans(SPEC), SweepOrphans(SPEC), Spawn(2, SPEC), Schedule(5.0)
+    ]  # fmt: skip
+    assert actions[0] == Report(
+        Subject.EXITED, "the daemon ended after 7200.0 s: signal 9", ("last words",)
+    )
+    assert ready.phase() is Phase.STARTING
+    assert (ready.state.restarts, ready.state.failures) == (1, 0)
+    assert undone(ready.tell(Exited(2, "signal 9", 0.1))) == [SweepOrphans(SPEC), Schedule(1.0)]
+    assert ready.phase() is Phase.BACKOFF
+
+
+def test_backoff_to_failed_to_ready() -> None:
+    """Quick failures wait twice as long each time. After so many that is reported once, and it is
+    tried at the longest delay until it is Ready.
+    """
+    life = Life()
+    life.start()
+    for delay in (1.0, 2.0):
+        actions = life.tell(Exited(life.state.run, "status 1", 0.1))
+        assert undone(actions) == [SweepOrphans(SPEC), Schedule(delay)]
+        life.tell(DeadlinePassed(), after=delay)
+    actions = life.tell(Exited(life.state.run, "status 1", 0.1, ("no device",)))
+    assert subjects(actions) == [Subject.EXITED, Subject.FAILED]
+    assert actions[1] == Report(Subject.FAILED, life.state.why, ("no device",))
+    assert "failed 3 times in a row and is tried every 8 s only" in life.state.why
+    for run in range(4, 50):
+        assert life.phase() is Phase.FAILED
+        assert undone(actions) == [SweepOrphans(SPEC), Schedule(8.0)]
+        assert Spawn(run, SPEC) in life.tell(DeadlinePassed(), after=8.0)
+        actions = life.tell(Exited(run, "status 1", 0.1))
+        assert subjects(actions) == [Subject.EXITED]
+    life.tell(DeadlinePassed(), after=8.0)
+    life.tell(Answered(50))
+    life.tell(life.proof())
+    assert life.phase() is Phase.READY
+    assert Spawn(51, SPEC) in life.tell(Exited(50, "signal 9", 60.0))
+    assert life.state.failures == 0
+
+
+def test_failed_to_starting_on_request() -> None:
+    """At once, and earlier failures no longer count."""
+    life = Life()
+    life.start()
+    for _ in range(3):
+        life.tell(Exited(life.state.run, "status 1", 0.1))
+        life.tell(DeadlinePassed(), after=9.0)
+    life.tell(Exited(life.state.run, "status 1", 0.1))
+    assert life.phase() is Phase.FAILED
+    assert Spawn(5, SPEC) in life.tell(RetryRequested())
+    assert life.state.failures == 0
+
+
+def test_failed_to_starting_by_a_new_plan() -> None:
+    """Even one that wants the same here: perhaps what was wrong is another thing in it."""
+    life = Life()
+    life.start()
+    for _ in range(2):
+        life.tell(Exited(life.state.run, "status 1", 0.1))
+        life.tell(DeadlinePassed(), after=9.0)
+    life.tell(Exited(life.state.run, "status 1", 0.1))
+    assert life.phase() is Phase.FAILED
+    assert Spawn(4, SPEC) in life.tell(NewPlan(SPEC))
+
+
+def test_a_program_that_cannot_be_run() -> None:
+    """That is a quick failure too, reported with its reason."""
+    life = Life()
+    life.start()
+    actions = life.tell(StartFailed(1, "nvidia-cuda-mps-control is not there"))
+    assert subjects(actions) == [Subject.START_FAILED]
+    assert (life.phase(), life.state.failures) == (Phase.BACKOFF, 1)
+
+
+def test_chance_shortens_the_wait() -> None:
+    """By up to a quarter, never lengthens it."""
+    assert [retry_delay(POLICY, 2, jitter) for jitter in (0.0, 0.5, 1.0)] == [2.0, 1.75, 1.5]
+    assert retry_delay(POLICY, 10**6, 0.0) == 8.0
+
+
+def test_backoff_is_not_cut_short_by_the_same_plan() -> None:
+    """Nothing is different; another spec or a request is something else."""
+    life = Life()
+    life.start()
+    life.tell(Exited(1, "status 1", 0.1))
+    assert life.tell(NewPlan(SPEC)) == ()
+    assert Spawn(2, OTHER_USER) in life.tell(NewPlan(OTHER_USER))
+    life.tell(Exited(2, "status 1", 0.1))
+    assert Spawn(3, OTHER_USER) in life.tell(RetryRequested())
+
+
+def test_no_plan_in_backoff() -> None:
+    """It stays down."""
+    life = Life()
+    life.start()
+    life.tell(Exited(1, "status 1", 0.1))
+    assert life.tell(NewPlan(None)) == ()
+    assert life.phase() is Phase.DOWN
+    assert life.tell(DeadlinePassed(), after=10) == ()
+    assert life.tell(RetryRequested()) == ()
+
+
+def test_a_drain_in_backoff() -> None:
+    """It is not started again, and its state says why."""
+    life = Life()
+    life.start()
+    life.tell(Exited(1, "status 1", 0.1))
+    assert life.tell(DrainRequested(None)) == ()
+    assert (life.phase(), life.state.why) == (Phase.DOWN, "drained on request")
+    assert life.tell(DeadlinePassed(), after=10) == ()
+
+
+# --- a hung daemon --------------------------------------------------------------------------------
+
+
+def test_ready_to_fault_when_it_answers_nothing(ready: Life) -> None:
+    """One unanswered question is forgiven, two in a row are not; then it is replaced."""
+    assert ready.tell(Silent(1)) == ()
+    ready.tell(Answered(1))
+    assert ready.tell(Silent(1)) == ()
+    actions = ready.tell(Silent(1))
+    assert (subjects(actions), Kill(1) in actions) == ([Subject.SILENT], True)
+    assert ready.phase() is Phase.FAULT
+    assert Spawn(2, SPEC) in ready.tell(Exited(1, "signal 9", 3600.0))
+
+
+def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
+    """Clients may work on without it, so a drain only says so, once."""
+    ready.tell(NewPlan(None))
+    reports = [subjects(ready.tell(Silent(1))) for _ in range(4)]
+    assert reports == [[], [Subject.SILENT], [], []]
+    assert ready.phase() is Phase.DRAINING
+
+
+def test_why_it_is_found_to_hang(ready: Life) -> None:
+    """Where more is known than its silence, that is reported."""
+    ready.tell(Silent(1, "nobody is at its socket"))
+    ready.tell(Silent(1, "nobody is at its socket"))
+    assert "in a row (nobody is at its socket); it is replaced" in ready.state.why
+
+
+def test_a_killed_one_is_remembered_for_what_it_did() -> None:
+    """The signal was ours, and says nothing; neither does the end of the last try."""
+    life = Life()
+    life.start()
+    for subject in (Subject.EXITED, Subject.EXITED, Subject.FAILED):
+        life.tell(DeadlinePassed(), after=5.0)
+        actions = life.tell(Exited(life.state.run, "signal 9 (SIGKILL)", 5.0))
+        assert subjects(actions)[-1] is subject
+        assert "did not answer within 5 s of its start" in life.state.why
+        assert "SIGKILL" not in life.state.why
+        life.tell(DeadlinePassed(), after=9.0)
+
+
+# --- one that cannot be asked ---------------------------------------------------------------------
+
+
+def test_kept_out_is_reported_once_and_ends_nothing(ready: Life) -> None:
+    """For as long as it lasts; again after an answer, and when the reason is another."""
+    reported = [subjects(ready.tell(KeptOut(1, reason))) for reason in ("a", "a", "b")]
+    assert reported == [[Subject.SILENT], [], [Subject.SILENT]]
+    assert (ready.phase(), ready.state.silences) == (Phase.READY, 0)
+    ready.tell(Answered(1))
+    assert subjects(ready.tell(KeptOut(1, "b"))) == [Subject.SILENT]
+
+
+def test_kept_out_from_an_adopted_daemon() -> None:
+    """It may have clients, so no deadline ends it as long as that is the reason."""
+    life = Life()
+    life.tell(Adopted(SPEC, 4711))
+    for _ in range(4):
+        life.tell(KeptOut(1, "another front-end"))
+        assert life.tell(DeadlinePassed(), after=5.0) == (Schedule(5.0),)
+        assert (life.phase(), life.state.why) == (Phase.STARTING, "another front-end")
+    assert Kill(1) in life.tell(DeadlinePassed(), after=5.0)  # now it is silent by itself
+
+
+def test_kept_out_while_limits_are_set() -> None:
+    """They are set and read once more."""
+    life = Life()
+    life.start()
+    life.tell(Answered(1))
+    life.tell(KeptOut(1, "another front-end"))
+    assert SetLimits(1, SPEC) in life.tell(DeadlinePassed(), after=4.0)
+    life.tell(life.proof())
+    assert life.phase() is Phase.READY

@@ -1,0 +1,142 @@
+"""A daemon's server and its clients: faults, limits and users."""
+
+from __future__ import annotations
+
+from nodeagent.mps.lifecycle.model import (
+    Answered,
+    DeadlinePassed,
+    ForeignUserWaiting,
+    Phase,
+    ReadBack,
+    Report,
+    Schedule,
+    Server,
+    ServerGone,
+    ServerSeen,
+    ServerStatus,
+    SetLimits,
+    Subject,
+)
+from tests.mps.lifecycle.life import SPEC, Life, subjects, undone
+
+
+def seen(life: Life, status: ServerStatus, *, pid: int = 50, uid: int = 1000) -> ServerSeen:
+    """Its server, now."""
+    return ServerSeen(life.state.run, Server(pid, uid, status))
+
+
+def test_ready_to_fault_to_limiting_with_the_server(ready: Life) -> None:
+    """A faulted server is waited for; when it is active again, limits are proven again."""
+    ready.tell(seen(ready, ServerStatus.ACTIVE))
+    actions = ready.tell(seen(ready, ServerStatus.FAULT))
+    assert (subjects(actions), undone(actions)) == ([Subject.SERVER_FAULT], [])
+    assert ready.phase() is Phase.FAULT
+    assert SetLimits(1, SPEC) in ready.tell(seen(ready, ServerStatus.ACTIVE))
+    assert ready.phase() is Phase.LIMITING
+
+
+def test_a_faulted_server_that_goes(ready: Life) -> None:
+    """Takes its fault with it."""
+    ready.tell(seen(ready, ServerStatus.FAULT))
+    actions = ready.tell(ServerGone(1, 50, "status 1"))
+    assert subjects(actions) == [Subject.SERVER_EXITED]
+    assert ready.phase() is Phase.LIMITING
+
+
+def test_a_server_that_was_never_seen(ready: Life) -> None:
+    """It came and went between two looks, badly: that is reported, with the log's words."""
+    actions = ready.tell(ServerGone(1, 77, "status 1", ("no device",)))
+    words = "server 77 ended: status 1"
+    assert actions == (Report(Subject.SERVER_EXITED, words, ("no device",)),)
+    assert ready.tell(ServerGone(1, 78)) == ()
+    assert ready.phase() is Phase.READY
+
+
+def test_who_caused_a_fault(ready: Life) -> None:
+    """Is named where the log names it."""
+    server = Server(50, 1000, ServerStatus.FAULT, culprit=99)
+    [report] = ready.tell(ServerSeen(1, server))
+    assert isinstance(report, Report)
+    assert "server 50 had a fatal fault of client 99 and takes no client" in report.message
+
+
+def test_who_caused_a_fault_is_known_later(ready: Life) -> None:
+    """Then it is reported as soon as it is known, once."""
+    [report] = ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT)))
+    assert isinstance(report, Report)
+    assert "client" not in report.message.partition("and takes")[0]
+    [report] = ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT, culprit=99)))
+    assert isinstance(report, Report)
+    assert "had a fatal fault of client 99" in report.message
+    assert ready.state.why == report.message
+    assert ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT, culprit=99))) == ()
+
+
+def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
+    """It has the defaults of the moment it started; without leaving Ready they are read."""
+    assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == (ReadBack(1, SPEC, 1),)
+    assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == ()
+    assert ready.phase() is Phase.READY
+    assert ready.tell(ServerGone(1, 50)) == ()
+
+
+def test_a_server_that_initializes_too_long(ready: Life) -> None:
+    """Its clients wait; that is a fault until it is active."""
+    assert Schedule(30.0) in ready.tell(seen(ready, ServerStatus.INITIALIZING))
+    assert subjects(ready.tell(DeadlinePassed(), after=30.0)) == [Subject.SERVER_SLOW]
+    assert ready.phase() is Phase.FAULT
+    assert SetLimits(1, SPEC) in ready.tell(seen(ready, ServerStatus.ACTIVE))
+
+
+def test_a_server_that_gets_active_in_time(ready: Life) -> None:
+    """Its deadline is forgotten."""
+    ready.tell(seen(ready, ServerStatus.INITIALIZING))
+    ready.tell(seen(ready, ServerStatus.ACTIVE))
+    assert ready.tell(DeadlinePassed(), after=100) == ()
+
+
+def test_limits_read_back_beside_a_faulted_server() -> None:
+    """The limits are fine, it is of no use all the same."""
+    life = Life()
+    life.start()
+    life.tell(Answered(1))
+    life.tell(seen(life, ServerStatus.FAULT))
+    life.tell(life.proof())
+    assert life.phase() is Phase.FAULT
+
+
+def test_limits_read_back_beside_an_active_server() -> None:
+    """Ready, with nothing left to wait for."""
+    life = Life()
+    life.start()
+    life.tell(Answered(1))
+    life.tell(seen(life, ServerStatus.ACTIVE))
+    assert undone(life.tell(life.proof())) == []
+    assert (life.phase(), life.state.deadline) == (Phase.READY, None)
+
+
+def test_a_server_of_another_user(ready: Life) -> None:
+    """It is reported once, with both users."""
+    [report] = (
+        a for a in ready.tell(seen(ready, ServerStatus.ACTIVE, uid=0)) if isinstance(a, Report)
+    )
+    assert report.subject is Subject.WRONG_SERVER_USER
+    assert "runs as user 0, the plan wants 1000" in report.message
+    assert subjects(ready.tell(seen(ready, ServerStatus.FAULT, uid=0))) == [Subject.SERVER_FAULT]
+
+
+def test_a_server_whose_user_is_not_known(ready: Life) -> None:
+    """No report claims that it is the wrong one."""
+    actions = ready.tell(ServerSeen(1, Server(50, None, ServerStatus.ACTIVE)))
+    assert Subject.WRONG_SERVER_USER not in subjects(actions)
+
+
+def test_a_client_of_another_user(ready: Life) -> None:
+    """Who waits, who holds the server, what to do."""
+    ready.tell(seen(ready, ServerStatus.ACTIVE))
+    [report] = ready.tell(ForeignUserWaiting(1, 99, 1001, "python"))
+    assert isinstance(report, Report)
+    assert report.message == (
+        "pid 99 (python) of user 1001 waits and will not be served: server 50 of user 1000 "
+        "holds the device; run it as user 1000, or change the plan's user"
+    )
