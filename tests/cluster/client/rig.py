@@ -1,4 +1,4 @@
-"""What the tests of the API server's client share: a way in, times made short, and witnesses."""
+"""What the tests of the API server's client share: access, short times, followers with a record."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import Interest, NodeView
 from nodeagent.cluster.client.node_writer import WriteIntervals
 from tests.simulated_cluster import agent
+from tests.simulated_cluster.api_server import ApiServer
 
 PLAN = "nodeagent.io/plan"
 STATUS = "nodeagent.io/status"
@@ -109,3 +110,27 @@ class Follower:
         """The plan that was reported last."""
         view = self.views[-1] if self.views else None
         return view.annotations.get(PLAN) if view else None
+
+
+def requested(server: ApiServer) -> str:
+    """The requests so far: `l` for each list, `w` for each watch."""
+    return "".join("w" if request.watch else "l" for request in server.requests)
+
+
+def set_plan(server: ApiServer, text: str) -> None:
+    """A user asks for this plan."""
+    server.annotate("n", **{PLAN: text})
+
+
+async def reported(seen: Follower, text: str) -> None:
+    """The plan arrives."""
+    await until(lambda: seen.plan == text)
+
+
+async def follows(server: ApiServer, seen: Follower, text: str) -> None:
+    """A change made now is reported, by the watch that is open."""
+    await until(lambda: server.faults.watching)
+    set_plan(server, text)
+    await reported(seen, text)
+    assert seen.follower.is_reachable
+    assert seen.follower.fault is None
