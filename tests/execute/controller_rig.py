@@ -32,6 +32,8 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.mps.fleet_rig import POLICY, US, FleetRig
 from tests.rig import SMI
 
+DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3  # compute modes, as NVML numbers them
+
 
 @dataclass(slots=True)
 class Agent:
@@ -71,6 +73,12 @@ def _desired(text: str, observed: ObservedNode) -> DesiredNode:
 def document(*gpus: str) -> str:
     """A plan whose entries are these, in flow style."""
     return f"version: v1\ngpus: [{', '.join(gpus)}]\n"
+
+
+WHOLE = document("{devices: [0], mps: {shares: {small: {count: 2, memory: 4Gi, threads: 20}}}}")
+NOTHING = document("{devices: [0], mig: disabled}")
+TWO = document("{devices: [0], mig: {3g.40gb: 2}, mps: {replicas: 2}}")
+RECUT = document("{devices: [0], mig: {1g.10gb: 2}, mps: {replicas: 2}}")
 
 
 def mig_devices(gpu: Gpu) -> list[ComputeInstance]:

@@ -1,10 +1,8 @@
-"""Driver and fleet as one node: observed together, changed in order, remembered and published."""
+"""Driver and fleet as one node: observed together, changed in order, healthy in part."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -13,56 +11,31 @@ from nodeagent.errors import DriverError, GpuInUse, NodeagentError
 from nodeagent.execute.executor import execute
 from nodeagent.health.fencing import as_fenced, fences
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
-from nodeagent.mps.lifecycle.model import Subject
-from nodeagent.mps.processes import CONTROL, SERVER
+from nodeagent.mps.processes import CONTROL
 from nodeagent.plan.observed import HEALTHY, ObservedNode, Placement
-from nodeagent.plan.plan import StepResult, Verdict
+from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code
-from nodeagent.plan.shares import ComputeMode, TimeSlice
-from nodeagent.plan.steps import (
-    SetComputeMode,
-    SetMigMode,
-    SetTimeSlice,
-    StartMps,
-    Step,
-    StopMps,
-)
+from nodeagent.plan.shares import ComputeMode
+from nodeagent.plan.steps import SetComputeMode, SetMigMode, StartMps, Step, StopMps
 from nodeagent.simulation import SimulatedNode, Switches, simulated
-from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 from nodeagent.structs import replace
-from tests.execute.controller_rig import Agent, NodeRig, document, mig_devices, modes
+from tests.execute.controller_rig import (
+    DEFAULT,
+    EXCLUSIVE,
+    NOTHING,
+    RECUT,
+    TWO,
+    WHOLE,
+    Agent,
+    NodeRig,
+    document,
+    mig_devices,
+    modes,
+)
 from tests.mps.fleet_rig import status, until
 from tests.simulated_cluster.kubelet import Kubelet
 
-DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3  # as NVML numbers them
-WHOLE = document("{devices: [0], mps: {shares: {small: {count: 2, memory: 4Gi, threads: 20}}}}")
-LARGER = WHOLE.replace("4Gi", "8Gi")
-NOTHING = document("{devices: [0], mig: disabled}")
-TWO = document("{devices: [0], mig: {3g.40gb: 2}, mps: {replicas: 2}}")
 ONE = document("{devices: [0], mig: [{profile: 3g.40gb, mps: {replicas: 2}}, {profile: 3g.40gb}]}")
-RECUT = document("{devices: [0], mig: {1g.10gb: 2}, mps: {replicas: 2}}")
-
-
-@pytest.fixture
-def rig() -> Iterator[NodeRig]:
-    """Everything of it ends with the test."""
-    with NodeRig() as made:
-        yield made
-
-
-@pytest.fixture
-def node(rig: NodeRig) -> Iterator[SimulatedNode]:
-    """One H100."""
-    with simulated("h100-80gb:1", state=rig.state) as made:
-        yield made
-
-
-@pytest.fixture
-async def agent(rig: NodeRig, node: SimulatedNode) -> AsyncIterator[Agent]:
-    """One that lives as long as the test."""
-    async with rig.agent() as made:
-        yield made
-
 
 # --- observed as one ------------------------------------------------------------------------------
 
@@ -220,267 +193,7 @@ async def test_a_device_is_named_or_nothing_is_done(
     assert modes(node)[1:] == [DEFAULT]
 
 
-# --- compute mode ---------------------------------------------------------------------------------
-
-
-async def test_a_compute_mode_is_as_before_in_the_end(
-    rig: NodeRig, node: SimulatedNode, agent: Agent
-) -> None:
-    """What it was is written down before the change, and crossed out when it is that again."""
-    node.card(0).state.compute_mode = PROHIBITED  # the user who set it wants it back
-    await agent.made(WHOLE)
-    device = (await agent.gpu()).uuid
-    assert modes(node) == [EXCLUSIVE]
-    assert (await agent.gpu()).earlier_mode is ComputeMode.PROHIBITED
-    assert "prohibited" in rig.memory_file.read_text()
-    await agent.made(document("{devices: [0], mig: disabled}"))
-    assert modes(node) == [PROHIBITED]
-    assert agent.memory.mode(device) is None
-    assert device not in rig.memory_file.read_text()
-
-
-async def test_a_mode_goes_with_its_device(node: SimulatedNode, agent: Agent) -> None:
-    """A MIG device that is destroyed has nothing to be restored to, though its successor may have
-    its UUID.
-    """
-    await agent.made(TWO)
-    uuids = {device.uuid for device in mig_devices(await agent.gpu())}
-    assert all(agent.memory.mode(uuid) for uuid in uuids)
-    await agent.made(document("{devices: [0], mig: {7g.80gb: 1}}"))
-    assert not any(agent.memory.mode(uuid) for uuid in uuids)
-    await agent.made(document("{devices: [0], mig: {3g.40gb: 2}}"))
-    assert not any(d.earlier_mode for d in mig_devices(await agent.gpu()))
-    assert modes(node)[1:] == [DEFAULT] * 2
-
-
-async def test_a_crash_between_note_and_change(
-    rig: NodeRig, node: SimulatedNode, agent: Agent
-) -> None:
-    """Noted, but never changed: the next agent finds the device as it was and forgets the note;
-    what was changed it restores.
-    """
-    device = (await agent.gpu()).uuid
-    agent.memory.remember(device, ComputeMode.DEFAULT)
-    async with rig.agent() as after_the_crash:
-        gpu = await after_the_crash.gpu()
-        assert after_the_crash.memory.mode(device) is None
-        assert (await after_the_crash.planned(NOTHING)).verdict is Verdict.IN_SYNC
-    agent.memory.forget(device, ComputeMode)
-    agent.memory.remember(device, ComputeMode.DEFAULT)
-    node.card(0).state.compute_mode = EXCLUSIVE
-    async with rig.agent() as after_the_change:
-        gpu = await after_the_change.gpu()
-        assert gpu.earlier_mode is ComputeMode.DEFAULT
-        await after_the_change.made(NOTHING)
-    assert modes(node) == [DEFAULT]
-
-
-async def test_a_mode_that_is_not_known_is_not_changed(
-    rig: NodeRig, node: SimulatedNode, agent: Agent
-) -> None:
-    """It could not be restored; also when the GPU was last seen well, but does not answer now."""
-    gpu = await agent.gpu()
-    step = SetComputeMode(gpu.uuid, gpu.uuid, ComputeMode.EXCLUSIVE_PROCESS, "a test's")
-    fault = node.inject("nvmlDeviceGetComputeMode", error="UNKNOWN", times=None)
-    with pytest.raises(NodeagentError, match="could not be restored"):
-        await agent.node.apply(step)
-    node.clear_faults(fault)
-    await agent.node.observe()
-    node.card(0).state.compute_mode = PROHIBITED
-    node.inject("nvmlDeviceGet*", error="UNKNOWN", times=1)
-    with pytest.raises(NodeagentError, match="could not be restored"):
-        await agent.node.apply(step)
-    assert agent.memory.mode(gpu.uuid) is None
-    assert not rig.memory_file.exists()
-    assert modes(node) == [PROHIBITED]
-
-
-async def test_a_memory_that_cannot_be_kept(rig: NodeRig, node: SimulatedNode) -> None:
-    """Where nothing can be noted, the change is not made, and the daemon not started."""
-    rig.memory_file.parent.parent.joinpath("state").write_text("a file where a folder should be")
-    async with rig.agent() as agent:
-        outcome = (await agent.reach(WHOLE)).gpus[0]
-    assert [report.result for report in outcome.steps] == [StepResult.FAILED, StepResult.SKIPPED]
-    assert str(rig.memory_file) in outcome.problems[0].message
-    assert modes(node) == [DEFAULT]
-    assert not rig.processes()
-
-
-# --- time slices ----------------------------------------------------------------------------------
-
-
-async def test_a_time_slice_is_as_before_in_the_end(
-    rig: NodeRig, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Noted, set, seen; forgotten by a crash before the change; restored when the plan has none."""
-    monkeypatch.setenv(STATE_VARIABLE, str(rig.state))
-    long = document("{devices: [0], timeSlice: long}")
-    async with rig.agent(time_slices=True) as agent:
-        assert (await agent.gpu()).time_slice is TimeSlice.DEFAULT
-        await agent.made(long)
-        gpu = await agent.gpu()
-        assert (gpu.time_slice, gpu.earlier_time_slice) == (TimeSlice.LONG, TimeSlice.DEFAULT)
-    async with rig.agent() as agent:  # which asks only for what it changed
-        gpu = await agent.gpu()
-        assert (gpu.time_slice, gpu.earlier_time_slice) == (TimeSlice.LONG, TimeSlice.DEFAULT)
-        await agent.made(document("{devices: [0], mig: disabled}"))
-        gpu = await agent.gpu()
-        assert (gpu.time_slice, gpu.earlier_time_slice) == (TimeSlice.DEFAULT, None)
-        agent.memory.remember(gpu.uuid, TimeSlice.DEFAULT)
-    async with rig.agent() as agent:
-        await agent.node.observe()
-        assert agent.memory.time_slice(gpu.uuid) is None
-
-
-async def test_a_time_slice_that_is_not_reported_is_not_changed(
-    node: SimulatedNode, agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without nvidia-smi there is nothing that it could be restored to."""
-    monkeypatch.setenv(STATE_VARIABLE, "/nowhere")
-    gpu = await agent.gpu()
-    with pytest.raises(DriverError):
-        await agent.node.apply(SetTimeSlice(gpu.uuid, TimeSlice.LONG, "a test's"))
-    assert agent.memory.time_slice(gpu.uuid) is None
-    assert node.card(0).state.time_slice == 0
-
-
-# --- what clients get -----------------------------------------------------------------------------
-
-
-async def test_published_as_long_as_there_is_a_daemon(rig: NodeRig, agent: Agent) -> None:
-    """After its start, not before; other shares, other files; gone when it is stopped."""
-    device = (await agent.gpu()).uuid
-    assert rig.published(device) == set()
-    await agent.made(WHOLE)
-    assert rig.published(device) == {"small-0", "small-1"}
-    assert f"{device}-small-1" in rig.announced()
-    pid = status(agent.fleet, device).pid
-    await agent.made(LARGER.replace("small", "big"))
-    assert rig.published(device) == {"big-0", "big-1"}
-    assert status(agent.fleet, device).pid == pid
-    await agent.made(NOTHING)
-    assert rig.published(device) == set()
-    assert rig.announced() == ""
-
-
-async def test_a_daemon_that_is_ready_late_is_published(rig: NodeRig, agent: Agent) -> None:
-    """Its start failed, so clients got nothing; when the fleet has it Ready after all, they do."""
-    device = (await agent.gpu()).uuid
-    rig.knobs(None).turn("start_error", "no luck")
-    outcome = (await agent.reach(WHOLE)).gpus[0]
-    assert [problem.code for problem in outcome.problems] == [Code.MPS]
-    assert outcome.after.mps is not None
-    assert outcome.after.mps.state != "Ready"
-    assert rig.published(device) == set()
-    rig.knobs(None).clear()
-    agent.fleet.retry()
-    await until(lambda: status(agent.fleet, device).is_ready, 8)
-    assert (await agent.planned(WHOLE)).verdict is Verdict.IN_SYNC
-    assert rig.published(device) == {"small-0", "small-1"}
-    assert device in rig.announced()
-
-
-async def test_a_drained_daemon_is_not_published(rig: NodeRig, agent: Agent) -> None:
-    """No client should be sent where no daemon answers; when wanted back, all is there again."""
-    await agent.made(WHOLE)
-    device = (await agent.gpu()).uuid
-    assert await agent.fleet.drain(device, seconds=5) == ()
-    await agent.node.observe()
-    assert (rig.published(device), rig.announced()) == (set(), "")
-    await agent.fleet.restart(device)
-    await agent.node.observe()
-    assert rig.published(device) == {"small-0", "small-1"}
-
-
-# --- what keeps a daemon from Ready ---------------------------------------------------------------
-
-
-async def test_a_wrong_mode_keeps_a_daemon_from_ready(
-    rig: NodeRig, node: SimulatedNode, agent: Agent
-) -> None:
-    """A user sets the compute mode back: the daemon is not Ready and says why, though nothing is
-    ended; the plan's one step repairs it.
-    """
-    await agent.made(WHOLE)
-    gpu = await agent.gpu()
-    pid = status(agent.fleet, gpu.uuid).pid
-    node.card(0).state.compute_mode = DEFAULT
-    await agent.node.observe()
-    await until(lambda: not status(agent.fleet, gpu.uuid).is_ready)
-    assert "compute mode is default" in status(agent.fleet, gpu.uuid).why
-    assert rig.said(Subject.LIMITS_DIFFER, gpu.uuid)
-    repair = await agent.planned(WHOLE)
-    assert [type(step) for step in repair.steps] == [SetComputeMode]
-    await agent.made(WHOLE)
-    await until(lambda: status(agent.fleet, gpu.uuid).is_ready)
-    assert status(agent.fleet, gpu.uuid).pid == pid
-    assert modes(node) == [EXCLUSIVE]
-
-
-async def test_a_mode_that_is_left_alone_keeps_no_daemon_from_ready(
-    rig: NodeRig, node: SimulatedNode
-) -> None:
-    """With the setting that leaves compute modes alone, any will do."""
-    async with rig.agent(exclusive=False) as agent:
-        device = (await agent.gpu()).uuid
-        wanted = next(s for s in (await agent.planned(WHOLE)).steps if isinstance(s, StartMps))
-        await agent.node.apply(wanted)
-        assert status(agent.fleet, device).is_ready
-        await agent.node.observe()
-        assert status(agent.fleet, device).is_ready
-    assert modes(node) == [DEFAULT]
-
-
-# --- from one agent to the next -------------------------------------------------------------------
-
-
-async def test_daemons_outlive_who_started_them(rig: NodeRig, node: SimulatedNode) -> None:
-    """One that did its work and ended leaves them running, with the client's files; the next
-    adopts them as they are, and has nothing to do.
-    """
-    async with rig.agent() as once:
-        await once.made(TWO)
-        devices = {d.uuid: d.mps.pid for d in mig_devices(await once.gpu()) if d.mps}
-    assert {one.pid for one in rig.processes(CONTROL)} == set(devices.values())
-    first, second = devices
-    with rig.slot(first, "replica-0", at=first) as client:
-        client.wait_until_accepted()
-        async with rig.agent() as following:
-            assert (await following.planned(TWO)).verdict is Verdict.IN_SYNC
-            await following.fleet.settled()
-            gpu = await following.gpu()
-            adopted = {d.uuid: d.mps.pid for d in mig_devices(gpu) if d.mps}
-            assert adopted == devices
-            assert {d.mps.state for d in mig_devices(gpu) if d.mps} == {"Ready"}
-            assert (await following.planned(RECUT)).verdict is Verdict.BLOCKED
-        client.allocate(1 << 20)
-    assert rig.published(second) == {"replica-0", "replica-1"}
-
-
-async def test_one_that_died_in_between_is_started_anew(rig: NodeRig, node: SimulatedNode) -> None:
-    """No agent was there to see it: the next one starts it, after its orphaned server is gone, and
-    calls it settled only when it is Ready.
-    """
-    async with rig.agent() as once:
-        await once.made(WHOLE)
-        device = (await once.gpu()).uuid
-        pid = status(once.fleet, device).pid
-        with rig.slot(device, "small-0") as client:
-            client.wait_until_accepted()
-    assert rig.servers(device)
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    async with rig.agent() as following:
-        await following.fleet.settled()
-        after = status(following.fleet, device)
-        assert after.is_ready
-        assert after.pid != pid
-        assert not rig.processes(SERVER)
-        assert (await following.planned(WHOLE)).verdict is Verdict.IN_SYNC
-    assert modes(node) == [EXCLUSIVE]
-
-
-# --- health -----------------------------------------------------------------------------------
+# --- health ---------------------------------------------------------------------------------------
 
 
 class Ill:
