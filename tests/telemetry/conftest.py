@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from nodeagent.gpu.driver import Driver
 from tests.gpu.conftest import driver, hasty, node
 
-__all__ = ["driver", "hasty", "node"]
+__all__ = ["driver", "hasty", "known", "node"]
+
+
+@pytest.fixture
+async def known(driver: Driver) -> Driver:
+    """The driver of two H100, which were counted."""
+    await driver.observe()
+    return driver

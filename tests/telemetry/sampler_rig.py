@@ -1,0 +1,57 @@
+"""Samplers with short deadlines, and what they sampled, by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.metrics.catalogue import Field, TextField, catalogue
+from nodeagent.metrics.samples import Slice, WholeGpu
+from nodeagent.metrics.sources import Number
+from nodeagent.telemetry.sampler import Intervals, Sampler
+from nodeagent.telemetry.samples import SampleBatch
+
+POWER, SM_CLOCK, UTILISATION, FB_USED, ACTIVE = 155, 100, 203, 252, 1001
+REMAPPED = 393
+QUICK = Intervals(patience=30, deadline=0.4)  # a call that hangs is found out within a round
+
+
+def rows(*numbers: int) -> list[Field]:
+    """Fields by their numbers."""
+    return [row for row in catalogue().fields if row.id in numbers]
+
+
+def whole(sampled: SampleBatch, number: int) -> dict[int, Number]:
+    """A field of whole GPUs, by index."""
+    return {
+        subject.entity.gpu.index: value
+        for sample in sampled.samples.values()
+        for subject, value in sample.values.get(number, ())
+        if isinstance(subject.entity, WholeGpu)
+    }
+
+
+def parts(sampled: SampleBatch, number: int) -> dict[tuple[int, str, int], Number]:
+    """A field of instances, by GPU index, profile and id."""
+    return {
+        (subject.entity.gpu.index, subject.entity.profile, subject.entity.id): value
+        for sample in sampled.samples.values()
+        for subject, value in sample.values.get(number, ())
+        if isinstance(subject.entity, Slice)
+    }
+
+
+def succeeded(sampled: SampleBatch, name: str = "fast") -> dict[str, bool]:
+    """How the readers of a tier fared, by GPU."""
+    return {reader.gpu: reader.succeeded for reader in sampled.readers if reader.name == name}
+
+
+def sampler_of(
+    driver: Driver,
+    fields: Iterable[Field],
+    texts: Iterable[TextField] = (),
+    *,
+    health: bool = False,
+) -> Sampler:
+    """A sampler with short deadlines."""
+    return Sampler(driver, fields, texts, intervals=QUICK, health=health)

@@ -1,0 +1,169 @@
+"""Sampling while layouts change: values of instances, and none of those that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pynvml
+import pytest
+
+from nodeagent.gpu.driver import Driver
+from nodeagent.metrics.samples import Slice
+from nodeagent.metrics.selection import default_selection
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.telemetry.sampler import Intervals
+from tests.gpu.steps_of import create, destroy, disable, laid_out
+from tests.telemetry.sampler_rig import (
+    ACTIVE,
+    FB_USED,
+    POWER,
+    REMAPPED,
+    UTILISATION,
+    parts,
+    rows,
+    sampler_of,
+    succeeded,
+    whole,
+)
+
+
+async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
+    """GPM and memory of each instance; utilization of the whole GPU is not there any more."""
+    gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
+    node.load(f"0/{gpu.instances[0].id}/0", 0.5)
+    sampler = sampler_of(known, default_selection().fields)
+    await sampler.round()
+    sampled = await sampler.round()
+    three, one = (i.id for i in gpu.instances)
+    assert parts(sampled, ACTIVE) == {
+        (0, "3g.40gb", three): pytest.approx(0.5),
+        (0, "1g.10gb", one): 0.0,
+    }
+    assert parts(sampled, UTILISATION)[0, "3g.40gb", three] == pytest.approx(50)
+    assert parts(sampled, FB_USED) == {(0, "3g.40gb", three): 37, (0, "1g.10gb", one): 13}
+    assert whole(sampled, UTILISATION) == {1: 0}
+    assert whole(sampled, POWER)[0] > 70
+
+
+async def test_remapped_rows_are_absent_while_there_are_instances(known: Driver) -> None:
+    """They come back with the last instance gone."""
+    sampler = sampler_of(known, rows(REMAPPED))
+    sampler._intervals = Intervals(slow=0.0)
+    assert whole(await sampler.round(), REMAPPED) == {0: 0, 1: 0}
+    gpu = await laid_out(known, 0, at0="1g.10gb")
+    assert whole(await sampler.round(), REMAPPED) == {1: 0}
+    await known.apply(destroy(gpu, gpu.instances[0]))
+    assert whole(await sampler.round(), REMAPPED) == {0: 0, 1: 0}
+
+
+async def test_a_repartition_in_the_middle(known: Driver) -> None:
+    """The round after a step has the new instance and not the old; siblings keep their GPM."""
+    gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
+    one = gpu.instances[1].id
+    sampler = sampler_of(known, rows(FB_USED, ACTIVE, POWER))
+    await sampler.round()
+    await known.apply(destroy(gpu, gpu.instances[0]))
+    gone = await sampler.round()
+    assert set(parts(gone, FB_USED)) == {(0, "1g.10gb", one)}
+    assert set(parts(gone, ACTIVE)) == {(0, "1g.10gb", one)}
+    (left,) = gone.slices[gpu.uuid]
+    assert isinstance(left.entity, Slice)
+    assert left.entity.id == one
+    await known.apply(create(gpu, "2g.20gb", 0))
+    new = await sampler.round()
+    assert {profile for _, profile, _ in parts(new, FB_USED)} == {"1g.10gb", "2g.20gb"}
+    assert set(parts(new, ACTIVE)) == {(0, "1g.10gb", one)}  # a metric needs two samples
+    assert {profile for _, profile, _ in parts(await sampler.round(), ACTIVE)} == {
+        "1g.10gb",
+        "2g.20gb",
+    }
+    assert not new.problems
+
+
+async def test_repartitions_leave_nothing_behind(known: Driver) -> None:
+    """GPM samples of instances that are gone are used for those that come."""
+    sampler = sampler_of(known, rows(ACTIVE))
+    gpu = await laid_out(known, 0)
+    allocated = set()
+    for _ in range(4):
+        await known.apply(create(gpu, "3g.40gb", 0))
+        for _ in range(2):
+            await sampler.round()
+        allocated.add(len(pynvml.nvmlLib.session.allocated))
+        made = await known.observe_gpu(gpu.uuid)
+        await known.apply(destroy(made, made.instances[0]))
+        await sampler.round()
+    assert len(allocated) == 1
+
+
+async def test_the_same_instance_made_again_is_another(known: Driver) -> None:
+    """It has another generation, so that its counters are known to begin anew."""
+    gpu = await laid_out(known, 0, at0="3g.40gb")
+    sampler = sampler_of(known, rows(FB_USED))
+    (before,) = (await sampler.round()).slices[gpu.uuid]
+    await known.apply(destroy(gpu, gpu.instances[0]))
+    await known.apply(create(gpu, "3g.40gb", 0))
+    (after,) = (await sampler.round()).slices[gpu.uuid]
+    assert isinstance(before.entity, Slice)
+    assert isinstance(after.entity, Slice)
+    assert (after.entity.id, after.entity.profile) == (before.entity.id, before.entity.profile)
+    assert after.entity.generation == before.entity.generation + 1
+
+
+@pytest.mark.parametrize("answer", ["INVALID_ARGUMENT", "NOT_FOUND"])
+async def test_an_instance_that_another_program_destroyed(answer: str) -> None:
+    """Its handle is refused; in the same look the others are read, and it is not reported."""
+    with simulated("h100-80gb", switches=Switches(stale_handles=answer)) as node:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
+            gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
+            sampler = sampler_of(driver, rows(FB_USED, ACTIVE))
+            await sampler.round()
+            with node.changes():
+                card = node.cards[0]
+                instance = card.instance(gpu.instances[0].id)
+                card.destroy_compute(instance, instance.compute[0])
+                card.destroy_instance(instance)
+            sampled = await sampler.round()
+    assert set(parts(sampled, FB_USED)) == {(0, "1g.10gb", gpu.instances[1].id)}
+    assert len(sampled.slices[gpu.uuid]) == 1
+    assert not sampled.problems
+
+
+async def test_mig_switched_off_brings_back_the_whole_gpu(
+    known: Driver, node: SimulatedNode
+) -> None:
+    """What was refused while MIG was on is asked again."""
+    gpu = await laid_out(known, 0, at0="1g.10gb")
+    sampler = sampler_of(known, rows(UTILISATION))
+    assert whole(await sampler.round(), UTILISATION) == {1: 0}
+    await known.apply(destroy(gpu, gpu.instances[0]))
+    await known.apply(disable(gpu))
+    sampled = await sampler.round()
+    assert whole(sampled, UTILISATION) == {0: 0, 1: 0}
+    assert gpu.uuid not in sampled.slices
+    assert node.journal.total() > 0
+
+
+async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
+    """While a step runs on a GPU it is not sampled; the other one is."""
+    gpu = await laid_out(known, 0, at0="3g.40gb")
+    sampler = sampler_of(known, rows(FB_USED, POWER))
+    await sampler.round()
+    node.inject("nvmlGpuInstanceDestroy", hang=True)
+    step = asyncio.create_task(known.apply(destroy(gpu, gpu.instances[0])))
+    while not known.pool.is_busy(0):
+        await asyncio.sleep(0)
+    node.journal.clear()
+    sampled = await sampler.round()
+    assert whole(sampled, POWER) == {1: 70.0}
+    assert succeeded(sampled) == {"0": True, "1": True}
+    node.clear_faults()
+    await step
+    (destroyed,) = node.journal.named("nvmlGpuInstanceDestroy")
+    meanwhile = [
+        call
+        for call in node.journal.calls
+        if call.gpu == 0
+        and destroyed.started < call.started < destroyed.started + destroyed.seconds
+    ]
+    assert meanwhile == []
