@@ -6,12 +6,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodeagent.health.evaluate import Evaluation, Rules, evaluate
-from nodeagent.health.findings import Finding, Moment
-from nodeagent.health.readings import GpuEvent, GpuReading, NodeReading, Source, XidEvent
+from nodeagent.health.findings import End, Finding, Moment
+from nodeagent.health.readings import (
+    GpuEvent,
+    GpuReading,
+    InstanceReading,
+    NodeReading,
+    Source,
+    XidEvent,
+)
 from nodeagent.health.state import HealthState
+from nodeagent.plan.observed import Placement
 
 GPU = "GPU-1"
 ADDRESS = "00000000:1A:00.0"
+LOG = Source.KERNEL_LOG
+LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
 RULES = Rules()
 START = 1000.0
 EPOCH = 1_700_000_000.0
@@ -69,3 +79,21 @@ class Node:
         """The only finding of this cause."""
         (found,) = [f for f in self.state.findings if f.cause == cause]
         return found
+
+
+def known() -> Node:
+    """A node whose GPU has two instances: 1 to the left, 2 to the right."""
+    node = Node()
+    node.read(gpu(instances=(InstanceReading(1, LEFT), InstanceReading(2, RIGHT))))
+    return node
+
+
+def counts(node: Node) -> dict[int, int]:
+    """How many XIDs of each number were counted."""
+    return {count.xid: count.count for count in node.state.xids}
+
+
+def ends(node: Node) -> list[End]:
+    """How findings ended with the last reading."""
+    assert node.last is not None
+    return [ended.end for ended in node.last.ended]

@@ -30,10 +30,8 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
 from nodeagent.structs import replace
-from tests.health.rig import GPU, Node, gpu
+from tests.health.rig import GPU, LEFT, RIGHT, Node, gpu
 from tests.plan.cards import card
-
-LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
 
 
 def _instance(number: int, placement: Placement) -> GpuInstance:

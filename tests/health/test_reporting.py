@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,19 +15,16 @@ from nodeagent.health.xids import default_table
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentMetric
 from nodeagent.metrics.node_metrics import health_samples
-from nodeagent.plan.observed import Placement
+from nodeagent.structs import replace
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.status_report import health_shape
-from tests.health.rig import GPU, Node, gpu
+from tests.health.rig import GPU, RIGHT, Node, gpu
 from tests.health.test_check_table import RAISING
 
 
 def health_json(findings: Iterable[Finding]) -> Json:
     """As answers have them."""
     return as_json(health_shape(findings))
-
-
-RIGHT = Placement(4, 4)
 
 
 def samples(node: Node, metric: AgentMetric) -> dict[tuple[str, ...], float]:

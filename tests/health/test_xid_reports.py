@@ -1,0 +1,153 @@
+"""XIDs that both sources report, twice or late, and what each is worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.health.findings import Action, Severity, rank, worst
+from nodeagent.health.kernel_log import pci_address
+from nodeagent.health.readings import GpuEventKind, Source, XidEvent
+from tests.health.rig import LOG, Node, counts, gpu, known
+
+
+@pytest.mark.parametrize("first", Source)
+def test_an_xid_of_both_sources_counts_once(first: Source) -> None:
+    """Either source may be first; the finding has NVML's instance and the kernel log's process."""
+    node = known()
+    reports: dict[Source, dict[str, Any]] = {
+        Source.NVML: {"instance": 2},
+        LOG: {"pid": 4711, "process": "python", "message": "MMU Fault"},
+    }
+    second = LOG if first is Source.NVML else Source.NVML
+    node.xid(31, source=first, **reports[first])
+    evaluation = node.xid(31, source=second, **reports[second])
+    assert evaluation.xids == ()
+    assert counts(node) == {31: 1}
+    finding = node.one("xidApplication")
+    assert (finding.count, finding.pid, finding.place.instance) == (1, 4711, 2)
+    assert "MMU Fault" in finding.evidence
+
+
+def test_each_word_of_one_source_takes_one_of_the_other() -> None:
+    """Three errors that both sources tell are three; a fourth of one source is one more."""
+    node = known()
+    for source in (LOG, Source.NVML):
+        for _ in range(3):
+            node.xid(31, source=source, after=0.1)
+    assert counts(node) == {31: 3}
+    node.xid(31, source=LOG, after=0.1)
+    assert counts(node) == {31: 4}
+    assert node.one("xidApplication").count == 4
+
+
+def test_far_apart_or_elsewhere_is_another_one() -> None:
+    """The same number counts again later, or in another GPU instance."""
+    node = known()
+    node.xid(31, source=LOG, instance=1)
+    node.xid(31, instance=2)
+    node.xid(31, source=LOG, instance=2, after=60.0)
+    assert sum(count.count for count in node.state.xids) == 3
+
+
+def test_a_gpu_falls_off_the_bus_once() -> None:
+    """However many lines and sources say so."""
+    node = known()
+    for _ in range(3):
+        node.xid(79, source=LOG, after=0.1)
+    node.xid(79, after=0.1)
+    assert counts(node) == {79: 1}
+
+
+def test_the_kernel_log_read_again_reports_nothing() -> None:
+    """An agent that starts anew may read the log from its beginning; after a reboot it is new."""
+    node = known()
+    node.xid(31, source=LOG, sequence=7)
+    node.xid(31, source=LOG, sequence=7, after=100.0)
+    assert counts(node) == {31: 1}
+    node.reboot()
+    node.read(gpu())
+    node.xid(31, source=LOG, sequence=3)
+    assert counts(node) == {31: 2}
+
+
+def test_an_address_that_no_gpu_has() -> None:
+    """It is counted and reported for the node, with the address."""
+    node = known()
+    node.read(xids=(XidEvent(79, node.now, LOG, pci="0000:99:00"),))
+    finding = node.one("fallenOffBus")
+    assert finding.place.gpu == ""
+    assert "0000:99:00" in finding.evidence
+
+
+@pytest.mark.parametrize("text", ["00000000:1A:00.0", "0000:1a:00", "PCI:0000:1a:00.0"])
+def test_addresses_are_alike(text: str) -> None:
+    """NVML and the kernel write the same address differently."""
+    assert pci_address(text) == (0, 0x1A, 0)
+
+
+def test_a_known_nuisance_is_only_counted() -> None:
+    """An XID of the class information makes no finding."""
+    node = Node()
+    evaluation = node.xid(43)
+    assert counts(node) == {43: 1}
+    assert [e.xid for e in evaluation.xids] == [43]
+    assert node.causes() == set()
+
+
+def test_a_fatal_nvlink_error() -> None:
+    """The kernel log says that it is fatal, after NVML reported it without."""
+    node = known()
+    node.xid(149)
+    assert node.one("xidNvlink").severity is Severity.DEGRADED
+    node.xid(149, source=LOG, fatal=True, detail=4)
+    finding = node.one("xidNvlink")
+    assert (finding.severity, finding.action) == (Severity.UNHEALTHY, Action.RESET_GPU)
+    node.read(gpu(), after=90000.0)
+    assert node.causes() == {"xidNvlink"}
+
+
+_EVENTS = st.lists(
+    st.tuples(st.sampled_from([13, 43, 63, 79, 95, 123, 149, 154, 700]), st.sampled_from(Source),
+              st.floats(0, 30), st.sampled_from([None, 1, 2])),
+    max_size=25,
+)  # fmt: skip
+
+
+@given(_EVENTS)
+@settings(max_examples=60, deadline=None)
+def test_counters_only_grow(events: list[tuple[int, Source, float, int | None]]) -> None:
+    """Whatever is reported, a count of XIDs never falls, and each source's words suffice for it."""
+    node = known()
+    before: dict[tuple[int, int | None], int] = {}
+    for number, source, after, instance in events:
+        node.xid(number, source=source, after=after, instance=instance)
+        after_it = {(c.xid, c.instance): c.count for c in node.state.xids}
+        assert all(after_it[key] >= value for key, value in before.items())
+        before = after_it
+    for number in {e[0] for e in events}:
+        reported = [sum(1 for e in events if e[:2] == (number, s)) for s in Source]
+        counted = sum(count for (xid, _), count in before.items() if xid == number)
+        assert counted <= sum(reported)
+        if number != 79:
+            assert counted >= max(reported)
+
+
+@given(_EVENTS, st.lists(st.sampled_from(GpuEventKind), max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_one_more_fault_is_never_better(
+    events: list[tuple[int, Source, float, int | None]], more: list[GpuEventKind]
+) -> None:
+    """The status of a node to which more happened is at least as bad."""
+    node, worse = known(), known()
+    for number, source, after, instance in events:
+        node.xid(number, source=source, after=after, instance=instance)
+        worse.xid(number, source=source, after=after, instance=instance)
+    for kind in more:
+        node.read(gpu())
+        worse.event(kind)
+    statuses = [worst(f.severity for f in n.state.findings) for n in (node, worse)]
+    assert rank(statuses[1]) >= rank(statuses[0])
