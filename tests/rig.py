@@ -13,7 +13,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.problems import Code
-from nodeagent.plan.steps import Step
+from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
@@ -26,6 +26,7 @@ from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
 
 SOON = 60.0  # seconds that anything in a test may take
+CREATE = "nvmlDeviceCreateGpuInstance*"  # the calls that make a GPU instance
 
 
 def plan_text(mig: str, devices: str = "all") -> bytes:
@@ -137,3 +138,12 @@ async def do(*steps: Step) -> None:
     async with open_driver() as driver:
         for step in steps:
             await driver.apply(step)
+
+
+def destruction(gpu: Gpu, position: int = 0) -> DestroyGpuInstance:
+    """The step that takes one of a GPU's instances away."""
+    instance = gpu.instances[position]
+    devices = tuple(device.uuid for device in instance.compute)
+    return DestroyGpuInstance(
+        gpu.uuid, instance.id, instance.profile, instance.placement, devices, "a test"
+    )

@@ -1,4 +1,4 @@
-"""The loop on a simulated node: every phase, and the way into and out of it."""
+"""The loop on a simulated node: in sync, blocked, mending drift, and how it stops."""
 
 from __future__ import annotations
 
@@ -12,27 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import Policy
-from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.steps import DestroyGpuInstance
+from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase, not_ready
-from tests.rig import Rig, do, plan_text, running
-
-CREATE = "nvmlDeviceCreateGpuInstance*"
-
-
-def destruction(gpu: Gpu, position: int = 0) -> DestroyGpuInstance:
-    """The step that takes one of a GPU's instances away."""
-    instance = gpu.instances[position]
-    devices = tuple(device.uuid for device in instance.compute)
-    return DestroyGpuInstance(
-        gpu.uuid, instance.id, instance.profile, instance.placement, devices, "a test"
-    )
+from tests.rig import CREATE, Rig, destruction, do, running
 
 
 @contextmanager
@@ -100,97 +86,6 @@ async def test_only_the_newest_plan_counts(tmp_path: Path) -> None:
             await rig.until(lambda: rig.state.phase is Phase.IN_SYNC)
             assert rig.layout() == "7g.80gb at 0"
             assert EventType.FAILED not in rig.reported()
-
-
-# --- rejected -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("bad", "code"),
-    [
-        (b"version: v1\ngpus: [", Code.SYNTAX),
-        (b"version: v1\nGPUs: []\n", Code.UNKNOWN_KEY),
-        (b"\x00\xff\xfe", Code.SYNTAX),
-        (plan_text("{9g.90gb: 1}"), Code.UNKNOWN_PROFILE),
-        (plan_text("{1g.10gb: 8}"), Code.DOES_NOT_FIT),
-        (plan_text("{1g.10gb: 1}", "[5]"), Code.UNKNOWN_DEVICE),
-    ],
-)
-async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
-    tmp_path: Path, bad: bytes, code: Code
-) -> None:
-    """Whatever is wrong with the newest: nothing is touched, both digests are reported, and what
-    is in force is still enforced.
-    """
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
-            good, layout = rig.state.digest, rig.layout()
-            rig.offer(bad)
-            await rig.settle(Phase.REJECTED)
-            assert code in rig.codes
-            assert rig.state.digest == good
-            assert rig.state.refusal
-            assert rig.state.refusal.digest not in ("", good)
-            await do(destruction(rig.gpu()))
-            await rig.round()
-            assert rig.layout() == layout
-            assert rig.state.phase is Phase.REJECTED
-            rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.reported(EventType.PLAN_REJECTED) == [EventType.PLAN_REJECTED]
-
-
-async def test_rejected_with_nothing_in_force_touches_nothing(tmp_path: Path) -> None:
-    """A first plan that is wrong leaves the hardware alone."""
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 99}")
-            await rig.settle(Phase.REJECTED)
-            assert rig.layout() == "MIG off"
-            assert rig.state.digest == ""
-            assert "no plan is in force" in rig.events.events[0].message
-
-
-async def test_an_unreadable_carrier_is_a_rejection(tmp_path: Path) -> None:
-    """A plan file that cannot be read is reported like a wrong one."""
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.control.offer(UnreadablePlan(Problem(Code.SYNTAX, "it cannot be read")))
-            await rig.settle(Phase.REJECTED)
-            assert rig.state.problems[0].message == "it cannot be read"
-
-
-@pytest.mark.parametrize("later", [PlanText(b"version: v2"), NoPlan("it is gone")])
-async def test_after_a_restart_the_last_good_plan_holds(
-    tmp_path: Path, later: PlanText | NoPlan
-) -> None:
-    """A node that reboots into a wrong or missing plan gets the layout it had."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
-            layout, digest = rig.layout(), rig.state.digest
-        node.reboot()
-        async with running(Rig(tmp_path)) as rig:
-            rig.control.offer(later)
-            gone = isinstance(later, NoPlan)
-            await rig.settle(Phase.IN_SYNC if gone else Phase.REJECTED)
-            assert (rig.layout(), rig.state.digest) == (layout, digest)
-            if gone:
-                assert rig.state.note == "it is gone; the last good plan stays in force"
-
-
-async def test_a_damaged_last_good_plan_is_reported_and_not_used(tmp_path: Path) -> None:
-    """Nothing is guessed from a broken file."""
-    (tmp_path / "last-good-plan").write_text("{")
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.control.offer(NoPlan("no plan"))
-            await rig.settle(Phase.NO_PLAN)
-            assert rig.layout() == "MIG off"
-            assert "last-good-plan cannot be used" in rig.events.events[0].message
 
 
 # --- blocked --------------------------------------------------------------------------------------
@@ -308,161 +203,6 @@ async def test_the_resync_timer_finds_drift(tmp_path: Path) -> None:
             await do(destruction(rig.gpu()))
             await rig.until(lambda: EventType.DRIFT in rig.reported())
             await rig.until(lambda: rig.state.phase is Phase.IN_SYNC)
-
-
-# --- failed ---------------------------------------------------------------------------------------
-
-
-async def test_a_failed_gpu_is_restored_and_tried_again(tmp_path: Path) -> None:
-    """A step fails once: the earlier layout comes back, and after a while the plan is reached."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, retry=0.2)) as rig:
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
-            node.inject(CREATE, error="UNKNOWN", times=1, skip=2)
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.FAILED)
-            assert rig.layout() == "3g.40gb at 0, 4"
-            assert Code.STEP_FAILED in rig.codes
-            assert Code.NOT_RESTORED not in rig.codes
-            await rig.settle(Phase.IN_SYNC)
-            assert len(rig.gpu().instances) == 7
-            kinds = (EventType.FAILED, EventType.RESTORED, EventType.APPLIED)
-            assert rig.reported(*kinds)[1:] == list(kinds)
-
-
-async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) -> None:
-    """Although no user was seen: nothing is wrong with the GPU, it is tried again later."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, retry=0.2)) as rig:
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
-            node.inject("nvmlComputeInstanceDestroy", error="IN_USE", times=1, skip=1)
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.BLOCKED)
-            assert rig.layout() == "3g.40gb at 0, 4"
-            assert rig.codes == {Code.IN_USE}
-            await rig.settle(Phase.IN_SYNC)
-            kinds = (EventType.BLOCKED, EventType.RESTORED, EventType.APPLIED)
-            assert rig.reported(*kinds, EventType.FAILED)[1:] == list(kinds)
-
-
-async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path) -> None:
-    """No endless destroying and creating: until its time comes, a failed GPU is left alone."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
-            node.inject(CREATE, error="UNKNOWN", times=1, skip=2)
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.FAILED)
-            for _ in range(5):
-                await rig.round()
-                assert rig.state.phase is Phase.FAILED
-            assert rig.layout() == "3g.40gb at 0, 4"
-            assert len(rig.reported(EventType.FAILED)) == 1
-            rig.offer(plan_text("{1g.10gb: 7}") + b"# again, please\n")
-            await rig.settle(Phase.IN_SYNC)
-
-
-async def test_a_lost_gpu_is_reported_and_left_alone(tmp_path: Path) -> None:
-    """The others get their layout; the lost one gets it when it is back."""
-    with simulated("h100-80gb:2") as node:
-        async with running(Rig(tmp_path, retry=0.05)) as rig:
-            rig.offer("{1g.10gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
-            node.lose(1)
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.FAILED)
-            assert rig.layout(0) == "3g.40gb at 0, 4"
-            assert rig.gpu(1).access is Access.LOST
-            assert Code.GPU_LOST in rig.codes
-            node.reset(1)
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.layout(1) == "3g.40gb at 0, 4"
-            lost, back = EventType.GPU_LOST, EventType.GPU_RETURNED
-            assert rig.reported(lost, back) == [lost, back]
-
-
-async def test_a_hanging_gpu_does_not_stop_the_others(tmp_path: Path) -> None:
-    """A call that does not return costs its GPU alone, and is got over when it ends."""
-    with simulated("h100-80gb:2") as node:
-        async with running(
-            Rig(tmp_path, step_deadline=0.5, observe_deadline=0.5, retry=0.1)
-        ) as rig:
-            hang = node.inject(CREATE, hang=True, gpu=0)
-            try:
-                rig.offer("{3g.40gb: 2}")
-                await rig.settle(Phase.FAILED)
-                assert rig.layout(1) == "3g.40gb at 0, 4"
-                assert rig.gpu(0).access is not Access.OK
-            finally:
-                node.clear_faults(hang)
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.layout(0) == "3g.40gb at 0, 4"
-
-
-async def test_waits_for_a_driver_that_is_not_there(tmp_path: Path) -> None:
-    """Without the driver the agent says so in one sentence, is not ready, and goes on trying."""
-    with simulated("h100-80gb:1") as node:
-        node.unload_driver()
-        async with running(Rig(tmp_path, retry=0.1)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.until(lambda: rig.state.phase is Phase.FAILED)
-            assert "driver" in rig.state.sentence.casefold()
-            assert len(not_ready(rig.state)) == 2
-            await asyncio.sleep(0.3)
-            assert rig.reported() == [EventType.DRIVER_UNAVAILABLE]
-            node.load_driver()
-            await rig.settle(Phase.IN_SYNC)
-            assert EventType.DRIVER_RETURNED in rig.reported()
-            assert not_ready(rig.state) == ()
-
-
-async def test_a_driver_that_goes_away_and_comes_back(tmp_path: Path) -> None:
-    """A driver reload in the middle of life is got over without a restart."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, retry=0.05)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
-            layout = rig.layout()
-            node.unload_driver()
-            await rig.round()
-            assert rig.state.phase is Phase.FAILED
-            assert "driver is not loaded" in not_ready(rig.state)[0]
-            node.load_driver()
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.layout() == layout
-            assert not_ready(rig.state) == ()
-
-
-async def test_a_driver_that_only_starts_has_not_returned(tmp_path: Path) -> None:
-    """It is said to answer when it listed its GPUs, and not again and again before."""
-    with simulated("h100-80gb:1") as node:
-        failing = node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN", times=None)
-        async with running(Rig(tmp_path, retry=0.02)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.until(lambda: node.journal.total("nvmlInitWithFlags") > 4)
-            assert rig.reported() == [EventType.DRIVER_UNAVAILABLE]
-            node.clear_faults(failing)
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.reported().count(EventType.DRIVER_RETURNED) == 1
-
-
-async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> None:
-    """A disk that was full once must not cost the plan at the next restart; it is reported once."""
-    folder = tmp_path / "state"
-    folder.touch()
-    with simulated("h100-80gb:1"):
-        async with running(Rig(folder)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
-            await rig.round()
-            assert sum("cannot be kept" in event.message for event in rig.events.events) == 1
-            folder.unlink()
-            await rig.round()
-            kept = last_good_plan(folder / FILE_NAME).load()
-            assert kept == PlanText(plan_text("{1g.10gb: 7}"))
 
 
 # --- stopping -------------------------------------------------------------------------------------
