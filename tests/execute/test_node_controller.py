@@ -143,11 +143,11 @@ async def test_a_device_given_away_meanwhile_keeps_its_daemon(
         device = (await agent.gpu()).uuid
         planned = await agent.planned(NOTHING)
         assert [type(step) for step in planned.gpus[0].steps][:1] == [StopMps]
-        kubelet.allocate("trainer", [f"{device}::0"], namespace="work")
+        kubelet.allocate("trainer", [f"{device}::0"], namespace="team")
         outcome = await execute(planned, agent.node, parallel=1)
         [problem] = outcome.gpus[0].problems
         assert problem.code is Code.IN_USE
-        assert "work/trainer" in problem.message
+        assert "team/trainer" in problem.message
         assert status(agent.fleet, device).phase == "Ready"
 
 

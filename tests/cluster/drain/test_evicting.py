@@ -44,7 +44,7 @@ async def server() -> AsyncIterator[ApiServer]:
     async with ApiServer() as api:
         api.add_node(NODE, labels=MIXED)
         for name in ("a", "b"):
-            api.add_pod(name, namespace="work", node=NODE, lingers=True)
+            api.add_pod(name, namespace="team", node=NODE, lingers=True)
         yield api
 
 
@@ -56,7 +56,7 @@ def held(*pods: str, kubelet: bool = False) -> Gpu:
         users: tuple[User, ...] = ()
         if number < len(pods):
             pid, source = (0, "kubelet") if kubelet else (100 + number, "process")
-            users = (User(pid, "python", source, namespace="work", pod=pods[number]),)
+            users = (User(pid, "python", source, namespace="team", pod=pods[number]),)
         device = replace(instance.compute[0], usage=Usage(users))
         instances.append(replace(instance, compute=(device,)))
     return replace(gpu, instances=tuple(instances))
@@ -89,10 +89,10 @@ async def test_pods_in_the_way_are_evicted_behind_a_cordon(
         assert cordoned(server)
         settle(it, held("a", "b"))
         await asyncio.sleep(0.05)
-        server.pods.gone("a", "work")
+        server.pods.gone("a", "team")
         await asyncio.sleep(0.05)
         assert GONE not in it.woken
-        server.pods.gone("b", "work")
+        server.pods.gone("b", "team")
         await until(lambda: GONE in it.woken)
         assert cordoned(server)
         settle(it, AFTER)
@@ -106,18 +106,18 @@ async def test_a_budget_is_kept_to_reported_and_asked_again(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """What refuses is named with its words; the node is not cordoned for nothing meanwhile."""
-    server.pods.budgets["work", "a"] = "at-least-one"
+    server.pods.budgets["team", "a"] = "at-least-one"
     async with agent(server, tmp_path, cordon=True) as it:
         settle(it, held("a"))
         await until(lambda: it.around.problems)
         [problem] = it.around.problems
         assert problem.code is Code.IN_USE
-        assert "work/a" in problem.message
+        assert "team/a" in problem.message
         assert "The disruption budget at-least-one needs 1 healthy pods" in problem.message
         await until(lambda: not cordoned(server))
         for _ in range(20):
             settle(it, held("a"))
-        tries = "POST /api/v1/namespaces/work/pods/a/eviction"
+        tries = "POST /api/v1/namespaces/team/pods/a/eviction"
         assert asked(server).count(tries) == 1, "looks are no reason to ask again at once"
         server.pods.budgets.clear()
         await until(lambda: evicted(server) == ["a"])
@@ -177,8 +177,8 @@ async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Pa
     async with agent(server, tmp_path) as it:
         settle(it, held("a"))
         await until(lambda: evicted(server) == ["a"])
-        server.pods.gone("a", "work")
-        server.add_pod("a", namespace="work", node=NODE, lingers=True)
+        server.pods.gone("a", "team")
+        server.add_pod("a", namespace="team", node=NODE, lingers=True)
         await until(lambda: GONE in it.woken)
         await asyncio.sleep(0.05)
         assert evicted(server) == ["a"]
@@ -188,8 +188,8 @@ async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Pa
 
 async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Path) -> None:
     """Those that have ended are found, asked for anew each time; not who still runs."""
-    a, b = PodName("work", "a"), PodName("work", "b")
-    server.patch_pod("a", {"status": {"phase": "Succeeded"}}, namespace="work")
+    a, b = PodName("team", "a"), PodName("team", "b")
+    server.patch_pod("a", {"status": {"phase": "Succeeded"}}, namespace="team")
     async with agent(server, tmp_path) as it:
         pods = it.around.finished_pods
         before = len(asked(server))
@@ -203,9 +203,9 @@ async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Pa
         before = len(asked(server))
         assert await pods.among({a, b}, 2.0) == {a}
         assert await pods.among({a, b}, 2.0) == {a}
-        assert asked(server)[before:] == ["GET /api/v1/namespaces/work/pods/a"] * 2
-        server.pods.gone("a", "work")
-        server.add_pod("a", namespace="work", node=NODE)
+        assert asked(server)[before:] == ["GET /api/v1/namespaces/team/pods/a"] * 2
+        server.pods.gone("a", "team")
+        server.add_pod("a", namespace="team", node=NODE)
         assert await pods.among({a, b}, 2.0) == frozenset(), "it is a new one"
         before = len(asked(server))
         assert await pods.among({a, b}, 2.0) == frozenset()
@@ -216,10 +216,10 @@ async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Pa
 
 async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path: Path) -> None:
     """Gone is not ended, a container that still runs neither, and no answer says nothing."""
-    a, b, c = (PodName("work", name) for name in "abc")
-    server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="work")
+    a, b, c = (PodName("team", name) for name in "abc")
+    server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")
     running = {"phase": "Failed", "containerStatuses": [{"state": {"running": {}}}]}
-    server.patch_pod("b", {"status": running}, namespace="work")
+    server.patch_pod("b", {"status": running}, namespace="team")
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
         node = DrainedNode(access, NODE)
         assert await node.ended_pods([a, b, c], within=2.0) == {a}
@@ -235,5 +235,5 @@ async def test_a_long_goodbye_costs_few_requests(server: ApiServer, tmp_path: Pa
         await asyncio.sleep(0.5)
         lists = asked(server).count("GET /api/v1/pods")
         assert lists < 40, "a hundredth of a second at first, a tenth of the time later on"
-        server.pods.gone("a", "work")
+        server.pods.gone("a", "team")
         await until(lambda: GONE in it.woken)

@@ -22,8 +22,8 @@ MPS = WantedMps(Sharing((Share("s", 1, None, None),), "report"), Account(1000, 1
 
 
 def of(pod: str, pid: int = 1) -> User:
-    """A process of a pod in the namespace work; without a pod when that is empty."""
-    return User(pid, "python", namespace="work" if pod else "", pod=pod)
+    """A process of a pod in the namespace team; without a pod when that is empty."""
+    return User(pid, "python", namespace="team" if pod else "", pod=pod)
 
 
 def used(gpu: Gpu, *pods: str) -> Gpu:
@@ -62,7 +62,7 @@ def test_only_those_in_the_way_go() -> None:
     found = chosen(SEVEN_USED, evict(("3g.40gb", 1), ("1g.10gb", 4)))
     assert names(found) == ["e", "f", "g"]
     assert not found.problems
-    assert found.wanted[PodName("work", "e")] == (
+    assert found.wanted[PodName("team", "e")] == (
         "it uses 1g.10gb at slice 4 of GPU 0, which has to change by the plan"
     )
 
@@ -75,8 +75,8 @@ def test_all_go_when_the_mode_changes() -> None:
 def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
     """The kubelet will give its device back; an eviction would take its log and its result away."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
-    ended = Pod("work", "a", phase="Succeeded")
-    found = chosen(gpu, OFF, ended, Pod("work", "b"))
+    ended = Pod("team", "a", phase="Succeeded")
+    found = chosen(gpu, OFF, ended, Pod("team", "b"))
     assert names(found) == ["b"]
     assert not found.problems
 
@@ -128,21 +128,21 @@ def test_unknown_users_keep_the_pods() -> None:
 def test_a_pod_that_comes_back_is_not_evicted() -> None:
     """And then its neighbours are not either."""
     cases: list[tuple[Pod, str]] = [
-        (Pod("work", "a", controller="DaemonSet"), "its DaemonSet brings it back"),
-        (Pod("work", "a", mirror=True), "the kubelet runs it"),
+        (Pod("team", "a", controller="DaemonSet"), "its DaemonSet brings it back"),
+        (Pod("team", "a", mirror=True), "the kubelet runs it"),
     ]
     for fact, why in cases:
         gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
-        found = chosen(gpu, evict(("7g.80gb", 1)), fact, Pod("work", "b", controller="ReplicaSet"))
+        found = chosen(gpu, evict(("7g.80gb", 1)), fact, Pod("team", "b", controller="ReplicaSet"))
         assert not found.wanted
-        assert f"work/a ({why})" in found.problems[0].message
+        assert f"team/a ({why})" in found.problems[0].message
 
 
 def test_a_pod_that_is_going_is_waited_for() -> None:
     """It is not evicted a second time."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
-    found = chosen(gpu, evict(("7g.80gb", 1)), Pod("work", "a", leaving=True))
-    assert (names(found), found.leaving) == (["b"], frozenset({PodName("work", "a")}))
+    found = chosen(gpu, evict(("7g.80gb", 1)), Pod("team", "a", leaving=True))
+    assert (names(found), found.leaving) == (["b"], frozenset({PodName("team", "a")}))
 
 
 def test_a_pod_is_evicted_once_whatever_it_holds() -> None:
@@ -150,7 +150,7 @@ def test_a_pod_is_evicted_once_whatever_it_holds() -> None:
     gpu = used(with_instances(H100, SEVEN[:3]), "a", "a", "b")
     found = chosen(gpu, evict(("7g.80gb", 1)))
     assert names(found) == ["a", "b"]
-    assert "1g.10gb at slice 0, 1g.10gb at slice 1" in found.wanted[PodName("work", "a")]
+    assert "1g.10gb at slice 0, 1g.10gb at slice 1" in found.wanted[PodName("team", "a")]
 
 
 def test_clients_of_mps_go_with_their_daemon() -> None:
