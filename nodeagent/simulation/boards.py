@@ -37,28 +37,37 @@ class Evidence(msgspec.Struct, frozen=True):
     status: str
 
 
-class InstancePlacement(msgspec.Struct, frozen=True):
-    """A place for a GPU instance in memory slices, and the id that an instance there gets."""
+class Slices(msgspec.Struct, frozen=True):
+    """Adjacent memory slices of a card, or compute slots of a GPU instance."""
 
     start: int
     size: int
-    id: int
-    mirrored_id: int
 
     @property
     def mask(self) -> int:
-        """The memory slices as bits."""
+        """The slices as bits."""
         return ((1 << self.size) - 1) << self.start
 
 
+class InstancePlacement(Slices, frozen=True):
+    """A place for a GPU instance in memory slices, and the id that an instance there gets."""
+
+    id: int
+    mirrored_id: int
+
+
+class ComputePlacement(Slices, frozen=True, array_like=True):
+    """A place for a compute instance in compute slots: `[start, size]` in a board file."""
+
+
 class ComputeProfile(msgspec.Struct, frozen=True):
-    """How a GPU instance can be divided. `placements` are (start, size) in compute slots."""
+    """How a GPU instance can be divided."""
 
     id: int
     slices: int
     multiprocessors: int
     max_instances: int
-    placements: tuple[tuple[int, int], ...]
+    placements: tuple[ComputePlacement, ...]
 
 
 class GpuProfile(msgspec.Struct, frozen=True):

@@ -6,11 +6,17 @@ an error raises `Refused` and leaves the card as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
 
 from nodeagent.simulation import geometry
-from nodeagent.simulation.boards import Board, ComputeProfile, GpuProfile, InstancePlacement
+from nodeagent.simulation.boards import (
+    Board,
+    ComputeProfile,
+    GpuProfile,
+    InstancePlacement,
+    Slices,
+)
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.identity import Identity
 from nodeagent.simulation.sensors import Sensors
@@ -25,6 +31,8 @@ from nodeagent.simulation.switches import Switches
 
 MIB = 1 << 20
 MIG_CONFIG_CHANGE = 0x100
+
+_Place = TypeVar("_Place", bound=Slices)
 
 
 class NodeOfCard(Protocol):
@@ -185,27 +193,29 @@ class Card:
 
     def remaining(self, profile: int) -> int:
         """How many more instances of that profile fit now."""
-        return geometry.capacity(
-            self.profile(profile), self._lying(), no_4g_with_3g=self._no_4g_with_3g
-        )
+        kind, there = self.profile(profile), self.state.instances
+        if not self._may_join(kind):
+            return 0
+        left = kind.max_instances - sum(i.profile == kind.id for i in there)
+        return min(geometry.room(kind.placements, geometry.occupied(there)), left)
 
     def create_instance(self, profile: int, place: tuple[int, int] | None = None) -> GpuInstance:
         """A new GPU instance at (start, size) in memory slices, or where the driver likes."""
         self.require_mig()
         kind = self.profile(profile)
-        placement = None if place is None else self._placement(kind, place)
+        placement = None if place is None else _placement(kind.placements, place)
         if any(process.instance is None for process in self.state.processes):
             raise Refused(Code.IN_USE)
-        lying = self._lying()
-        if not geometry.may_join(kind, lying, no_4g_with_3g=self._no_4g_with_3g):
+        if not self._may_join(kind):
             raise Refused(Code.INSUFFICIENT_RESOURCES)
-        taken, mirrored = geometry.occupied(lying), self.state.mirrored
+        taken = geometry.occupied(self.state.instances)
         if placement is None:
-            placement = geometry.choose(self.board, kind, taken, mirrored=mirrored)
+            every = (one for p in self.board.profiles for one in p.placements)
+            placement = geometry.choose(kind.placements, taken, keep=every, order=self._id_at)
         if placement is None or placement.mask & taken:
             raise Refused(Code.INSUFFICIENT_RESOURCES)
         made = GpuInstance(
-            id=geometry.instance_id(placement, mirrored=mirrored),
+            id=self._id_at(placement),
             profile=kind.id,
             start=placement.start,
             size=placement.size,
@@ -231,19 +241,13 @@ class Card:
         if self.state.activity.growing:
             self.put_load(WHOLE, self.state.activity.loads.get(WHOLE, 0.0))
 
-    @property
-    def _no_4g_with_3g(self) -> bool:
-        return self._node.switches.old_driver_no_4g_with_3g
+    def _may_join(self, profile: GpuProfile) -> bool:
+        present = [self.profile(i.profile) for i in self.state.instances]
+        switch = self._node.switches.old_driver_no_4g_with_3g
+        return geometry.may_join(profile, present, no_4g_with_3g=switch)
 
-    def _lying(self) -> list[tuple[GpuProfile, int]]:
-        return [(self.profile(i.profile), i.mask) for i in self.state.instances]
-
-    @staticmethod
-    def _placement(profile: GpuProfile, place: tuple[int, int]) -> InstancePlacement:
-        for placement in profile.placements:
-            if (placement.start, placement.size) == place:
-                return placement
-        raise Refused(Code.INVALID_ARGUMENT)
+    def _id_at(self, placement: InstancePlacement) -> int:
+        return placement.mirrored_id if self.state.mirrored else placement.id
 
     # --- compute instances ----------------------------------------------------------------
 
@@ -262,39 +266,39 @@ class Card:
 
     def compute_remaining(self, instance: GpuInstance, profile: int) -> int:
         """How many more compute instances of that profile fit now."""
-        kind = self.compute_profile(instance, profile)
-        there = sum(c.profile == profile for c in instance.compute)
+        kind, there = self.compute_profile(instance, profile), instance.compute
+        used = sum(self.compute_profile(instance, c.profile).slices for c in there)
         return min(
-            geometry.most_slots(kind.placements, self._slots(instance)),
-            self._slices_left(instance) // kind.slices,
-            kind.max_instances - there,
+            geometry.room(kind.placements, geometry.occupied(there)),
+            (self.profile(instance.profile).slices - used) // kind.slices,
+            kind.max_instances - sum(c.profile == profile for c in there),
         )
 
     def create_compute(
-        self, instance: GpuInstance, profile: int, slot: tuple[int, int] | None = None
+        self, instance: GpuInstance, profile: int, place: tuple[int, int] | None = None
     ) -> ComputeInstance:
-        """A new compute instance at (start, size) in compute slots, or where the driver likes."""
+        """A new compute instance at (start, size) in compute slots, or where the driver likes.
+
+        Ampere takes the first fit, Hopper and later keep an aligned tree.
+        """
         kind = self.compute_profile(instance, profile)
-        if slot is not None and slot not in kind.placements:
-            raise Refused(Code.INVALID_ARGUMENT)
+        placement = None if place is None else _placement(kind.placements, place)
         if self.compute_remaining(instance, profile) < 1:
             raise Refused(Code.INSUFFICIENT_RESOURCES)
-        taken = self._slots(instance)
-        if slot is None:
-            slot = geometry.choose_slot(
-                self.profile(instance.profile),
-                kind.placements,
-                taken,
-                aligned=self.board.compute_placement == "alignedTree",
-            )
-        if slot is None or geometry.slot_mask(slot) & taken:
+        taken = geometry.occupied(instance.compute)
+        if placement is None:
+            aligned = self.board.compute_placement == "alignedTree"
+            siblings = self.profile(instance.profile).compute if aligned else ()
+            every = (one for p in siblings for one in p.placements)
+            placement = geometry.choose(kind.placements, taken, keep=every, order=lambda p: p.start)
+        if placement is None or placement.mask & taken:
             raise Refused(Code.INSUFFICIENT_RESOURCES)
         used = {c.id for c in instance.compute}
         made = ComputeInstance(
             id=next(number for number in range(len(used) + 1) if number not in used),
             profile=kind.id,
-            start=slot[0],
-            size=slot[1],
+            start=placement.start,
+            size=placement.size,
             serial=self._node.next_serial(),
         )
         instance.compute.append(made)
@@ -308,17 +312,6 @@ class Card:
         instance.compute.remove(compute)
         instance.settling = not instance.compute and self._node.switches.gi_destroy_race
         self._config_changed()
-
-    def _slots(self, instance: GpuInstance) -> int:
-        mask = 0
-        for compute in instance.compute:
-            mask |= geometry.slot_mask((compute.start, compute.size))
-        return mask
-
-    def _slices_left(self, instance: GpuInstance) -> int:
-        kind = self.profile(instance.profile)
-        used = sum(self.compute_profile(instance, c.profile).slices for c in instance.compute)
-        return kind.slices - used
 
     # --- load -----------------------------------------------------------------------------
 
@@ -335,3 +328,11 @@ class Card:
         else:
             load = loads.get(WHOLE, 0.0)
         self.sensors.put_load(serial, share, load)
+
+
+def _placement(placements: Iterable[_Place], place: tuple[int, int]) -> _Place:
+    """The one at this start and size; raises Refused."""
+    for placement in placements:
+        if (placement.start, placement.size) == place:
+            return placement
+    raise Refused(Code.INVALID_ARGUMENT)

@@ -1,12 +1,13 @@
 """Where instances can lie on a card: room, coexistence, and the place the driver would choose.
 
-Pure functions over a board and what lies on it. A GPU instance is its profile and a mask of the
-memory slices it takes.
+Pure functions, for GPU instances in the memory slices of a card and for compute instances in the
+slots of a GPU instance alike. `taken` are the slices or slots that are not free, as bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
 
 from nodeagent.simulation.boards import (
     ALL_MEDIA_ENGINES,
@@ -14,31 +15,33 @@ from nodeagent.simulation.boards import (
     MEDIA_EXTENSIONS,
     NO_MEDIA_ENGINES,
     THREE_SLICES,
-    Board,
     GpuProfile,
-    InstancePlacement,
+    Slices,
 )
+from nodeagent.simulation.state import Instance
 
-Lying = Sequence[tuple[GpuProfile, int]]  # (profile, mask) of each GPU instance
-
-
-def occupied(lying: Lying) -> int:
-    """The memory slices that are taken, as bits."""
-    mask = 0
-    for _, taken in lying:
-        mask |= taken
-    return mask
+_Place = TypeVar("_Place", bound=Slices)
 
 
-def may_join(profile: GpuProfile, lying: Lying, *, no_4g_with_3g: bool = False) -> bool:
-    """Whether one more of `profile` is allowed, were there room.
+def occupied(instances: Iterable[Instance]) -> int:
+    """What these instances take, as bits."""
+    taken = 0
+    for instance in instances:
+        taken |= instance.mask
+    return taken
+
+
+def may_join(
+    profile: GpuProfile, present: Collection[GpuProfile], *, no_4g_with_3g: bool = False
+) -> bool:
+    """Whether one more of `profile` is allowed beside GPU instances of those, were there room.
 
     Beside the number of each profile, the media engines limit: one +me a card (A30: over both
     of its +me profiles), and +me.all leaves nothing for profiles that take any.
     """
-    if sum(p.id == profile.id for p, _ in lying) >= profile.max_instances:
+    if sum(p.id == profile.id for p in present) >= profile.max_instances:
         return False
-    kinds = {p.kind for p, _ in lying}
+    kinds = {p.kind for p in present}
     if profile.kind in MEDIA_EXTENSIONS and kinds & MEDIA_EXTENSIONS:
         return False
     if profile.kind in ALL_MEDIA_ENGINES and kinds - NO_MEDIA_ENGINES:
@@ -50,84 +53,36 @@ def may_join(profile: GpuProfile, lying: Lying, *, no_4g_with_3g: bool = False) 
 
 
 def choose(
-    board: Board, profile: GpuProfile, taken: int, *, mirrored: bool
-) -> InstancePlacement | None:
-    """The place the driver takes when none is given, None when there is none.
+    places: Iterable[_Place],
+    taken: int,
+    *,
+    keep: Iterable[Slices],
+    order: Callable[[_Place], int],
+) -> _Place | None:
+    """The place the driver takes when none is given, None when none is free.
 
-    It is the free one after which most placements of all profiles, counted together, are still
-    possible; among equals the one with the lowest instance id. The rule is inferred: it
-    reproduces every published sequence of creations, among them a first 1g that lands at slice 6.
+    It is the free one after which most of the places in `keep` are still possible; among equals
+    the first in `order`. The rule is inferred for GPU instances, with all profiles' placements to
+    keep and their ids as the order: it reproduces every published sequence of creations, among
+    them a first 1g that lands at slice 6. Without anything to keep it is the first fit.
     """
-    masks = [placement.mask for p in board.profiles for placement in p.placements]
-    free = [placement for placement in profile.placements if not placement.mask & taken]
-    if not free:
-        return None
+    masks = [place.mask for place in keep]
 
-    def rank(placement: InstancePlacement) -> tuple[int, int]:
-        after = taken | placement.mask
-        left = sum(not mask & after for mask in masks)
-        return -left, instance_id(placement, mirrored=mirrored)
+    def rank(place: _Place) -> tuple[int, int]:
+        after = taken | place.mask
+        return -sum(not mask & after for mask in masks), order(place)
 
-    return min(free, key=rank)
+    return min((place for place in places if not place.mask & taken), key=rank, default=None)
 
 
-def instance_id(placement: InstancePlacement, *, mirrored: bool) -> int:
-    """The id that a GPU instance at this place gets on a normal or a mirrored card."""
-    return placement.mirrored_id if mirrored else placement.id
+def room(places: Iterable[Slices], taken: int) -> int:
+    """How many of these places can be taken side by side.
 
-
-def capacity(profile: GpuProfile, lying: Lying, *, no_4g_with_3g: bool = False) -> int:
-    """How many more of `profile` fit now."""
-    if not may_join(profile, lying, no_4g_with_3g=no_4g_with_3g):
-        return 0
-    there = sum(p.id == profile.id for p, _ in lying)
-    taken, count = occupied(lying), 0
-    # All placements of a profile have one size, so taking the leftmost free ones is the most.
-    for placement in sorted(profile.placements, key=lambda p: p.start):
-        if not placement.mask & taken:
-            taken |= placement.mask
-            count += 1
-    return min(count, profile.max_instances - there)
-
-
-# --- compute instances --------------------------------------------------------------------------
-
-Slot = tuple[int, int]  # start and size in compute slots of the GPU instance
-
-
-def slot_mask(slot: Slot) -> int:
-    """The compute slots as bits."""
-    start, size = slot
-    return ((1 << size) - 1) << start
-
-
-def choose_slot(
-    gpu_profile: GpuProfile, slots: Sequence[Slot], taken: int, *, aligned: bool
-) -> Slot | None:
-    """The compute slots the driver takes when none are given, None when none are free.
-
-    Ampere takes the first fit. Hopper and later keep an aligned tree and take the place that
-    leaves most others valid, the lowest among equals.
+    They have one size, so taking the leftmost free ones is the most.
     """
-    free = [slot for slot in slots if not slot_mask(slot) & taken]
-    if not free:
-        return None
-    if not aligned:
-        return min(free)
-    masks = [slot_mask(slot) for p in gpu_profile.compute for slot in p.placements]
-
-    def rank(slot: Slot) -> tuple[int, int]:
-        after = taken | slot_mask(slot)
-        return -sum(not mask & after for mask in masks), slot[0]
-
-    return min(free, key=rank)
-
-
-def most_slots(slots: Collection[Slot], taken: int) -> int:
-    """How many of these places can be taken side by side."""
     count = 0
-    for slot in sorted(slots):
-        if not slot_mask(slot) & taken:
-            taken |= slot_mask(slot)
+    for place in sorted(places, key=lambda p: p.start):
+        if not place.mask & taken:
+            taken |= place.mask
             count += 1
     return count

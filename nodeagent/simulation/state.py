@@ -29,31 +29,34 @@ class ProcessKind(StrEnum):
     MPS = "mps"
 
 
-class ComputeInstance(msgspec.Struct):
-    """`serial` distinguishes it from every other instance that ever was on the node."""
+class Instance(msgspec.Struct):
+    """`start` and `size` in memory slices of the card, or in compute slots of the GPU instance.
+
+    `serial` distinguishes it from every other instance that ever was on the node.
+    """
 
     id: Natural
     profile: Natural
     start: Natural
     size: Natural
     serial: Natural
-    compute_mode: Natural = 0
-
-
-class GpuInstance(msgspec.Struct):
-    """`settling`: its last compute instance has just gone."""
-
-    id: Natural
-    profile: Natural
-    start: Natural
-    size: Natural
-    serial: Natural
-    compute: list[ComputeInstance] = msgspec.field(default_factory=list)
-    settling: bool = False
 
     @property
     def mask(self) -> int:
         return ((1 << self.size) - 1) << self.start
+
+
+class ComputeInstance(Instance):
+    """`compute_mode` is NVML's number."""
+
+    compute_mode: Natural = 0
+
+
+class GpuInstance(Instance):
+    """`settling`: its last compute instance has just gone."""
+
+    compute: list[ComputeInstance] = msgspec.field(default_factory=list)
+    settling: bool = False
 
 
 class Process(msgspec.Struct, omit_defaults=True):

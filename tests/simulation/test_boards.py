@@ -51,7 +51,7 @@ def test_compute_profiles_fit_their_gpu_instance(name: str) -> None:
             assert part.slices <= profile.slices
             assert part.multiprocessors <= profile.multiprocessors
             assert 0 < part.max_instances <= len(part.placements)
-            assert all(start >= 0 and start + size <= 8 for start, size in part.placements)
+            assert all(p.start >= 0 and p.start + p.size <= 8 for p in part.placements)
 
 
 @pytest.mark.parametrize("name", board_names())

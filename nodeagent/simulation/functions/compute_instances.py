@@ -60,10 +60,10 @@ def nvmlGpuInstanceGetComputeInstancePossiblePlacements(
 ) -> None:
     """All that the profile has, taken or not."""
     session.require_privilege()
-    slots = view.card.compute_profile(view.instance, profile_id).placements
+    places = view.card.compute_profile(view.instance, profile_id).placements
     if placements is not None:
-        placements.fill([{"start": start, "size": size} for start, size in slots])
-    count.value = len(slots)
+        placements.fill([{"start": p.start, "size": p.size} for p in places])
+    count.value = len(places)
 
 
 @c_function(*_ASKING)
