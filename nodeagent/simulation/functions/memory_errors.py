@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import pynvml
 
 from nodeagent.simulation.arguments import Array, Out
-from nodeagent.simulation.card import Card
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.devices import MigDevice
 from nodeagent.simulation.functions.registry import (
@@ -16,6 +15,8 @@ from nodeagent.simulation.functions.registry import (
     ULongOut,
     WholeGpuIn,
     c_function,
+    c_reading,
+    number,
 )
 from nodeagent.simulation.nvml_session import Session
 from nodeagent.simulation.state import WHOLE
@@ -28,12 +29,46 @@ _VOLATILE_UNCORRECTED = (
 )
 
 
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetEccMode(
-    session: Session, gpu: WholeGpuIn, current: UIntOut, pending: UIntOut
-) -> None:
-    current.value = gpu.card.sensors.integer("ecc.mode")
-    pending.value = gpu.card.sensors.integer("ecc.pending")
+c_reading("nvmlDeviceGetEccMode", number("ecc.mode"), number("ecc.pending"))
+c_reading(
+    "nvmlDeviceGetSramEccErrorStatus",
+    (
+        Out(pynvml.c_nvmlEccSramErrorStatus_v1_t, pynvml.nvmlEccSramErrorStatus_v1),
+        {"bThresholdExceeded": "ecc.sramThreshold"},
+    ),
+    since=_AMPERE,
+)
+c_reading(
+    "nvmlDeviceGetRowRemapperHistogram",
+    (
+        Out(pynvml.c_nvmlRowRemapperHistogramValues),
+        {name: f"banks.{name}" for name in ("max", "high", "partial", "low", "none")},
+    ),
+    since=_AMPERE,
+    instances=False,
+)
+c_reading(
+    "nvmlDeviceGetRemappedRows",
+    *map(number, ("rows.correctable", "rows.uncorrectable", "rows.pending", "rows.failed")),
+    since=_AMPERE,
+    instances=False,
+)
+c_reading(
+    "nvmlDeviceGetRepairStatus",
+    (
+        Out(pynvml.c_nvmlRepairStatus_t, pynvml.nvmlRepairStatus_v1),
+        {"bChannelRepairPending": "repair.channel", "bTpcRepairPending": "repair.tpc"},
+    ),
+    since=_HOPPER,
+)
+c_reading(
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1",
+    (
+        Out(pynvml.c_nvmlUnrepairableMemory_v1_t, pynvml.nvmlUnrepairableMemory_v1),
+        {"unrepairableMemory": "memory.unrepairable"},
+    ),
+    since=_AMPERE,
+)
 
 
 @c_function(Code.NOT_SUPPORTED)
@@ -53,48 +88,6 @@ def nvmlDeviceGetMemoryErrorCounter(
     since = "volatile" if counter == pynvml.NVML_VOLATILE_ECC else "aggregate"
     name = f"ecc.{corrected}.{since}.{place}"
     count.value = device.card.sensors.integer(name, 0, serial)
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetSramEccErrorStatus(
-    session: Session,
-    gpu: WholeGpuIn,
-    status: Annotated[
-        Any, Out(pynvml.c_nvmlEccSramErrorStatus_v1_t, pynvml.nvmlEccSramErrorStatus_v1)
-    ],
-) -> None:
-    gpu.card.require_capability(_AMPERE)
-    status.bThresholdExceeded = gpu.card.sensors.integer("ecc.sramThreshold")
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetRowRemapperHistogram(
-    session: Session,
-    gpu: WholeGpuIn,
-    values: Annotated[Any, Out(pynvml.c_nvmlRowRemapperHistogramValues)],
-) -> None:
-    gpu.card.require_capability(_AMPERE)
-    _require_no_instances(gpu.card)
-    for name in ("max", "high", "partial", "low", "none"):
-        setattr(values, name, gpu.card.sensors.integer(f"banks.{name}"))
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetRemappedRows(
-    session: Session,
-    gpu: WholeGpuIn,
-    correctable: UIntOut,
-    uncorrectable: UIntOut,
-    pending: UIntOut,
-    failure: UIntOut,
-) -> None:
-    """Not reported while a GPU in MIG mode has instances."""
-    gpu.card.require_capability(_AMPERE)
-    _require_no_instances(gpu.card)
-    correctable.value = gpu.card.sensors.integer("rows.correctable")
-    uncorrectable.value = gpu.card.sensors.integer("rows.uncorrectable")
-    pending.value = gpu.card.sensors.integer("rows.pending")
-    failure.value = gpu.card.sensors.integer("rows.failed")
 
 
 @c_function(Code.NOT_SUPPORTED, Code.INSUFFICIENT_SIZE)
@@ -118,31 +111,3 @@ def nvmlDeviceGetRetiredPages(
         addresses.demand(there)
         for index in range(there):
             addresses.write(index, 0x1000 * (index + 1))
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetRepairStatus(
-    session: Session,
-    gpu: WholeGpuIn,
-    status: Annotated[Any, Out(pynvml.c_nvmlRepairStatus_t, pynvml.nvmlRepairStatus_v1)],
-) -> None:
-    gpu.card.require_capability(_HOPPER)
-    status.bChannelRepairPending = gpu.card.sensors.integer("repair.channel")
-    status.bTpcRepairPending = gpu.card.sensors.integer("repair.tpc")
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetUnrepairableMemoryFlag_v1(
-    session: Session,
-    gpu: WholeGpuIn,
-    status: Annotated[
-        Any, Out(pynvml.c_nvmlUnrepairableMemory_v1_t, pynvml.nvmlUnrepairableMemory_v1)
-    ],
-) -> None:
-    gpu.card.require_capability(_AMPERE)
-    status.unrepairableMemory = gpu.card.sensors.integer("memory.unrepairable")
-
-
-def _require_no_instances(card: Card) -> None:
-    if card.state.instances:
-        raise Refused(Code.NOT_SUPPORTED)

@@ -11,7 +11,7 @@ stands for, a reference as what it leads to. Returning is NVML_SUCCESS, `Refused
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import c_int, c_uint, c_ulonglong
 from typing import Annotated, Any
 
@@ -28,12 +28,14 @@ from nodeagent.simulation.arguments import (
     Out,
     Text,
 )
-from nodeagent.simulation.codes import Code
+from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.handles import Kind
+
+_WHOLE_GPU = HandleIn(Kind.GPU, otherwise=Code.NOT_SUPPORTED)
 
 DeviceIn = Annotated[devices.Device, HandleIn(Kind.GPU, Kind.MIG_DEVICE)]
 GpuIn = Annotated[devices.Device, HandleIn(Kind.GPU)]
-WholeGpuIn = Annotated[devices.Device, HandleIn(Kind.GPU, otherwise=Code.NOT_SUPPORTED)]
+WholeGpuIn = Annotated[devices.Device, _WHOLE_GPU]
 MigDeviceIn = Annotated[devices.MigDevice, HandleIn(Kind.MIG_DEVICE)]
 GpuInstanceIn = Annotated[devices.GpuInstanceDevice, HandleIn(Kind.GPU_INSTANCE)]
 ComputeInstanceIn = Annotated[devices.ComputeInstanceDevice, HandleIn(Kind.COMPUTE_INSTANCE)]
@@ -88,15 +90,47 @@ def c_function(
     """Declare a C function, by another `name` than the body's where one body serves several."""
 
     def declare(body: Body) -> Body:
-        called = name or body.__name__
-        if called in FUNCTIONS:
-            raise ValueError(f"{called} is declared twice")
         declared = [kind for key, kind in body.__annotations__.items() if key != "return"]
         arguments = tuple(kind.__metadata__[0] for kind in declared[1:])
-        FUNCTIONS[called] = Function(called, arguments, body, changes, opens, raw, errors)
+        _add(Function(name or body.__name__, arguments, body, changes, opens, raw, errors))
         return body
 
     return declare
+
+
+Result = tuple[Out, Mapping[str, str]]  # a parameter, and the figure for each of its members
+
+
+def number(figure: str, kind: Any = c_uint) -> Result:
+    """A parameter that is one number."""
+    return Out(kind), {"value": figure}
+
+
+def c_reading(
+    name: str, *results: Result, since: tuple[int, int] = (0, 0), instances: bool = True
+) -> None:
+    """Declare a C function that returns figures of a whole GPU's sensors.
+
+    Only cards from the compute capability `since` on have them, and without `instances` they are
+    not reported while a GPU in MIG mode has some.
+    """
+
+    def read(session: nvml_session.Session, gpu: devices.Device, *targets: Any) -> None:
+        gpu.card.require_capability(since)
+        if gpu.card.state.instances and not instances:
+            raise Refused(Code.NOT_SUPPORTED)
+        for target, (_, figures) in zip(targets, results, strict=True):
+            for member, figure in figures.items():
+                setattr(target, member, gpu.card.sensors.integer(figure))
+
+    arguments = (_WHOLE_GPU, *(out for out, _ in results))
+    _add(Function(name, arguments, read, errors=(Code.NOT_SUPPORTED,)))
+
+
+def _add(function: Function) -> None:
+    if function.name in FUNCTIONS:
+        raise ValueError(f"{function.name} is declared twice")
+    FUNCTIONS[function.name] = function
 
 
 def documented_errors(name: str) -> tuple[Code, ...]:

@@ -1,6 +1,6 @@
 """Sensors of the whole card: clocks, temperatures, power, fan, and what it says it is inside."""
 
-from ctypes import c_uint, c_ulonglong
+from ctypes import c_ulonglong
 from typing import Annotated, Any
 
 import pynvml
@@ -13,6 +13,8 @@ from nodeagent.simulation.functions.registry import (
     UIntOut,
     WholeGpuIn,
     c_function,
+    c_reading,
+    number,
 )
 from nodeagent.simulation.nvml_session import Session
 
@@ -25,30 +27,19 @@ _THRESHOLDS = {
     pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX: "memoryMax",
     pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: "gpuMax",
 }
-# Functions that return one number of the card, and the figure that it is.
-_NUMBERS = {
-    "nvmlDeviceGetPowerUsage": ("power.usage", c_uint),
-    "nvmlDeviceGetPowerManagementLimit": ("power.limit", c_uint),
-    "nvmlDeviceGetEnforcedPowerLimit": ("power.enforced", c_uint),
-    "nvmlDeviceGetPowerManagementDefaultLimit": ("power.default", c_uint),
-    "nvmlDeviceGetTotalEnergyConsumption": ("energy", c_ulonglong),
-    "nvmlDeviceGetCurrentClocksEventReasons": ("reasons", c_ulonglong),
-    "nvmlDeviceGetPerformanceState": ("pstate", c_uint),
-    "nvmlDeviceGetInforomConfigurationChecksum": ("inforom.checksum", c_uint),
-    "nvmlDeviceGetCurrPcieLinkGeneration": ("pcie.generation", c_uint),
-    "nvmlDeviceGetCurrPcieLinkWidth": ("pcie.width", c_uint),
-    "nvmlDeviceGetPcieReplayCounter": ("pcie.replays", c_uint),
-}
 
-
-def _declare_number(name: str, figure: str, kind: Any) -> None:
-    @c_function(Code.NOT_SUPPORTED, name=name)
-    def read(session: Session, gpu: WholeGpuIn, value: Annotated[Any, Out(kind)]) -> None:
-        value.value = gpu.card.sensors.integer(figure)
-
-
-for _name, (_figure, _kind) in _NUMBERS.items():
-    _declare_number(_name, _figure, _kind)
+c_reading("nvmlDeviceGetPowerUsage", number("power.usage"))
+c_reading("nvmlDeviceGetPowerManagementLimit", number("power.limit"))
+c_reading("nvmlDeviceGetEnforcedPowerLimit", number("power.enforced"))
+c_reading("nvmlDeviceGetPowerManagementDefaultLimit", number("power.default"))
+c_reading("nvmlDeviceGetPowerManagementLimitConstraints", number("power.min"), number("power.max"))
+c_reading("nvmlDeviceGetTotalEnergyConsumption", number("energy", c_ulonglong))
+c_reading("nvmlDeviceGetCurrentClocksEventReasons", number("reasons", c_ulonglong))
+c_reading("nvmlDeviceGetPerformanceState", number("pstate"))
+c_reading("nvmlDeviceGetInforomConfigurationChecksum", number("inforom.checksum"))
+c_reading("nvmlDeviceGetCurrPcieLinkGeneration", number("pcie.generation"))
+c_reading("nvmlDeviceGetCurrPcieLinkWidth", number("pcie.width"))
+c_reading("nvmlDeviceGetPcieReplayCounter", number("pcie.replays"))
 
 
 @c_function(Code.NOT_SUPPORTED)
@@ -99,14 +90,6 @@ def nvmlDeviceGetAutoBoostedClocksEnabled(
     enabled.value, default.value = int(value), 1
 
 
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetPowerManagementLimitConstraints(
-    session: Session, gpu: WholeGpuIn, least: UIntOut, most: UIntOut
-) -> None:
-    least.value = gpu.card.sensors.integer("power.min")
-    most.value = gpu.card.sensors.integer("power.max")
-
-
 # --- temperatures ---------------------------------------------------------------------------------
 
 
@@ -140,16 +123,12 @@ def nvmlDeviceGetTemperatureThreshold(
         raise Refused(Code.NOT_SUPPORTED)
 
 
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetMarginTemperature(
-    session: Session,
-    gpu: WholeGpuIn,
-    margin: Annotated[
-        Any, Out(pynvml.c_nvmlMarginTemperature_v1_t, pynvml.nvmlMarginTemperature_v1)
-    ],
-) -> None:
-    gpu.card.require_capability(_AMPERE)
-    margin.marginTemperature = gpu.card.sensors.integer("temperature.margin")
+_MARGIN = Out(pynvml.c_nvmlMarginTemperature_v1_t, pynvml.nvmlMarginTemperature_v1)
+c_reading(
+    "nvmlDeviceGetMarginTemperature",
+    (_MARGIN, {"marginTemperature": "temperature.margin"}),
+    since=_AMPERE,
+)
 
 
 # --- inside ---------------------------------------------------------------------------------------
