@@ -21,12 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.simulation.boards import (
-        Overrides,
-        known_boards,
-        parse_boards,
-        read_overrides,
-    )
+    from nodeagent.simulation.boards import Overrides, known_boards, parse_boards
     from nodeagent.simulation.codes import Code, SimulatorMisuse
     from nodeagent.simulation.node import SimulatedNode
     from nodeagent.simulation.switches import Switches
@@ -40,7 +35,6 @@ __all__ = [
     "known_boards",
     "open_node",
     "parse_boards",
-    "read_overrides",
     "simulated",
 ]
 
@@ -52,7 +46,6 @@ _HOMES = {
     "Switches": "switches",
     "known_boards": "boards",
     "parse_boards": "boards",
-    "read_overrides": "boards",
 }
 
 

@@ -253,28 +253,6 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
 # --- a user's own figures in place of a board file's --------------------------------------------
 
 
-def check_overrides(overrides: Overrides) -> None:
-    """Raises UsageError when something in it can never be used."""
-    for name in overrides:
-        if name not in board_names():
-            raise UsageError(f"there is no board {name!r}", remedy=nearest(name, board_names()))
-        load_board(name, overrides)
-
-
-def read_overrides(path: Path) -> Overrides:
-    """Overrides from a JSON file; raises UsageError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
-        raise UsageError(f"{path} must map boards to fields", remedy='{"b200": {"bar1_mib": 1}}')
-    check_overrides(content)
-    return content
-
-
 def merge(raw: dict[str, Any], changes: object, path: str) -> dict[str, Any]:
     """A board file's content with other values; raises UsageError naming the path."""
     if not isinstance(changes, Mapping):

@@ -334,3 +334,15 @@ def test_a_file_of_an_earlier_version_is_read(state: Path) -> None:
         assert node.switches == Switches(gi_destroy_race=True, missing_functions=("nvmlNothing",))
         node.xid(0, 31)
         assert [event.data for event in node.state.events] == [13, 31]
+
+
+def test_overrides_are_part_of_the_state(state: Path) -> None:
+    """Any program that opens the node later sees the same card; new overrides replace the old."""
+    for overrides, reported in (
+        ({"t4": {"product": "one"}}, "one"),
+        (None, "one"),
+        ({"t4": {"product": "two"}}, "two"),
+        (None, "two"),
+    ):
+        with calls.node_with("t4", state=state, overrides=overrides):
+            assert pynvml.nvmlDeviceGetName(calls.gpu()) == reported
