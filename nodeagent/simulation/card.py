@@ -7,7 +7,7 @@ an error raises `Refused` and leaves the card as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent.simulation import geometry
 from nodeagent.simulation.boards import (
@@ -27,7 +27,9 @@ from nodeagent.simulation.state import (
     GpuInstance,
     Process,
 )
-from nodeagent.simulation.switches import Switches
+
+if TYPE_CHECKING:
+    from nodeagent.simulation.node import SimulatedNode
 
 MIB = 1 << 20
 MIG_CONFIG_CHANGE = 0x100
@@ -35,23 +37,10 @@ MIG_CONFIG_CHANGE = 0x100
 _Place = TypeVar("_Place", bound=Slices)
 
 
-class NodeOfCard(Protocol):
-    """What a card needs of the node it is in."""
-
-    @property
-    def switches(self) -> Switches: ...
-
-    def clock(self) -> float: ...
-
-    def next_serial(self) -> int: ...
-
-    def report(self, gpu: int, kind: int) -> None: ...
-
-
 class Card:
     """One GPU of the node. Its `state` is replaced when another process changed it."""
 
-    def __init__(self, index: int, board: Board, state: CardState, node: NodeOfCard) -> None:
+    def __init__(self, index: int, board: Board, state: CardState, node: SimulatedNode) -> None:
         self.index = index
         self.board: Board = board
         self._node = node

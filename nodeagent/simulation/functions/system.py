@@ -53,13 +53,9 @@ def nvmlSystemGetNVMLVersion(session: Session, buffer: BufferOut, size: UInt) ->
     write_text(buffer, size, f"{cuda_major}.{session.node.switches.driver_version}")
 
 
+@c_function(Code.NOT_SUPPORTED, name="nvmlSystemGetCudaDriverVersion_v2")
 @c_function(Code.NOT_SUPPORTED)
 def nvmlSystemGetCudaDriverVersion(session: Session, version: IntOut) -> None:
-    version.value = session.node.switches.cuda_version
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlSystemGetCudaDriverVersion_v2(session: Session, version: IntOut) -> None:
     version.value = session.node.switches.cuda_version
 
 
