@@ -13,7 +13,7 @@ from nodeagent.cli.simulated_mps import simulated_run_dir
 from nodeagent.errors import UsageError
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.settings import load_settings
-from nodeagent.simulation import SimulatedNode, open_node
+from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.installation import directory_beside
 
 
@@ -25,11 +25,8 @@ def simulated_node(options: Options) -> Iterator[SimulatedNode]:
         raise UsageError(
             f"the state file {state} does not exist", remedy="--simulate BOARDS would make it"
         )
-    node = open_node(options.simulate, state=state)
-    try:
+    with SimulatedNode(options.simulate, state=state) as node:
         yield node
-    finally:
-        node.close()
 
 
 def state_file(options: Options) -> Path:

@@ -21,31 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.simulation.boards import Overrides, known_boards, parse_boards
+    from nodeagent.simulation.boards import Overrides, known_boards
     from nodeagent.simulation.codes import Code, SimulatorMisuse
     from nodeagent.simulation.node import SimulatedNode
     from nodeagent.simulation.switches import Switches
 
-__all__ = [
-    "Code",
-    "Overrides",
-    "SimulatedNode",
-    "SimulatorMisuse",
-    "Switches",
-    "known_boards",
-    "open_node",
-    "parse_boards",
-    "simulated",
-]
+__all__ = ["Code", "SimulatedNode", "SimulatorMisuse", "Switches", "known_boards", "simulated"]
 
 _HOMES = {
     "Code": "codes",
-    "Overrides": "boards",
     "SimulatedNode": "node",
     "SimulatorMisuse": "codes",
     "Switches": "switches",
     "known_boards": "boards",
-    "parse_boards": "boards",
 }
 
 
@@ -60,26 +48,6 @@ def __getattr__(name: str) -> object:
     return found
 
 
-def open_node(
-    boards: str | None = None,
-    *,
-    state: Path | None = None,
-    switches: Switches | None = None,
-    overrides: Overrides | None = None,
-    mirrored: bool | Collection[int] = False,
-) -> SimulatedNode:
-    """A node without NVML in front of it; the caller closes it. Arguments as `simulated`."""
-    from nodeagent.simulation.boards import parse_boards
-    from nodeagent.simulation.node import SimulatedNode
-
-    names = parse_boards(boards) if boards else ()
-    if isinstance(mirrored, bool):
-        mirrored = range(len(names)) if mirrored else ()
-    return SimulatedNode(
-        names, state=state, switches=switches, overrides=overrides, mirrored=mirrored
-    )
-
-
 @contextmanager
 def simulated(
     boards: str | None = None,
@@ -91,20 +59,18 @@ def simulated(
     latency: float | Mapping[str, float] = 0.0,
     privileged: bool = True,
 ) -> Iterator[SimulatedNode]:
-    """Within it, pynvml talks to a simulated node.
+    """Within it, pynvml talks to a simulated node, whose arguments are those of `SimulatedNode`.
 
-    `boards` as in `h100-80gb:8` or `a100-40gb:2,t4:1`; it may be left out when the `state` file
-    exists. `mirrored` names the GPUs (or all) whose instance ids count from the other side.
     `latency` in seconds is spent in every call, or by C name (`*` for all others).
     `privileged` False is a user who may not configure MIG. Raises UsageError and NodeagentError.
     """
     from nodeagent.simulation.install import installed  # these load pynvml
+    from nodeagent.simulation.node import SimulatedNode
     from nodeagent.simulation.nvml_library import SimulatedLibrary
 
-    node = open_node(boards, state=state, switches=switches, overrides=overrides, mirrored=mirrored)
-    library = SimulatedLibrary(node, latency=latency, privileged=privileged)
-    try:
+    with SimulatedNode(
+        boards, state=state, switches=switches, overrides=overrides, mirrored=mirrored
+    ) as node:
+        library = SimulatedLibrary(node, latency=latency, privileged=privileged)
         with installed(library):
             yield node
-    finally:
-        node.close()

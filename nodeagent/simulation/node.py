@@ -5,13 +5,13 @@ What programs do through NVML goes through `nvml_library.SimulatedLibrary`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation.admission import Place, admit
-from nodeagent.simulation.boards import Overrides, boards_text, load_board
+from nodeagent.simulation.boards import Overrides, boards_text, load_board, parse_boards
 from nodeagent.simulation.card import MIB, Card
 from nodeagent.simulation.codes import Code
 from nodeagent.simulation.faults import Fault, code_named
@@ -35,38 +35,40 @@ BOUND, UNBOUND = 2, 1  # NVML's types of system events
 SYSTEM = -1  # in the place of a GPU, in events about the node
 _NO_REAL_PID = 4_200_000  # above Linux's limit for process ids (2^22)
 _EVENTS_KEPT = 256
+_NO_PART = (ONLY_PARENT, ONLY_PARENT)
 
 
 class SimulatedNode:
-    """One node; made by `simulated` or `open_node`. Safe for several threads.
+    """One node, to be closed, without NVML in front of it. Safe for several threads.
 
-    `clock` has the seconds by which loads are counted; a test may put its own there.
+    `boards` as in `h100-80gb:8` or `a100-40gb:2,t4:1`; it may be left out when the `state` file
+    exists. `mirrored` names the GPUs (or all) whose instance ids count from the other side.
+    `clock` has the seconds by which loads are counted; a test may put its own there. Raises
+    UsageError and NodeagentError.
     """
 
     def __init__(
         self,
-        boards: Collection[str],
+        boards: str | None = None,
         *,
         state: Path | None = None,
         switches: Switches | None = None,
         overrides: Overrides | None = None,
-        mirrored: Collection[int] = (),
+        mirrored: bool | Collection[int] = False,
     ) -> None:
+        names = parse_boards(boards) if boards else ()
         self.cards: tuple[Card, ...] = ()
         self.journal = Journal()
         self.clock: Callable[[], float] = uptime
-        self.store = Store(state, NodeState([], switches=switches or Switches()), self._take_over)
-        self.looks, self.changes, self.close = (
-            self.store.looks,
-            self.store.changes,
-            self.store.close,
-        )
+        new = NodeState([], switches=switches or Switches())
+        store = self.store = Store(state, new, self._take_over)
+        self.looks, self.changes, self.close = store.looks, store.changes, store.close
         try:
             with self.changes():  # reads the file, if there is one
                 if self.cards:
-                    self._resume(list(boards), switches, overrides)
+                    self._resume(names, switches, overrides)
                 else:
-                    self._begin(list(boards), overrides or {}, mirrored)
+                    self._begin(names, overrides or {}, mirrored)
         except BaseException:
             self.close()
             raise
@@ -103,13 +105,17 @@ class SimulatedNode:
 
     # --- the state --------------------------------------------------------------------------
 
-    def _begin(self, boards: list[str], overrides: Overrides, mirrored: Collection[int]) -> None:
+    def _begin(
+        self, boards: Sequence[str], overrides: Overrides, mirrored: bool | Collection[int]
+    ) -> None:
         if not boards:
             raise UsageError(
                 "there is no simulated node yet, so its boards must be named",
                 remedy="for example h100-80gb:8",
             )
         persistence = self.switches.persistence_mode
+        if isinstance(mirrored, bool):
+            mirrored = range(len(boards)) if mirrored else ()
         self.state.gpus = [
             CardState(name, index in mirrored, persistence=persistence)
             for index, name in enumerate(boards)
@@ -118,9 +124,9 @@ class SimulatedNode:
         self.cards = self._make_cards(self.state)
 
     def _resume(
-        self, boards: list[str], switches: Switches | None, overrides: Overrides | None
+        self, boards: Sequence[str], switches: Switches | None, overrides: Overrides | None
     ) -> None:
-        found = [card.board.name for card in self.cards]
+        found = tuple(card.board.name for card in self.cards)
         if boards and boards != found:
             raise UsageError(
                 f"the state file holds a node with {boards_text(found)} "
@@ -289,29 +295,23 @@ class SimulatedNode:
             self.state.epoch += 1
             self.reboot()
 
-    def report(
-        self,
-        gpu: int,
-        kind: int,
-        data: int = 0,
-        instance: int = ONLY_PARENT,
-        compute: int = ONLY_PARENT,
-    ) -> None:
-        """Report an event of NVML's type `kind` to every event set that wants it."""
+    def report(self, gpu: int, kind: int, data: int = 0, part: tuple[int, int] = _NO_PART) -> None:
+        """Report an event of NVML's type `kind` to every event set that wants it.
+
+        `part` are the ids of the GPU instance and compute instance that it is about.
+        """
         with self.changes():
             events = self.state.events
             last = events[-1].number if events else 0
-            events.append(Event(last + 1, gpu, kind, data, instance, compute))
+            events.append(Event(last + 1, gpu, kind, data, *part))
             del events[:-_EVENTS_KEPT]
 
     def xid(self, device: str | int, number: int) -> None:
         """Report an XID of a GPU or MIG device."""
         with self.changes():
             card, instance, compute = self.find(device)
-            if instance is None or compute is None:
-                self.report(card.index, XID, number)
-            else:
-                self.report(card.index, XID, number, instance, compute)
+            part = _NO_PART if instance is None or compute is None else (instance, compute)
+            self.report(card.index, XID, number, part)
 
     def bind(self, gpu: int, *, bound: bool) -> None:
         """Report that the driver was bound to a GPU, or taken off it."""

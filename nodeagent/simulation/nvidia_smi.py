@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError, UsageError
-from nodeagent.simulation import open_node
 from nodeagent.simulation.card import Card
 from nodeagent.simulation.codes import TEXTS, Code, Refused
 from nodeagent.simulation.node import SimulatedNode
@@ -118,17 +117,15 @@ def _on_node(run: Callable[[SimulatedNode], int]) -> int:
         )
         return int(Code.DRIVER_NOT_LOADED)
     try:
-        node = open_node(state=Path(path))
+        node = SimulatedNode(state=Path(path))
     except NodeagentError as error:
         print(error, file=sys.stderr)
         return int(Code.DRIVER_NOT_LOADED)
-    try:
+    with node:
         if node.state.driver_failure:
             print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
             return int(Code.DRIVER_NOT_LOADED)
         return run(node)
-    finally:
-        node.close()
 
 
 def _cards(node: SimulatedNode, options: dict[str, str]) -> list[Card] | None:
@@ -175,20 +172,17 @@ def _reset(node: SimulatedNode, card: Card) -> int:
     if node.switches.passthrough:
         print(f"Resetting GPU {address} is not supported.")
         return int(Code.NOT_SUPPORTED)
-    watched = node.switches.reset_needs_nvml_closed and node.store.nvml_is_open_elsewhere()
-    if watched or not _is_reset(node, card):
+    in_use = node.switches.reset_needs_nvml_closed and node.store.nvml_is_open_elsewhere()
+    try:
+        if not in_use:
+            node.reset(card.index)
+    except Refused:
+        in_use = True
+    if in_use:
         print(_IN_USE.format(address=address))
         return _OTHER
     print(f"GPU {address} was successfully reset.")
     return 0
-
-
-def _is_reset(node: SimulatedNode, card: Card) -> bool:
-    try:
-        node.reset(card.index)
-    except Refused:
-        return False
-    return True
 
 
 # --- time slices --------------------------------------------------------------------------------
@@ -208,8 +202,8 @@ def _list_policies(node: SimulatedNode, cards: Sequence[Card]) -> int:
     print(_HEAD)
     for card in cards:
         if refused := _refusal(node, card):
-            print(f"Failed to get compute policies for GPU {card.index} : {_text(refused)}")
             why = _text(refused)
+            print(f"Failed to get compute policies for GPU {card.index} : {why}")
             print(f"Failed to retrieve compute policies for requested devices : {why}")
             return int(refused)
         print(f"| {card.index:>3}   {'Timeslice':<15} {_TIME_SLICES[card.state.time_slice]:<13} |")

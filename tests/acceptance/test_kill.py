@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.simulation import open_node
+from nodeagent.simulation import SimulatedNode
 
 BEFORE = "version: v1\ngpus: [{devices: all, mig: {1g.10gb: 7}}]\n"
 AFTER = "version: v1\ngpus: [{devices: all, mig: {3g.40gb: 1, 2g.20gb: 1, 1g.10gb: 2}}]\n"
@@ -23,7 +23,7 @@ def nodeagent(*arguments: str) -> list[str]:
 def in_use_and_all(state: Path) -> tuple[set[str], set[str]]:
     """MIG devices with a process on them, and all MIG devices, as the hardware has them."""
     used, there = set(), set()
-    with open_node(state=state) as node:
+    with SimulatedNode(state=state) as node:
         for card in node.cards:
             for instance, compute in card.mig_devices():
                 uuid = card.mig_uuid(instance, compute)
@@ -44,7 +44,7 @@ def test_killed_at_any_moment(tmp_path: Path, moments: int) -> None:
     there = ("--state", str(state))
     first = nodeagent("apply", "-f", str(before), "--simulate", "h100-80gb:2", *there)
     subprocess.run(first, check=True, stdout=subprocess.DEVNULL)
-    with open_node(state=state) as node:
+    with SimulatedNode(state=state) as node:
         for card in node.cards:
             third = [i for i, _ in card.mig_devices()][2]
             node.occupy(f"{card.index}/{third.id}/0", command="training")
@@ -53,7 +53,7 @@ def test_killed_at_any_moment(tmp_path: Path, moments: int) -> None:
     cut_short = 0
     for moment in range(moments):
         plan = str((before, after)[moment % 2])
-        with open_node(state=state) as node:
+        with SimulatedNode(state=state) as node:
             slow = node.inject(delay=0.005, times=None)
         process = subprocess.Popen(
             nodeagent("apply", "-f", plan, *there),
@@ -63,7 +63,7 @@ def test_killed_at_any_moment(tmp_path: Path, moments: int) -> None:
         time.sleep(0.2 + moment / moments * 0.8)
         process.kill()
         cut_short += process.wait() != 0
-        with open_node(state=state) as node:
+        with SimulatedNode(state=state) as node:
             node.clear_faults(slow)
         assert used <= in_use_and_all(state)[1], f"harmed what is in use at moment {moment}"
         subprocess.run(

@@ -19,7 +19,7 @@ import pytest
 
 from nodeagent.cli import main
 from nodeagent.plan.problems import Code
-from nodeagent.simulation import SimulatedNode, Switches, open_node
+from nodeagent.simulation import SimulatedNode, Switches
 from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
 
 LAYOUTS = {
@@ -61,7 +61,7 @@ class Home:
         self._capsys = capsys
         self.folder = folder
         self.state = folder / "node.json"
-        open_node(boards, state=self.state, switches=switches).close()
+        SimulatedNode(boards, state=self.state, switches=switches).close()
 
     def apply(
         self, mig: str, *, devices: str = "all", reset: str = "never", own: bool = False
@@ -86,7 +86,7 @@ class Home:
 
     def on_node(self, act: Callable[[SimulatedNode], object]) -> None:
         """What happens to the node from outside."""
-        node = open_node(state=self.state)
+        node = SimulatedNode(state=self.state)
         try:
             act(node)
         finally:

@@ -27,7 +27,7 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, StepResult
 from nodeagent.plan.problems import Code as Problems
 from nodeagent.plan.steps import StartMps, StopMps
-from nodeagent.simulation import Code, SimulatedNode, open_node, simulated
+from nodeagent.simulation import Code, SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.views.plan_report import outcome_json
 from tests.execute.controller_rig import Agent, NodeRig, document, mig_devices
@@ -372,7 +372,7 @@ class Home:
 
     def modes(self) -> dict[str, int]:
         """Compute modes as the hardware has them."""
-        with open_node(state=self.state) as node:
+        with SimulatedNode(state=self.state) as node:
             whole, divided = node.cards
             migs = {divided.mig_uuid(i, c): c.compute_mode for i, c in divided.mig_devices()}
             return {whole.identity.uuid: whole.state.compute_mode, **migs}
@@ -408,7 +408,7 @@ def test_apply_killed_at_any_moment(home: Home, moments: int) -> None:
     for path, text in zip(plans, (BEFORE, AFTER), strict=True):
         path.write_text(text)
     home.apply(plans[0], "--simulate", "h100-80gb:2")
-    with open_node(state=home.state) as node:
+    with SimulatedNode(state=home.state) as node:
         [used] = [
             node.card(1).mig_uuid(i, c) for i, c in node.card(1).mig_devices() if i.start == 4
         ]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.simulation import open_node
+from nodeagent.simulation import SimulatedNode
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
 SOON = 60.0  # seconds that anything may take
@@ -175,7 +175,7 @@ def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path, "--resync", "600") as process:
         status = process.until_phase("InSync")
-        node = open_node(state=tmp_path / "node.json")
+        node = SimulatedNode(state=tmp_path / "node.json")
         used = status["gpus"][0]["instances"][0]["uuid"]
         node.occupy(used, 4711)
         write_plan(tmp_path, "{7g.80gb: 1}")
@@ -197,7 +197,7 @@ def test_sigterm_in_the_middle_of_the_work(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path) as process:
         process.until_phase("InSync")
-        node = open_node(state=tmp_path / "node.json")
+        node = SimulatedNode(state=tmp_path / "node.json")
         node.inject(CREATE, delay=0.3, times=None)
         first = node.inject(CREATE, delay=0.3).number
         write_plan(tmp_path, "{1g.10gb: 7}")
@@ -226,7 +226,7 @@ def test_killed_at_any_moment_the_next_start_goes_on(tmp_path: Path, turns: int)
         status = process.until_phase("InSync")
         process.end(signal.SIGKILL)
     used = next(i for i in status["gpus"][0]["instances"] if i["profile"] == "3g.40gb")["uuid"]
-    node = open_node(state=tmp_path / "node.json")
+    node = SimulatedNode(state=tmp_path / "node.json")
     node.occupy(used, 4711)
     node.inject("nvml*Create*", delay=0.03, times=None)
     node.inject("nvml*Destroy*", delay=0.03, times=None)
@@ -272,7 +272,7 @@ def test_a_taken_port_ends_it_with_a_sentence(tmp_path: Path) -> None:
 def test_without_a_driver_it_stays_and_says_so(tmp_path: Path) -> None:
     """No crash loop: phase Failed in one sentence, not ready, alive."""
     write_plan(tmp_path, "{3g.40gb: 2}")
-    node = open_node("h100-80gb:1", state=tmp_path / "node.json")
+    node = SimulatedNode("h100-80gb:1", state=tmp_path / "node.json")
     node.unload_driver()
     with agent(tmp_path) as process:
         status = process.until_phase("Failed")
@@ -307,7 +307,7 @@ def test_notifies_systemd(tmp_path: Path) -> None:
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     """It ends the agent at once, also while a driver call hangs."""
     write_plan(tmp_path, "{3g.40gb: 2}")
-    node = open_node("h100-80gb:1", state=tmp_path / "node.json")
+    node = SimulatedNode("h100-80gb:1", state=tmp_path / "node.json")
     node.inject(CREATE, hang=True)
     node.close()
     with agent(tmp_path) as process:
@@ -326,7 +326,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> None:
     """It is asked again and again for weeks; it is reported once, and the end is quick."""
     write_plan(tmp_path, "{3g.40gb: 2}")
-    node = open_node("h100-80gb:1", state=tmp_path / "node.json")
+    node = SimulatedNode("h100-80gb:1", state=tmp_path / "node.json")
     node.inject("nvmlInitWithFlags", hang=True)
     node.close()
     deadline = {"NODEAGENT_DRIVER_OBSERVE_DEADLINE": "0.1"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.execute.writer_lock import writer_lock
-from nodeagent.simulation import open_node
+from nodeagent.simulation import SimulatedNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +160,7 @@ def test_wait_is_for_all_who_may_leave(h100: Program) -> None:
 
 
 def _release(h100: Program) -> None:
-    node = open_node(state=h100.state)
+    node = SimulatedNode(state=h100.state)
     node.release(0)
     node.close()
 

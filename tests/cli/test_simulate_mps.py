@@ -18,7 +18,7 @@ import pytest
 from nodeagent.mps.files.client_files import env_file
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import Share
-from nodeagent.simulation import open_node
+from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.installation import (
     CONTROL_PROGRAM,
     directory_beside,
@@ -42,7 +42,7 @@ class Node:
     def __init__(self, program: Program, folder: Path) -> None:
         self.program, self.state = program, folder / "n"
         assert program("export", "--simulate", "h100-80gb:2", "--state", self.state).code == 0
-        node = open_node(state=self.state)
+        node = SimulatedNode(state=self.state)
         self.device = node.card(1).identity.uuid
         node.close()
         self.top = directory_beside(self.state) / "run/mps" / self.device
@@ -161,7 +161,7 @@ def test_a_client_by_env_file_is_on_the_simulated_gpu(node: Node) -> None:
         said = _let_in(process.stdout)
         assert "1 GiB of memory, 25 % of the threads" in said
         assert "allocated" in process.stdout.readline()
-        seen = open_node(state=node.state)
+        seen = SimulatedNode(state=node.state)
         try:
             memory = {process.pid: process.memory for process in seen.card(1).state.processes}
             assert memory[int(said.split()[1])] == 256 << 20

@@ -15,7 +15,7 @@ import nodeagent.gpu
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
 from nodeagent.plan.observed import Placement
-from nodeagent.simulation import Switches, open_node, simulated
+from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.nvml_library import SimulatedLibrary
 
 PACKAGE = Path(nodeagent.gpu.__file__).parent
@@ -174,7 +174,7 @@ def test_every_wrapper_that_is_used_has_the_parameters_counted_on() -> None:
 
 def test_every_c_function_that_is_used_exists_in_the_simulator() -> None:
     """Else the tests would take it for missing in the driver, and pass."""
-    library = SimulatedLibrary(open_node("t4:1"))
+    library = SimulatedLibrary(SimulatedNode("t4:1"))
     for wrapper in PARAMETERS:
         for name in C_NAMES.get(wrapper, [wrapper]):
             assert callable(getattr(library, name)), name

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from nodeagent.errors import UsageError
-from nodeagent.simulation import Switches, open_node
+from nodeagent.simulation import SimulatedNode, Switches
 from tests.simulation import calls
 
 
@@ -138,7 +138,7 @@ def test_a_reboot_brings_a_lost_gpu_back_and_settings_to_their_start() -> None:
 def test_a_node_needs_boards() -> None:
     """Without a state file there is nothing to open."""
     with pytest.raises(UsageError, match="boards must be named"):
-        open_node()
+        SimulatedNode()
 
 
 @pytest.mark.parametrize("switch", ["ampere_mode", "stale_handles", "missing_mig_index"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from nodeagent.simulation import Switches, open_node, simulated
+from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.simulation import calls
 
 
@@ -52,19 +52,19 @@ def test_a_reset_makes_the_pending_mode_current(state: Path) -> None:
 @pytest.mark.parametrize("arguments", [("-r",), ("--gpu-reset", "--id=0"), ("-r", "-i", "0,1")])
 def test_the_ways_to_say_it(state: Path, arguments: tuple[str, ...]) -> None:
     """Short and long options, with one GPU, several, or none for all."""
-    open_node("a30:2", state=state).close()
+    SimulatedNode("a30:2", state=state).close()
     assert _smi(state, *arguments)[0] == 0
 
 
 def test_a_gpu_in_use_is_not_reset(state: Path) -> None:
     """It fails as the real program does, and nothing has changed."""
-    with open_node("a30", state=state) as node:
+    with SimulatedNode("a30", state=state) as node:
         node.cards[0].set_mig_mode(enabled=True)
         node.occupy(0)
     code, output = _smi(state, "--gpu-reset", "-i", "0")
     assert code == 255
     assert "In use by another client" in output
-    with open_node(state=state) as node:
+    with SimulatedNode(state=state) as node:
         assert not node.cards[0].state.mig
 
 
@@ -83,13 +83,13 @@ def test_a_process_with_nvml_open_is_in_the_way(state: Path, strict: bool) -> No
 )
 def test_what_it_does_not_do(state: Path, arguments: tuple[str, ...], code: int) -> None:
     """Bad usage is 2, a GPU that is not there 6."""
-    open_node("a30", state=state).close()
+    SimulatedNode("a30", state=state).close()
     assert _smi(state, *arguments)[0] == code
 
 
 def test_a_lost_gpu_and_a_guest_cannot_be_reset(state: Path) -> None:
     """Only a reboot helps there."""
-    with open_node("a30", state=state, switches=Switches(passthrough=True)) as node:
+    with SimulatedNode("a30", state=state, switches=Switches(passthrough=True)) as node:
         assert _smi(state, "-r")[0] == 3
         node.lose(0)
         assert _smi(state, "-r")[0] == 15
@@ -99,7 +99,7 @@ def test_without_a_node(state: Path) -> None:
     """No state file, no file there, or the driver not loaded: one sentence and 9."""
     assert _smi(None, "-r")[0] == 9
     assert _smi(state, "-r")[0] == 9
-    with open_node("a30", state=state) as node:
+    with SimulatedNode("a30", state=state) as node:
         node.unload_driver()
     assert _smi(state, "-r")[0] == 9
 
@@ -109,7 +109,7 @@ def test_without_a_node(state: Path) -> None:
 
 def test_time_slices_are_set_and_listed(state: Path) -> None:
     """In the words and columns of nvidia-smi 550.163.01."""
-    open_node("h100-80gb:11", state=state).close()
+    SimulatedNode("h100-80gb:11", state=state).close()
     code, output = _smi(state, "compute-policy", "-i", "10", "--set-timeslice=3")
     assert (code, output) == (0, "Successfully set timeslice policy with value Long for GPU 10\n")
     code, output = _smi(state, "compute-policy", "--id", "0,10", "--list")
@@ -128,12 +128,12 @@ def test_time_slices_are_set_and_listed(state: Path) -> None:
 
 def test_time_slices_are_kept_in_the_state_until_a_reboot(state: Path) -> None:
     """Of all GPUs, when none is named; a state of before there were any is read too."""
-    open_node("t4:2", state=state).close()
+    SimulatedNode("t4:2", state=state).close()
     content = state.read_text()
     assert content.count('"time_slice":0,') == 2
     state.write_text(content.replace('"time_slice":0,', ""))
     assert _smi(state, "compute-policy", "--set-timeslice", "2")[0] == 0
-    with open_node(state=state) as node:
+    with SimulatedNode(state=state) as node:
         assert [card.state.time_slice for card in node.cards] == [2, 2]
         node.reboot()
         assert [card.state.time_slice for card in node.cards] == [0, 0]
@@ -156,7 +156,7 @@ def test_what_compute_policy_does_not_do(
     state: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     """Its usage for what it does not understand; it knows GPUs only, and no MIG devices."""
-    open_node("a30", state=state).close()
+    SimulatedNode("a30", state=state).close()
     found, output = _smi(state, "compute-policy", *arguments)
     assert found == code
     assert said in output
@@ -164,7 +164,7 @@ def test_what_compute_policy_does_not_do(
 
 def test_time_slices_can_be_missing(state: Path) -> None:
     """By a switch, and on a GPU that is lost; the exit code is NVML's."""
-    with open_node("t4", state=state, switches=Switches(time_slices=False)) as node:
+    with SimulatedNode("t4", state=state, switches=Switches(time_slices=False)) as node:
         code, output = _smi(state, "compute-policy", "-l")
         assert code == 3
         assert "Failed to get compute policies for GPU 0 : Not Supported\n" in output

@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 from nodeagent.errors import NodeagentError, UsageError
-from nodeagent.simulation import Switches, open_node, simulated
+from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.simulation import calls
 
 ELSEWHERE = """
@@ -181,14 +181,14 @@ def test_events_of_other_processes_arrive(state: Path) -> None:
 
 def test_a_killed_process_leaves_a_whole_file(state: Path) -> None:
     """However hard a process that keeps changing the node ends, the next one can go on."""
-    open_node("h100-80gb", state=state).close()
+    SimulatedNode("h100-80gb", state=state).close()
     for _ in range(3):
         with Elsewhere(state) as other:
             assert other.does("pynvml.nvmlDeviceSetMigMode(device, 1)") == "0"
             busy = "[pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceCreateGpuInstance(device, 0))"
             threading.Timer(0.3, other.kill).start()
             assert other.does(f"{busy} for _ in range(10**9)]") == ""
-        with open_node(state=state) as node:
+        with SimulatedNode(state=state) as node:
             assert len(node.cards[0].state.instances) in {0, 1}
             node.reset(0)
 
@@ -210,7 +210,7 @@ def test_a_file_that_is_no_state_is_refused(state: Path, content: str) -> None:
     """In one sentence that names the file and what to do, and it is not touched."""
     state.write_text(content)
     with pytest.raises(NodeagentError, match="is not the state of a simulated node") as caught:
-        open_node("t4", state=state)
+        SimulatedNode("t4", state=state)
     assert str(state) in str(caught.value)
     assert "remove it or name another" in str(caught.value)
     assert state.read_text() == content
@@ -255,13 +255,13 @@ def test_damaged_content_is_refused(state: Path, path: str, value: object) -> No
         node.reset(0)
     state.write_text(_damage(json.loads(state.read_text()), path, value))
     with pytest.raises(NodeagentError, match="is not the state of a simulated node"):
-        open_node(state=state)
+        SimulatedNode(state=state)
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     """One sentence, with the remedy."""
     with pytest.raises(NodeagentError, match="a folder that exists"):
-        open_node("t4", state=tmp_path / "no" / "node.json")
+        SimulatedNode("t4", state=tmp_path / "no" / "node.json")
 
 
 def test_a_file_that_vanished_is_written_anew(state: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_file_that_vanished_is_written_anew(state: Path) -> None:
         state.unlink()
         assert pynvml.nvmlDeviceGetCount() == 1
         node.occupy(0, 4711)
-    with open_node(state=state) as node:
+    with SimulatedNode(state=state) as node:
         assert [process.pid for process in node.cards[0].state.processes] == [4711]
 
 
@@ -288,7 +288,7 @@ def test_looking_writes_nothing(state: Path) -> None:
 
 def test_quick_writes_are_distinguishable(state: Path) -> None:
     """Two changes within one tick of the file system's clock have different times."""
-    with open_node("t4", state=state) as node:
+    with SimulatedNode("t4", state=state) as node:
         times = set()
         for _ in range(20):
             node.xid(0, 13)
@@ -328,7 +328,7 @@ def test_a_file_of_an_earlier_version_is_read(state: Path) -> None:
         "events": [[1, 0, 8, 13, 4294967295, 4294967295]],
     }
     state.write_text(json.dumps(content))
-    with open_node(state=state) as node:
+    with SimulatedNode(state=state) as node:
         [process] = node.cards[0].state.processes
         assert (process.pid, process.memory, process.instance) == (4711, None, None)
         assert node.switches == Switches(gi_destroy_race=True, missing_functions=("nvmlNothing",))

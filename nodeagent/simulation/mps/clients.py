@@ -191,9 +191,9 @@ class SimulatedClient:
         """Be in the node's list of processes, with the memory in use; raises UsageError."""
         if self._state is None:
             return
-        from nodeagent.simulation import open_node  # boards and all that
+        from nodeagent.simulation import SimulatedNode  # boards and all that
 
-        with open_node(state=self._state) as node, node.changes():
+        with SimulatedNode(state=self._state) as node, node.changes():
             if self._registered:
                 node.release(self._device, self.pid)
             self._registered = False
@@ -220,9 +220,9 @@ class SimulatedClient:
     def _unregister(self) -> None:
         if self._state is None or not self._registered:
             return
-        from nodeagent.simulation import open_node
+        from nodeagent.simulation import SimulatedNode
 
-        with open_node(state=self._state) as node:
+        with SimulatedNode(state=self._state) as node:
             node.release(pid=self.pid)
         self._registered = False
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.simulation import open_node
+from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps import protocol
 from nodeagent.simulation.mps.clients import DEVICES_UNAVAILABLE, ClientError, SimulatedClient
 from tests.simulation.mps.rig import Programs, Rig, gone, until
@@ -259,7 +259,7 @@ def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None
     is a compute process there until it ends.
     """
     state = tmp_path / "node.json"
-    node = open_node("a100-40gb:2", state=state)
+    node = SimulatedNode("a100-40gb:2", state=state)
     try:
         client = clients.on(state, "1")
         client.wait_until_accepted()
@@ -290,7 +290,7 @@ def test_a_program_without_mps_is_kept_off_an_exclusive_device(
 ) -> None:
     """While an MPS server has it; clients of the server come as they like."""
     state = tmp_path / "node.json"
-    with open_node("a100-40gb:1", state=state) as node:
+    with SimulatedNode("a100-40gb:1", state=state) as node:
         with node.changes():
             node.cards[0].state.compute_mode = 3
         for _ in range(2):
