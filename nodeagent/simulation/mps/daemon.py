@@ -90,7 +90,7 @@ class Daemon:
         self._files.clean_up()
         if self._front_end is not None:
             status = self._quits if self._version.quit_tells_status else 0
-            _send(self._front_end.connection, {"exit": status})
+            protocol.try_send(self._front_end.connection, {"exit": status})
         return self._quits
 
     # --- one turn -----------------------------------------------------------------------------
@@ -159,11 +159,11 @@ class Daemon:
         if self._front_end is None and not busy:
             self._log("NEW UI")
             self._front_end = _FrontEnd(connection, caller)
-            _send(connection, {"welcome": True})
+            protocol.try_send(connection, {"welcome": True})
             return
         self._refused += 1
         how = busy or ("error" if self._refused % _EMPTY_EVERY else "empty")
-        _send(connection, {"refused": how})
+        protocol.try_send(connection, {"refused": how})
         connection.close()
 
     # --- the front-end --------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Daemon:
         for line in text.splitlines():
             if line:
                 self._log(line.rstrip())
-        _send(front_end.connection, {"reply": text})
+        protocol.try_send(front_end.connection, {"reply": text})
 
     def _begin_to_quit(self, timeout: int | None) -> None:
         self._servers.closing = True
@@ -285,10 +285,3 @@ class Daemon:
             f"set env CUDA_MPS_PIPE_DIRECTORY={directory}"
         )
         self._servers.defaults.take_environment(self._log)
-
-
-def _send(connection: socket.socket, message: protocol.Message) -> None:
-    try:
-        protocol.send(connection, message)
-    except OSError:
-        return

@@ -46,6 +46,15 @@ def send(connection: socket.socket, message: Message, *descriptors: int) -> None
         connection.send(data, socket.MSG_NOSIGNAL)
 
 
+def try_send(connection: socket.socket, message: Message, *descriptors: int) -> bool:
+    """Whether the other side is still there to be sent something."""
+    try:
+        send(connection, message, *descriptors)
+    except OSError:
+        return False
+    return True
+
+
 def receive(connection: socket.socket) -> Message | None:
     """The next message, None when the other side is gone."""
     try:

@@ -54,10 +54,7 @@ class ServedClient:
         return {"pid": self.pid, "device": self._device[:22]}
 
     def send(self, message: protocol.Message) -> None:
-        try:
-            protocol.send(self.connection, message)
-        except OSError:
-            return
+        protocol.try_send(self.connection, message)
 
     def answer(self, message: protocol.Message, *, sticky: bool) -> protocol.Message:
         """To `allocate` (bytes) and `free` (a block's number)."""

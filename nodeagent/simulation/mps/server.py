@@ -141,11 +141,8 @@ class MpsServer:
 
     def _report(self, message: protocol.Message) -> None:
         """To the daemon, which may be dead: then this server serves on as an orphan."""
-        try:
-            if self._control is not None:
-                protocol.send(self._control, message)
-        except OSError:
-            return
+        if self._control is not None:
+            protocol.try_send(self._control, message)
 
     # --- one turn ---------------------------------------------------------------------------------
 

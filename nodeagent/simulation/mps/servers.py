@@ -42,13 +42,8 @@ class Server:
 
     def send(self, message: protocol.Message, *descriptors: int) -> bool:
         """Whether it could be sent."""
-        if self.connection is None:
-            return False
-        try:
-            protocol.send(self.connection, message, *descriptors)
-        except OSError:
-            return False
-        return True
+        there = self.connection
+        return there is not None and protocol.try_send(there, message, *descriptors)
 
 
 class Waiting(NamedTuple):
@@ -174,7 +169,8 @@ class Servers:
         """Ask by signal, once; a server that ignores it stays."""
         if self.version.names_forced_shutdown:
             self._log(f"Force shutting down server {server.pid}")
-        _signal(server.pid, signal.SIGINT)
+        with suppress(ProcessLookupError):
+            os.kill(server.pid, signal.SIGINT)
 
     def _try_to_end(self, server: Server) -> None:
         now = time.monotonic()
@@ -262,13 +258,5 @@ class Servers:
 def _refuse(connection: socket.socket | None) -> None:
     if connection is None:
         return
-    with suppress(OSError):
-        protocol.send(connection, {"error": CONNECTION_FAILED})
+    protocol.try_send(connection, {"error": CONNECTION_FAILED})
     connection.close()
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
