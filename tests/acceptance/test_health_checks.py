@@ -476,7 +476,7 @@ async def test_a_sick_instance_leaves_its_sibling_alone(tmp_path: Path) -> None:
         await w.look()
         left, right = sorted(gpu.instances, key=lambda i: i.placement.start)
         w.node.xid(f"0/{left.id}/0", 13)
-        w.node.report(0, XID, 95, right.id)
+        w.node.report(0, XID, 95, (right.id, 0xFFFF_FFFF))
         await w.look()
         assert w.part.fences(w.observed).slices(w.gpu) == 0xF0
         assert w.part.fences(w.observed).devices == {c.uuid for c in right.compute}

@@ -10,18 +10,37 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_on, simulated_node
 from nodeagent.errors import UsageError
-from nodeagent.simulation import known_boards
+from nodeagent.simulation import SimulatedNode, known_boards
 from nodeagent.terminal.page import line
 from nodeagent.text import did_you_mean
 
 
 def run(options: Options, output: Output) -> ExitCode:
     """Do one thing to the node in the state file, or list the boards."""
-    _COMMANDS[options.simulation](options, output)
+    match options.simulation:
+        case "boards":
+            _boards(output)
+        case "client":
+            from nodeagent.cli.simulate.client import run_client
+
+            run_client(options, output)
+        case "mps":
+            from nodeagent.cli.simulate.mps import turn_knob
+
+            turn_knob(options, output)
+        case "sensor" if not options.device:
+            _sensors(output)
+        case name:
+            if check := _CHECKS.get(name):
+                check(options)
+            with simulated_node(options) as node:
+                sentence, facts = _ACTS[name](node, options)
+            output.page([line(sentence)])
+            output.document(facts)
     return ExitCode.DONE
 
 
-def _boards(options: Options, output: Output) -> None:  # noqa: ARG001 - as all are called
+def _boards(output: Output) -> None:
     from nodeagent.terminal.boards_page import boards_page
 
     boards = known_boards()
@@ -50,66 +69,95 @@ def _boards(options: Options, output: Output) -> None:  # noqa: ARG001 - as all 
     )
 
 
-def _occupy(options: Options, output: Output) -> None:
-    with simulated_node(options) as node:
-        device = device_on(options.device, node)
-        process = node.occupy(
-            device,
-            options.pid,
-            command=options.process_command,
-            memory=options.memory,
-            follow=options.follow,
-        )
-    _print(
-        output,
-        f"pid {process.pid} ({process.command}) is on {device}",
-        device=device,
-        pid=process.pid,
-        command=process.command,
+def _sensors(output: Output) -> None:
+    """List the sensors there are."""
+    from nodeagent.simulation.sensors import NAMES, NUMBERED
+
+    names = [*sorted(NAMES), *NUMBERED]
+    output.page(line(name) for name in names)
+    output.document({"sensors": names})
+
+
+# --- what can happen to the node: a sentence about it, and the same for programs ------------------
+
+_Done = tuple[str, dict[str, object]]
+
+
+def _occupy(node: SimulatedNode, options: Options) -> _Done:
+    device = device_on(options.device, node)
+    process = node.occupy(
+        device,
+        options.pid,
+        command=options.process_command,
+        memory=options.memory,
+        follow=options.follow,
     )
+    return f"pid {process.pid} ({process.command}) is on {device}", {
+        "device": device,
+        "pid": process.pid,
+        "command": process.command,
+    }
 
 
-def _release(options: Options, output: Output) -> None:
-    with simulated_node(options) as node:
-        gone = node.release(
-            device_on(options.device, node) if options.device else None, options.pid
-        )
-    where = f" from {options.device}" if options.device else ""
-    _print(output, f"processes taken away{where}: {gone}", released=gone)
+def _release(node: SimulatedNode, options: Options) -> _Done:
+    named = options.device
+    gone = node.release(device_on(named, node) if named else None, options.pid)
+    where = f" from {named}" if named else ""
+    return f"processes taken away{where}: {gone}", {"released": gone}
 
 
-def _load(options: Options, output: Output) -> None:
-    with simulated_node(options) as node:
-        node.load(device_on(options.device, node), options.share)
-    _print(
-        output,
-        f"{options.device} is busy for {options.share:.0%} of the time",
-        device=options.device,
-        share=options.share,
-    )
+def _load(node: SimulatedNode, options: Options) -> _Done:
+    named, share = options.device, options.share
+    node.load(device_on(named, node), share)
+    return f"{named} is busy for {share:.0%} of the time", {"device": named, "share": share}
 
 
-def _xid(options: Options, output: Output) -> None:
+def _xid(node: SimulatedNode, options: Options) -> _Done:
     """Report an XID of a GPU or MIG device to the programs that listen now."""
-    with simulated_node(options) as node:
-        node.xid(device_on(options.device, node), options.xid)
-    _print(
-        output,
-        f"{options.device} reported XID {options.xid}",
-        device=options.device,
-        xid=options.xid,
+    named, xid = options.device, options.xid
+    node.xid(device_on(named, node), xid)
+    return f"{named} reported XID {xid}", {"device": named, "xid": xid}
+
+
+def _reboot(node: SimulatedNode, _: Options) -> _Done:
+    node.reboot()
+    return "the simulated node was rebooted", {"rebooted": True}
+
+
+def _sensor(node: SimulatedNode, options: Options) -> _Done:
+    """Let a sensor report a figure, or follow the load again."""
+    named, sensor, figure = options.device, str(options.sensor), options.figure
+    node.set_figures(device_on(named, node), {sensor: figure})
+    what = "follows the load again" if figure is None else f"reports {figure:g}"
+    facts: dict[str, object] = {"device": named, "sensor": sensor, "figure": figure}
+    return f"{sensor} of {named} {what}", facts
+
+
+def _fault(node: SimulatedNode, options: Options) -> _Done:
+    if options.clear:
+        node.clear_faults()
+        return "no faults are left", {"cleared": True}
+    if options.lost is not None:
+        node.lose(options.lost)
+        return f"GPU {options.lost} is lost until a reset or reboot", {"lost": options.lost}
+    fault = node.inject(
+        str(options.function),
+        error=options.code or 0,
+        times=options.count,
+        gpu=options.gpu,
+        delay=options.latency or 0.0,
+        hang=options.hang,
     )
+    facts: dict[str, object] = {"number": fault.number, "function": fault.function}
+    return f"fault {fault.number}: {fault.function} will go wrong", facts
 
 
-def _sensor(options: Options, output: Output) -> None:
-    """Let a sensor report a figure, let it follow the load again, or list the sensors there are."""
-    from nodeagent.simulation.sensors import NAMES, NUMBERED, is_known
+# --- what has to be right before the node is opened; these raise UsageError -----------------------
 
-    if not options.device:
-        names = [*sorted(NAMES), *NUMBERED]
-        output.page(line(name) for name in names)
-        output.document({"sensors": names})
-        return
+
+def _check_sensor(options: Options) -> None:
+    from nodeagent.simulation.sensors import NAMES, is_known
+
     if options.sensor is None or (options.figure is None) != options.clear:
         raise UsageError(
             "a device, a sensor and either a figure or --clear are needed",
@@ -121,103 +169,36 @@ def _sensor(options: Options, output: Output) -> None:
             remedy=did_you_mean(options.sensor, NAMES)
             or "nodeagent simulate sensor lists them all",
         )
-    with simulated_node(options) as node:
-        node.set_figures(device_on(options.device, node), {options.sensor: options.figure})
-    what = "follows the load again" if options.clear else f"reports {options.figure:g}"
-    _print(
-        output,
-        f"{options.sensor} of {options.device} {what}",
-        device=options.device,
-        sensor=options.sensor,
-        figure=options.figure,
-    )
 
 
-def _fault(options: Options, output: Output) -> None:
+def _check_fault(options: Options) -> None:
     if sum([options.clear, options.lost is not None, options.function is not None]) > 1:
         raise UsageError(
             "FUNCTION, --lost and --clear are three different things",
             remedy="give them one after the other, in commands of their own",
         )
-    if options.clear:
-        with simulated_node(options) as node:
-            node.clear_faults()
-        _print(output, "no faults are left", cleared=True)
-    elif options.lost is not None:
-        with simulated_node(options) as node:
-            node.lose(options.lost)
-        _print(output, f"GPU {options.lost} is lost until a reset or reboot", lost=options.lost)
-    else:
-        _inject(options, output)
-
-
-def _inject(options: Options, output: Output) -> None:
+    if options.clear or options.lost is not None:
+        return
     if options.function is None:
         raise UsageError(
             "no function given", remedy="for example: nodeagent simulate fault 'nvml*' IN_USE"
         )
-    _check_function(options.function)
-    with simulated_node(options) as node:
-        fault = node.inject(
-            options.function,
-            error=options.code or 0,
-            times=options.count,
-            gpu=options.gpu,
-            delay=options.latency or 0.0,
-            hang=options.hang,
-        )
-    _print(
-        output,
-        f"fault {fault.number}: {fault.function} will go wrong",
-        number=fault.number,
-        function=fault.function,
-    )
-
-
-def _check_function(pattern: str) -> None:
-    """Whether the simulated driver has such a function; raises UsageError."""
     from nodeagent.simulation.functions import FUNCTIONS
 
-    if fnmatch.filter(FUNCTIONS, pattern):
-        return
-    raise UsageError(
-        f"the simulated driver has no function {pattern!r}",
-        remedy=did_you_mean(pattern, FUNCTIONS) or "for example 'nvmlDevice*'",
-    )
+    if not fnmatch.filter(FUNCTIONS, options.function):
+        raise UsageError(
+            f"the simulated driver has no function {options.function!r}",
+            remedy=did_you_mean(options.function, FUNCTIONS) or "for example 'nvmlDevice*'",
+        )
 
 
-def _reboot(options: Options, output: Output) -> None:
-    with simulated_node(options) as node:
-        node.reboot()
-    _print(output, "the simulated node was rebooted", rebooted=True)
-
-
-def _client(options: Options, output: Output) -> None:
-    from nodeagent.cli.simulate.client import run_client
-
-    run_client(options, output)
-
-
-def _mps(options: Options, output: Output) -> None:
-    from nodeagent.cli.simulate.mps import turn_knob
-
-    turn_knob(options, output)
-
-
-def _print(output: Output, sentence: str, **facts: object) -> None:
-    output.page([line(sentence)])
-    output.document(facts)
-
-
-_COMMANDS: dict[str, Callable[[Options, Output], None]] = {
-    "boards": _boards,
+_ACTS: dict[str, Callable[[SimulatedNode, Options], _Done]] = {
     "occupy": _occupy,
     "release": _release,
     "load": _load,
-    "client": _client,
-    "mps": _mps,
     "xid": _xid,
     "sensor": _sensor,
     "fault": _fault,
     "reboot": _reboot,
 }
+_CHECKS = {"sensor": _check_sensor, "fault": _check_fault}
