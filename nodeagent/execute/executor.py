@@ -142,7 +142,7 @@ def _check_end(plan: GpuPlan, seen: Gpu, terms: _Terms) -> list[Problem]:
     """Plan once more, to see whether the GPU is what it was to become."""
     if seen.access is not Access.OK:
         return [unreachable(seen)]
-    rest = terms.plan_for(layout_of(plan.after), seen)
+    rest = terms.plan_for(layout_of(plan.after, plan.goal), seen)
     if rest.verdict is Verdict.IN_SYNC:
         return []
     return [not_as_planned(seen, plan.after, rest.steps)]
@@ -150,7 +150,7 @@ def _check_end(plan: GpuPlan, seen: Gpu, terms: _Terms) -> list[Problem]:
 
 async def _turn_back(plan: GpuPlan, run: _StepRun, failure: Problem, terms: _Terms) -> GpuOutcome:
     """Make the earlier layout the goal, and say what is so in the end."""
-    before, earlier = plan.before, layout_of(plan.before)
+    before, earlier = plan.before, layout_of(plan.before, plan.goal)
     seen = await run.observe()
     back = terms.plan_for(earlier, seen) if seen.access is Access.OK else GpuPlan.in_sync(seen)
     steps = tuple(replace(step, reason="restores the earlier layout") for step in back.steps)
@@ -159,7 +159,7 @@ async def _turn_back(plan: GpuPlan, run: _StepRun, failure: Problem, terms: _Ter
         await restoring.take_all()
         seen = await run.observe()
     found = [*run.alone, failure, *restoring.alone]
-    if not _is_back(before, seen, terms):
+    if not _is_back(before, earlier, seen, terms):
         found.append(not_restored(before, seen, restoring.failure or restoring.pending))
     return GpuOutcome(
         plan,
@@ -171,10 +171,10 @@ async def _turn_back(plan: GpuPlan, run: _StepRun, failure: Problem, terms: _Ter
     )
 
 
-def _is_back(before: Gpu, seen: Gpu, terms: _Terms) -> bool:
+def _is_back(before: Gpu, earlier: DesiredGpu, seen: Gpu, terms: _Terms) -> bool:
     if seen.access is not Access.OK:
         return False
-    rest = terms.plan_for(layout_of(before), seen)
+    rest = terms.plan_for(earlier, seen)
     # A mode that was pending before and still is may be planned away, but nothing was lost.
     return rest.verdict is Verdict.IN_SYNC or (
         seen.mig == before.mig

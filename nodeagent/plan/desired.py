@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+from nodeagent.plan.observed import Placement
 from nodeagent.plan.shares import TimeSlice, WantedMps
 from nodeagent.structs import Struct, field
 
@@ -150,13 +151,31 @@ class Layout(Struct, frozen=True):
 DesiredMig = MigDisabled | MigEnabled | Layout
 
 
+class Reserved(Struct, frozen=True):
+    """Room on a GPU that is not this goal's: what is there stays, and nothing of the goal comes.
+
+    `placement` None is the whole GPU, `profile` is "" then. `owner` names who holds it, for the
+    reader, such as `claim team/trainer`.
+    """
+
+    profile: str
+    placement: Placement | None
+    owner: str
+
+    def __str__(self) -> str:
+        if self.placement is None:
+            return f"the whole GPU ({self.owner})"
+        return f"{self.profile} at slice {self.placement.start} ({self.owner})"
+
+
 class DesiredGpu(Struct, frozen=True):
     """What one GPU should be; `mig` None leaves its MIG side alone.
 
     `mps` is for the GPU as a whole, outside MIG mode; what MIG devices shall have is in
     `Layout`'s instances, or, where the instances are left as they are, by `mps_by_device` (UUID of
     a MIG device there is now). None means that no daemon of ours is to be there; `time_slice` None
-    that the interval is to be what it was before the agent set it.
+    that the interval is to be what it was before the agent set it. All of it is meant beside
+    what is `reserved`.
     """
 
     mig: DesiredMig | None
@@ -165,6 +184,7 @@ class DesiredGpu(Struct, frozen=True):
     mps: WantedMps | None = None
     mps_by_device: Mapping[str, WantedMps] = field(default_factory=dict)
     time_slice: TimeSlice | None = None
+    reserved: tuple[Reserved, ...] = ()
 
 
 class DesiredNode(Struct, frozen=True):

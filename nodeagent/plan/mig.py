@@ -11,12 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled, WantedInstance
+from nodeagent.plan.desired import (
+    DesiredGpu,
+    Layout,
+    MigDisabled,
+    MigEnabled,
+    Reserved,
+    WantedInstance,
+)
 from nodeagent.plan.layouts import Card, free_slots
 from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
+from nodeagent.plan.reserved import in_the_way
 from nodeagent.plan.search import Target, best_layout, counted, does_not_fit
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -32,20 +40,26 @@ from nodeagent.plan.steps import (
 _Steps = tuple[Step, ...]
 
 
-def mig_steps(desired: DesiredMig | None, gpu: Gpu, policy: Policy) -> _Steps:
-    """The steps to the mode and the layout; raises PlanRefused."""
+def mig_steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> _Steps:
+    """The steps to the mode and the layout; `gpu` without what is reserved. Raises PlanRefused."""
     on = gpu.mig is not None and gpu.mig.current and gpu.mig.pending
-    match desired:
+    match desired.mig:
         case None:
             return ()
         case MigDisabled(path=path):
-            return _disable(gpu, path, policy)
+            steps = _disable(gpu, path, policy)
+            if steps and desired.reserved:
+                off = f"MIG mode of {gpu.title} cannot be switched off"
+                raise PlanRefused(in_the_way(gpu, desired.reserved, off, path))
+            return steps
         case MigEnabled(path=path):
             return () if on else _enable(gpu, path, policy)
         case Layout(instances=wanted, path=path):
             mode = () if on else _enable(gpu, path, policy)
             then = after(gpu, mode)
-            return (*mode, *_lay_out(then, wanted, path)) if then.in_mig_mode else mode
+            if not then.in_mig_mode:
+                return mode
+            return (*mode, *_lay_out(then, wanted, desired.reserved, path))
         case _:
             assert_never(desired)
 
@@ -157,8 +171,10 @@ def _mode_cannot_return(gpu: Gpu, path: str) -> Problem:
 # --- the layout -------------------------------------------------------------------------------
 
 
-def _lay_out(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> _Steps:
-    """The steps to exactly these devices, on a GPU with MIG on."""
+def _lay_out(
+    gpu: Gpu, wanted: Sequence[WantedInstance], reserved: Sequence[Reserved], path: str
+) -> _Steps:
+    """The steps to exactly these devices beside what is reserved, on a GPU with MIG on."""
     card = Card.of(gpu)
     unknown = next((w for w in wanted if w.profile not in card.profiles), None)
     if unknown:
@@ -167,9 +183,17 @@ def _lay_out(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> _Steps:
     # does not list, although the devices' own lists are empty.
     everything = gpu.usage.in_use
     limits = gpu.health_limits.slices
-    target = best_layout(card, wanted, gpu.instances, all_in_use=everything, unhealthy=limits)
-    if target is None and limits and best_layout(card, wanted, ()) is not None:
+    target = best_layout(
+        card, wanted, gpu.instances, all_in_use=everything, unhealthy=limits, reserved=reserved
+    )
+    if target is None and limits and best_layout(card, wanted, (), reserved=reserved) is not None:
         raise PlanRefused(unhealthy_slices(gpu, path))
+    if target is None and reserved and best_layout(card, wanted, ()) is not None:
+        names = counted(
+            device_name(w.profile, card.profiles[w.profile].profile.slices, w.slices)
+            for w in wanted
+        )
+        raise PlanRefused(in_the_way(gpu, reserved, f"{gpu.title} has no room for {names}", path))
     if target is None:
         raise PlanRefused(does_not_fit(gpu, wanted, path))
     _require_unused(gpu, wanted, target, path)

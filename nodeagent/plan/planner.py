@@ -30,6 +30,7 @@ from nodeagent.plan.mps import concerns_sharing, with_sharing
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
+from nodeagent.plan.reserved import in_the_way, without
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step, after
 from nodeagent.plan.usage import as_used
 from nodeagent.structs import replace
@@ -78,8 +79,8 @@ def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) ->
 def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:
     if gpu.access is not Access.OK:
         raise PlanRefused(_inaccessible(gpu, desired.path))
-    used = as_used(gpu)
-    steps = mig_steps(desired.mig, used, policy)
+    used = without(as_used(gpu), desired.reserved)
+    steps = mig_steps(desired, used, policy)
     if concerns_sharing(desired, used):
         end = after(used, steps)
         try:
@@ -89,6 +90,11 @@ def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:
             raise PlanRefused(*refused.problems, *warnings) from refused
     if steps:
         _require_health(gpu, steps, desired.path)
+        whole = [r for r in desired.reserved if r.placement is None]
+        if whole:
+            raise PlanRefused(
+                in_the_way(gpu, whole, f"nothing can be changed on {gpu.title}", desired.path)
+            )
     return steps
 
 
@@ -111,10 +117,12 @@ def _require_health(gpu: Gpu, steps: Sequence[Step], path: str) -> None:
         raise PlanRefused(unhealthy_slices(gpu, path))
 
 
-def layout_of(gpu: Gpu) -> DesiredGpu:
+def layout_of(gpu: Gpu, goal: DesiredGpu | None = None) -> DesiredGpu:
     """What the GPU is now, as something that can be desired: every device where it lies, with the
-    daemon it has. Compute modes follow from that.
+    daemon it has. Compute modes follow from that. What `goal` had to leave alone is left alone.
     """
+    reserved = goal.reserved if goal else ()
+    gpu = without(gpu, reserved)
     path = f"GPU {gpu.index} as it was"
     if gpu.mig is None or not gpu.mig.current:
         return DesiredGpu(
@@ -122,13 +130,14 @@ def layout_of(gpu: Gpu) -> DesiredGpu:
             path=path,
             mps=gpu.mps.runs if gpu.mps else None,
             time_slice=gpu.time_slice if _takes_turns(gpu) else None,
+            reserved=reserved,
         )
     wanted = tuple(
         WantedInstance(i.profile, c.slices, i.placement.start, path, c.mps.runs if c.mps else None)
         for i in gpu.instances
         for c in i.compute
     )
-    return DesiredGpu(mig=Layout(wanted, path), path=path)
+    return DesiredGpu(mig=Layout(wanted, path), path=path, reserved=reserved)
 
 
 def _takes_turns(gpu: Gpu) -> bool:

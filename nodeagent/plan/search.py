@@ -21,12 +21,13 @@ from functools import cache
 from itertools import chain, product
 
 from nodeagent.plan.compute_instances import ANYWHERE, Division, Redivision, divisions, redivide
-from nodeagent.plan.desired import WantedInstance
+from nodeagent.plan.desired import Reserved, WantedInstance
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.mps_assignment import STOP, Seat, assign, cost_of
 from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.reserved import mask_of
 from nodeagent.structs import Struct
 
 
@@ -70,12 +71,16 @@ def best_layout(
     *,
     all_in_use: bool = False,
     unhealthy: int = 0,
+    reserved: Sequence[Reserved] = (),
 ) -> Target | None:
     """The layout to aim for, or None when `wanted` cannot all be on this card at once.
 
     `all_in_use`: it is not known which instances are in use, so each of them counts. `unhealthy`:
-    memory slices as bits where nothing new may come.
+    memory slices as bits where nothing new may come. Nothing at all comes to what is `reserved`,
+    and `existing` has nothing of it.
     """
+    taken = mask_of(reserved)
+    beside = [r.profile for r in reserved if r.profile in card.profiles]
     here = {(e.profile, e.placement.start): e for e in existing}
     daemons = sum(1 for i in existing for c in i.compute if c.mps)
     shared = daemons > 0 and any(w.mps for w in wanted)  # else all layouts disturb MPS alike
@@ -91,7 +96,7 @@ def best_layout(
             there = here.get((division.profile, start))
             present = there.compute if there else ()
             change = redivide(profile.profile, present, division.compute, aligned=card.aligned)
-            if mask & unhealthy and (there is None or change.added):
+            if mask & taken or (mask & unhealthy and (there is None or change.added)):
                 continue
             in_use = sum(1 for device in change.kept if all_in_use or device.usage.in_use)
             stays = (in_use, len(change.kept), 1 if there else 0)
@@ -103,12 +108,12 @@ def best_layout(
     def score(way: tuple[_Layout, tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
         """For MPS and for the room beside; among layouts that keep as much."""
         layout, spare = way
-        occupied = sum(placed.mask for placed in layout) | unhealthy
+        occupied = sum(placed.mask for placed in layout) | unhealthy | taken
         return -_cost_to_mps(layout, wanted, daemons) if shared else 0, room(occupied, spare)
 
     ways: list[tuple[_Layout, tuple[int, ...]]] = []
     for divided in _all_divisions(card, wanted):
-        spare = card.spare(division.profile for division in divided)
+        spare = card.spare([*beside, *(division.profile for division in divided)])
         if spare is not None:
             choices = [(division, places(division)) for division in divided]
             ways += [(layout, spare) for layout in _side_by_side(choices)]
