@@ -14,10 +14,11 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import DestroyGpuInstance, Step
-from nodeagent.reconcile.active_plan import ActivePlan
+from nodeagent.reconcile.active_plan import ActivePlan, ReservedOn
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
+from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
@@ -58,6 +59,7 @@ class Rig:
         step_deadline: float = 5.0,
         driver: Driver | None = None,
         hooks: ChangeHooks | None = None,
+        reserved: ReservedOn = lambda _: (),
         on_state: Callable[[NodeState], None] = lambda _: None,
         on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
     ) -> None:
@@ -65,8 +67,11 @@ class Rig:
         self.states: list[NodeState] = []
         self.control = LoopControl()
         self.node_states = NodeStates(NodeState("node-a", "file"))
-        self.plan = ActivePlan(self.control)
+        self.plan = ActivePlan(self.control, reserved=reserved)
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
+        self.changes = GpuChanges(
+            policy or Policy(), changed=lambda: self.control.nudge("a GPU was changed")
+        )
         self.reconciler = Reconciler(
             control=self.control,
             states=self.node_states,
@@ -77,6 +82,7 @@ class Rig:
             last_good=last_good_plan(folder / FILE_NAME),
             reporter=EventReporter(self.events),
             hearts=self.hearts,
+            changes=self.changes,
             hooks=hooks or ChangeHooks(),
             on_round=on_round,
         )

@@ -12,7 +12,6 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -46,11 +45,13 @@ from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
+from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN_NAME
 from nodeagent.reconcile.last_good_plan import last_good_plan
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.settings import Settings
+from nodeagent.structs import replace
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState
@@ -189,6 +190,12 @@ class Agent:
             changed=lambda: self._control.nudge("the agent's own files changed"),
             repaired=self._mps.node.publish,
         )
+        reporter = EventReporter(self._events)
+        self._changes = GpuChanges(
+            policy,
+            changed=lambda: self._control.nudge("a GPU was changed for a claim"),
+            on_progress=reporter.step,
+        )
         # The loop over all of them, and who follows the states that it publishes.
         self._reconciler = Reconciler(
             control=self._control,
@@ -200,8 +207,9 @@ class Agent:
                 _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
             ),
             last_good=last_good,
-            reporter=EventReporter(self._events),
+            reporter=reporter,
             hearts=self._hearts,
+            changes=self._changes,
             mps=self._mps.overview,
             on_plan=self._mps.plan_accepted,
             hooks=self._cluster.hooks if self._cluster else ChangeHooks(),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,6 +78,8 @@ class StepDriver(Protocol):
 
 
 OnProgress = Callable[[StepReport], None]
+Turn = Callable[[str], AbstractAsyncContextManager[bool]]
+"""Keeps other writers from a GPU; whether it is still as it was observed."""
 
 
 async def execute(
@@ -87,14 +90,16 @@ async def execute(
     policy: Policy = _DEFAULT_POLICY,
     on_progress: OnProgress = lambda _: None,
     stop: asyncio.Event | None = None,
+    turn: Turn = lambda _: nullcontext(True),
 ) -> NodeOutcome:
     """Take the steps of `plan`, of at most `parallel` GPUs at once, and read back what came of it.
 
     `on_progress` receives every step as it ends, those that restore included. Once `stop` is set
     no further step is begun: the running ones finish, the rest is reported as skipped, and nothing
     is restored, because the next plan goes on from what is there. Cancellation does the same,
-    except that only `on_progress` receives what was done. Never raises for a step's failure: that
-    is in the outcome.
+    except that only `on_progress` receives what was done. `turn` is held during the steps of one
+    GPU, which is left where it changed meanwhile. Never raises for a step's failure: that is in the
+    outcome.
     """
     slots = asyncio.Semaphore(max(1, parallel))
     terms = _Terms(driver, policy, on_progress, stop or asyncio.Event())
@@ -102,8 +107,10 @@ async def execute(
     async def one(gpu_plan: GpuPlan) -> GpuOutcome:
         if not gpu_plan.steps:
             return GpuOutcome(gpu_plan, (), gpu_plan.before)
-        async with slots:
-            return await _execute_gpu(gpu_plan, terms)
+        async with slots, turn(gpu_plan.before.uuid) as unchanged:
+            if unchanged:
+                return await _execute_gpu(gpu_plan, terms)
+            return GpuOutcome(gpu_plan, (), gpu_plan.before, left=True)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(p), name=f"steps of {p.before.uuid}") for p in plan.gpus]

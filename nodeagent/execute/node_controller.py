@@ -59,13 +59,18 @@ class NodeController(NodeReader):
         self._publisher = publisher
         self._publishing = asyncio.Lock()
         self.publishing_problems: tuple[Problem, ...] = ()
+        self._steps_begun = 0
+        self._steps_running = 0
 
     async def observe(self) -> ObservedNode:
-        """As for those who only look. Daemons of MIG devices that are no more are ended, and what
-        is published is as the daemons are by now.
+        """As for those who only look. Daemons of MIG devices that are no more are ended, unless a
+        step was taken meanwhile, and what is published is as the daemons are by now.
         """
+        begun, quiet = self._steps_begun, self._steps_running == 0
         observed = await super().observe()
-        if observed.gpus and all(gpu.access is Access.OK for gpu in observed.gpus):
+        # What a step made or set meanwhile may be missing in what was observed.
+        quiet = quiet and begun == self._steps_begun
+        if quiet and observed.gpus and all(gpu.access is Access.OK for gpu in observed.gpus):
             present = {device.uuid for gpu in observed.gpus for device in gpu.devices()}
             if any(state.device not in present for state in self._fleet.statuses()):
                 await self._fleet.keep_only(present)
@@ -101,16 +106,18 @@ class NodeController(NodeReader):
         A MIG device that was made meanwhile has to be named. Cancelled, it may be half-way: who
         wants steps to be finished does not pass cancellation on.
         """
-        if self._health is None:
-            await self._apply(step)
-            return
-        self._health.begin_step(step)
+        if self._health is not None:
+            self._health.begin_step(step)
+        self._steps_begun += 1
+        self._steps_running += 1
         done = False
         try:
             await self._apply(step)
             done = True
         finally:
-            self._health.end_step(step, done=done)
+            self._steps_running -= 1
+            if self._health is not None:
+                self._health.end_step(step, done=done)
 
     async def _apply(self, step: Step) -> None:
         """MPS steps are the fleet's, all others the driver's."""

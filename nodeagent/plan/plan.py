@@ -124,7 +124,7 @@ class StepReport(Struct, frozen=True):
 
 class GpuOutcome(Struct, frozen=True):
     """`after` was read back from the hardware; `restored` are the steps of the way back, which was
-    taken if `turned_back`.
+    taken if `turned_back`. `left`: nothing was done, because another writer changed the GPU.
     """
 
     plan: GpuPlan
@@ -133,6 +133,7 @@ class GpuOutcome(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
     restored: tuple[StepReport, ...] = ()
     turned_back: bool = False
+    left: bool = False
 
     @property
     def failed(self) -> bool:

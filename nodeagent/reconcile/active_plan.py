@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import DesiredNode, PlanDocument
+from nodeagent.plan.desired import DesiredNode, PlanDocument, Reserved
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
@@ -35,6 +35,8 @@ _NOTHING_DESIRED = DesiredNode({})
 
 HostFor = Callable[[PlanDocument], Host]
 """What of the host bears on a document; may block, and is called in a thread."""
+ReservedOn = Callable[[str], tuple[Reserved, ...]]
+"""What claims hold on the GPU of that key."""
 _NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 
 
@@ -70,9 +72,15 @@ class Judgement:
 class ActivePlan:
     """The newest update of the plan's source and the document that counts."""
 
-    def __init__(self, control: LoopControl, host_for: HostFor = lambda _: Host()) -> None:
+    def __init__(
+        self,
+        control: LoopControl,
+        host_for: HostFor = lambda _: Host(),
+        reserved: ReservedOn = lambda _: (),
+    ) -> None:
         self._control = control
         self._host_for = host_for
+        self._reserved = reserved
         # What was read last: the newest offer, or what the newest demand meant for the node.
         self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
@@ -143,7 +151,7 @@ class ActivePlan:
         """Decide which document counts for this observation, and plan it."""
         refusal = self._unread
         if self._newest and self._newest != self._good:
-            made = _make(self._newest, observed, policy)
+            made = self._make(self._newest, observed, policy)
             if not isinstance(made, Refusal):
                 self._good = new = self._newest
                 self._desired, node_plan = made
@@ -157,8 +165,27 @@ class ActivePlan:
         elif self._desired is None:
             return Judgement(refusal=refusal or Refusal(self.digest, resolved.problems))
         # What was possible once goes on to hold for the GPUs that are still there.
-        node_plan = plan(self._desired, observed, policy)
-        return Judgement(node_plan, self._good.document, self._desired, refusal=refusal)
+        desired = self._beside_claims(self._desired)
+        node_plan = plan(desired, observed, policy)
+        return Judgement(node_plan, self._good.document, desired, refusal=refusal)
+
+    def _make(
+        self, candidate: ReadPlan, observed: ObservedNode, policy: Policy
+    ) -> tuple[DesiredNode, NodePlan] | Refusal:
+        resolved = resolve(candidate.document, observed, candidate.host)
+        if isinstance(resolved, Rejection):
+            return Refusal(candidate.document.digest, resolved.problems)
+        desired = self._beside_claims(resolved)
+        made = plan(desired, observed, policy)
+        if made.verdict in _NEVER:
+            of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
+            return Refusal(candidate.document.digest, (*made.problems, *of_gpus))
+        return desired, made
+
+    def _beside_claims(self, desired: DesiredNode) -> DesiredNode:
+        """What is desired, with what claims hold now left alone."""
+        gpus = {key: replace(d, reserved=self._reserved(key)) for key, d in desired.gpus.items()}
+        return replace(desired, gpus=gpus)
 
     def _read(self, text: PlanText) -> ReadPlan:
         document = read_document(text.text, configuration=text.configuration)
@@ -169,16 +196,3 @@ class ActivePlan:
             return self._read(text)
         except DocumentError as error:
             return Refusal(digest_of(text.text), error.problems)
-
-
-def _make(
-    candidate: ReadPlan, observed: ObservedNode, policy: Policy
-) -> tuple[DesiredNode, NodePlan] | Refusal:
-    resolved = resolve(candidate.document, observed, candidate.host)
-    if isinstance(resolved, Rejection):
-        return Refusal(candidate.document.digest, resolved.problems)
-    made = plan(resolved, observed, policy)
-    if made.verdict in _NEVER:
-        of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
-        return Refusal(candidate.document.digest, (*made.problems, *of_gpus))
-    return resolved, made

@@ -8,6 +8,7 @@ what it did before. What it does remember only keeps it from doing the same in v
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from nodeagent.processes import ProcessWatch
 from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.change_hooks import ChangeHooks, prepared
 from nodeagent.reconcile.event_reporter import EventReporter
+from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import WorkQueue, blocking_pids, undisturbing
@@ -77,6 +79,7 @@ class Reconciler:
     last_good: StateFile[PlanText]
     reporter: EventReporter
     hearts: Heartbeats
+    changes: GpuChanges
     mps: Callable[[], MpsOverview] = MpsOverview
     on_plan: Callable[[], None] = lambda: None
     hooks: ChangeHooks = field(default_factory=ChangeHooks)
@@ -94,6 +97,8 @@ class Reconciler:
     )
     # Accepted, but not yet where it survives a restart.
     _unkept: PlanText | None = field(init=False, default=None)
+    # How often each GPU had been changed beside the loop when it was observed last.
+    _counted: Counter[str] = field(init=False, default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
@@ -167,6 +172,7 @@ class Reconciler:
         async with self.control.abandoned_at_stop():
             if self._session is None:
                 self._session = await self._open_session.enter_async_context(self.driver)
+                self.changes.open(self._session)
             driver = self._session
         judgement, observed = await self._observe(driver)
         # The disk and the API server are asked side by side: each may take 10 ms and more.
@@ -218,6 +224,7 @@ class Reconciler:
             policy=self.rules.policy,
             on_progress=self._step_ended,
             stop=self.control.halt,
+            turn=lambda uuid: self.changes.turn(uuid, self._counted),
         )
         judgement, observed = await self._observe(driver)
         self._done = outcome
@@ -226,6 +233,7 @@ class Reconciler:
 
     async def _observe(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
         """Observe, and judge what counts for what was seen."""
+        self._counted = self.changes.counts()
         async with self.control.abandoned_at_stop():
             observed = await driver.observe()
         self._alive(0)
@@ -251,6 +259,8 @@ class Reconciler:
     def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
         now = asyncio.get_running_loop().time()
         for gpu in outcome.gpus:
+            if gpu.left:  # the change woke the loop for another round
+                continue
             uuid = gpu.plan.before.uuid
             after = next((p for p in judgement.gpus if p.before.uuid == uuid), None)
             self.reporter.worked(gpu, after)
@@ -318,6 +328,7 @@ class Reconciler:
     async def _close_driver(self) -> None:
         """A driver that was reloaded is found again only by opening it anew."""
         self._session = None
+        await self.changes.close()
         opened, self._open_session = self._open_session, AsyncExitStack()
         await opened.aclose()
 

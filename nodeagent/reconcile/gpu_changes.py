@@ -1,0 +1,95 @@
+"""Changes of single GPUs at once, beside the loop's rounds: what a claim of a pod needs.
+
+The same planner and executor make them. One writer at a time works on each GPU: a change waits for
+the steps of its own GPU alone, and the loop leaves a GPU that was changed since it looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from nodeagent.errors import NodeagentError
+from nodeagent.execute.executor import StepDriver, execute
+from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.plan import GpuOutcome, NodePlan, Policy, StepReport
+from nodeagent.plan.planner import plan_gpu
+
+Goal = Callable[[Gpu], Awaitable[DesiredGpu]]
+"""What a GPU should become, given what it is; it may write ahead what is going to be done."""
+
+
+class GpuChanges:
+    """Usable between `open` and `close`, which the loop calls with its driver.
+
+    `changed` is called after each change of the hardware, so that the loop looks again.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        changed: Callable[[], None],
+        on_progress: Callable[[StepReport], None] = lambda _: None,
+    ) -> None:
+        self._policy = policy
+        self._changed = changed
+        self._on_progress = on_progress
+        self._driver: StepDriver | None = None
+        self._stop = asyncio.Event()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._counts: Counter[str] = Counter()
+
+    def open(self, driver: StepDriver) -> None:
+        self._driver = driver
+        self._stop = asyncio.Event()
+
+    async def close(self) -> None:
+        """Begin no further step, and wait for the running ones."""
+        self._driver = None
+        self._stop.set()
+        for turn in tuple(self._turns.values()):
+            async with turn:
+                pass
+
+    async def change(self, uuid: str, goal: Goal) -> GpuOutcome:
+        """Observe one GPU, plan what `goal` makes of it, carry that out and read it back.
+
+        A refusal is in the outcome's plan, a failed step in its problems. Raises NodeagentError
+        when the driver is not open or does not know the GPU, and what `goal` raises. Steps that
+        have begun are finished when the caller is cancelled.
+        """
+        async with self._turns[uuid]:
+            if (driver := self._driver) is None:
+                remedy = "nodeagent status shows what is wrong with the driver; it is tried again"
+                raise NodeagentError("the driver is not open", remedy=remedy)
+            gpu = await driver.observe_gpu(uuid)
+            plan = plan_gpu(await goal(gpu), gpu, self._policy)
+            if not plan.steps:
+                return GpuOutcome(plan, (), gpu, plan.problems)
+            self._counts[uuid] += 1
+            try:
+                outcome = await execute(
+                    NodePlan(plan.verdict, (plan,)),
+                    driver,
+                    parallel=1,
+                    policy=self._policy,
+                    on_progress=self._on_progress,
+                    stop=self._stop,
+                )
+            finally:
+                self._changed()
+            return outcome.gpus[0]
+
+    def counts(self) -> Counter[str]:
+        """How often each GPU was changed so far; for `turn`."""
+        return self._counts.copy()
+
+    @asynccontextmanager
+    async def turn(self, uuid: str, seen: Counter[str]) -> AsyncIterator[bool]:
+        """Keep changes of the GPU out; whether there was none since `seen` was `counts()`."""
+        async with self._turns[uuid]:
+            yield self._counts[uuid] == seen[uuid]

@@ -1,0 +1,212 @@
+"""Changes of single GPUs beside the loop: at once, one writer a GPU, each its own part alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import NodeagentError
+from nodeagent.plan.desired import DesiredGpu, Layout, Reserved, WantedInstance
+from nodeagent.plan.observed import Gpu, Placement
+from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.change_hooks import ChangeHooks
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.reconcile.gpu_changes import Goal
+from nodeagent.reconcile.plan_update import NoPlan
+from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.views.node_state import Phase
+from tests.rig import Rig, running
+
+CREATE = "nvmlDeviceCreateGpuInstance*"
+CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance*"
+PATH = "claim team/mine"
+SLICES = {"1g.10gb": 1, "2g.20gb": 2, "3g.40gb": 3}
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    """Two cards that switch MIG at once."""
+    with simulated("h100-80gb:2") as node:
+        yield node
+
+
+def made(*own: tuple[str, int]) -> Goal:
+    """These instances beside all others that there are; the GPU's others are nobody's."""
+
+    async def goal(gpu: Gpu) -> DesiredGpu:
+        others = tuple(
+            Reserved(i.profile, i.placement, "another")
+            for i in gpu.instances
+            if (i.profile, i.placement.start) not in own
+        )
+        wanted = tuple(WantedInstance(name, SLICES[name], start, PATH) for name, start in own)
+        return DesiredGpu(Layout(wanted, PATH), PATH, reserved=others)
+
+    return goal
+
+
+def released(name: str, start: int) -> Goal:
+    """This instance gone, all others as they are."""
+
+    async def goal(gpu: Gpu) -> DesiredGpu:
+        others = tuple(
+            Reserved(i.profile, i.placement, "another")
+            for i in gpu.instances
+            if (i.profile, i.placement.start) != (name, start)
+        )
+        return DesiredGpu(Layout((), PATH), PATH, reserved=others)
+
+    return goal
+
+
+async def without_plan(rig: Rig) -> None:
+    """A node whose source holds no plan."""
+    rig.control.offer(NoPlan("no plan"))
+    await rig.settle(Phase.NO_PLAN)
+
+
+async def test_a_gpu_is_changed_without_a_plan(node: SimulatedNode, tmp_path: Path) -> None:
+    """MIG mode, instance and back, each read back; the node's state follows by itself."""
+    async with running(Rig(tmp_path)) as rig:
+        await without_plan(rig)
+        uuid = rig.gpu(1).uuid
+        outcome = await rig.changes.change(uuid, made(("1g.10gb", 6)))
+        assert [(i.profile, i.placement.start) for i in outcome.after.instances] == [("1g.10gb", 6)]
+        assert outcome.problems == ()
+        await rig.until(lambda: rig.layout(1) == "1g.10gb at 6")
+        assert rig.layout(0) == "MIG off"
+        again = await rig.changes.change(uuid, made(("1g.10gb", 6)))
+        assert (again.plan.verdict, again.steps) == (Verdict.IN_SYNC, ())
+        gone = await rig.changes.change(uuid, released("1g.10gb", 6))
+        assert gone.after.instances == ()
+        assert node.card(1).state.mig
+
+
+async def test_many_at_once_on_one_gpu_and_on_others(node: SimulatedNode, tmp_path: Path) -> None:
+    """Each finds what the earlier ones made, and leaves it."""
+    async with running(Rig(tmp_path)) as rig:
+        await without_plan(rig)
+        jobs = [
+            rig.changes.change(rig.gpu(gpu).uuid, made(("1g.10gb", start)))
+            for gpu in (0, 1)
+            for start in range(7)
+        ]
+        outcomes = await asyncio.gather(*jobs)
+        assert [o.problems for o in outcomes] == [()] * 14
+        await rig.until(lambda: [len(rig.gpu(n).instances) for n in (0, 1)] == [7, 7])
+
+
+async def test_what_is_refused_is_in_the_outcome(node: SimulatedNode, tmp_path: Path) -> None:
+    """Another instance lies there: nothing is done, and it is named."""
+    async with running(Rig(tmp_path)) as rig:
+        await without_plan(rig)
+        uuid = rig.gpu().uuid
+        await rig.changes.change(uuid, made(("2g.20gb", 4)))
+        outcome = await rig.changes.change(uuid, made(("1g.10gb", 5)))
+        assert (outcome.plan.verdict, outcome.steps) == (Verdict.BLOCKED, ())
+        assert "2g.20gb at slice 4 (another)" in outcome.problems[0].message
+        node.occupy(outcome.after.instances[0].compute[0].uuid, pid=4711)
+        busy = await rig.changes.change(uuid, released("2g.20gb", 4))
+        assert busy.plan.verdict is Verdict.BLOCKED
+        assert "4711" in busy.problems[0].message
+
+
+async def test_a_failure_undoes_its_own_part_alone(node: SimulatedNode, tmp_path: Path) -> None:
+    """The half-made instance goes; what another change made on that GPU stays."""
+    async with running(Rig(tmp_path)) as rig:
+        await without_plan(rig)
+        uuid = rig.gpu().uuid
+        await rig.changes.change(uuid, made(("1g.10gb", 0)))
+        node.inject(CREATE_COMPUTE, error="NVML_ERROR_INSUFFICIENT_RESOURCES")
+        outcome = await rig.changes.change(uuid, made(("2g.20gb", 4)))
+        assert outcome.failed
+        assert outcome.turned_back
+        assert [(i.profile, i.placement.start) for i in outcome.after.instances] == [("1g.10gb", 0)]
+        retried = await rig.changes.change(uuid, made(("2g.20gb", 4)))
+        assert retried.problems == ()
+
+
+async def test_a_plan_and_a_claim_on_one_gpu(node: SimulatedNode, tmp_path: Path) -> None:
+    """The plan lays out what it says beside the claim's instance, and never takes that away."""
+    held: list[Reserved] = []
+    rig = Rig(tmp_path, reserved=lambda _: tuple(held))
+    async with running(rig):
+        await without_plan(rig)
+        uuid = rig.gpu().uuid
+        held.append(Reserved("1g.10gb", Placement(6, 1), PATH))
+        await rig.changes.change(uuid, made(("1g.10gb", 6)))
+        rig.control.offer(NoPlan("still none"))
+        rig.offer("{3g.40gb: 1}")
+        await rig.settle(Phase.IN_SYNC)
+        assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
+        rig.offer("{7g.80gb: 1}")
+        await rig.settle(Phase.BLOCKED)
+        assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
+        assert any(PATH in problem.message for problem in rig.state.problems)
+        assert EventType.DRIFT not in rig.reported()
+
+
+async def test_a_slow_plan_holds_up_its_own_gpu_alone(node: SimulatedNode, tmp_path: Path) -> None:
+    """A change waits for the steps of its GPU; those of another GPU are no reason to wait."""
+    node.inject(CREATE, hang=True, gpu=0)
+    async with running(Rig(tmp_path, step_deadline=60)) as rig:
+        rig.offer(
+            "{1g.10gb: 1}",
+        )
+        await rig.until(lambda: rig.state.phase is Phase.WORKING)
+        await rig.until(lambda: len(node.card(1).state.instances) == 1)
+        waiting = asyncio.create_task(rig.changes.change(rig.gpu(0).uuid, made(("2g.20gb", 4))))
+        other = await rig.changes.change(rig.gpu(1).uuid, made(("2g.20gb", 4)))
+        assert other.problems == ()
+        assert not waiting.done()
+        node.clear_faults()
+        assert (await waiting).problems == ()
+
+
+class Meanwhile(ChangeHooks):
+    """A claim changes the GPU while the loop prepares its own change of it."""
+
+    def __init__(self) -> None:
+        self.rig: Rig | None = None
+        self.held: dict[str, tuple[Reserved, ...]] = {}
+
+    async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+        if self.rig and not self.held:
+            uuid = todo.gpus[0].before.uuid
+            self.held[uuid] = (Reserved("1g.10gb", Placement(6, 1), PATH),)
+            await self.rig.changes.change(uuid, made(("1g.10gb", 6)))
+        return ()
+
+
+async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(
+    node: SimulatedNode, tmp_path: Path
+) -> None:
+    """It looks again and plans around what came; nothing failed and nothing has to wait."""
+    hooks = Meanwhile()
+    rig = Rig(tmp_path, hooks=hooks, reserved=lambda gpu: hooks.held.get(gpu, ()))
+    hooks.rig = rig
+    async with running(rig):
+        rig.offer(
+            "{3g.40gb: 1}",
+        )
+        await rig.settle(Phase.IN_SYNC)
+        assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
+        assert EventType.FAILED not in rig.reported()
+        assert Code.STEP_FAILED not in rig.codes
+
+
+async def test_without_a_driver_nothing_is_changed(node: SimulatedNode, tmp_path: Path) -> None:
+    """Before the loop has opened it and after it was closed."""
+    rig = Rig(tmp_path)
+    with pytest.raises(NodeagentError, match="not open"):
+        await rig.changes.change("GPU-1", made())
+    async with running(rig):
+        await without_plan(rig)
+        uuid = rig.gpu().uuid
+    with pytest.raises(NodeagentError, match="not open"):
+        await rig.changes.change(uuid, made(("1g.10gb", 0)))
+    assert not node.card(0).state.mig
