@@ -9,7 +9,13 @@ from tests.simulated_cluster.refusals import Refused
 
 NODES = "/api/v1/nodes/"
 OPEN_PATHS = {"/version", "/readyz", "/healthz", "/livez"}
-VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+VERBS = {
+    "GET": "get",
+    "POST": "create",
+    "PUT": "update",
+    "PATCH": "patch",
+    "DELETE": "delete",
+}
 
 Right = tuple[str, str]  # verb and resource, such as pods/eviction
 
@@ -60,7 +66,7 @@ class Access:
 def right_of(request: Request) -> Right:
     """What the request needs the right to."""
     found = re.fullmatch(
-        r"/(?:api|apis/node.k8s.io)/v1(?:/namespaces/[^/]+)?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?",
+        r"/(?:api|apis/node.k8s.io|apis/resource.k8s.io)/v1(?:/namespaces/[^/]+)?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?",
         request.path,
     )
     if found is None:

@@ -20,6 +20,7 @@ from tests.simulated_cluster.faults import Faults
 from tests.simulated_cluster.journal import Request
 from tests.simulated_cluster.patching import MERGE, patched
 from tests.simulated_cluster.pods import Pods
+from tests.simulated_cluster.resource_slices import SliceRules
 from tests.simulated_cluster.routes import application
 from tests.simulated_cluster.store import Key, Object, Store
 
@@ -45,6 +46,7 @@ class ApiServer:
         self.faults = Faults()
         self.access = Access()
         self.pods = Pods(self.store)
+        self.slices = SliceRules()
         self.requests: list[Request] = []
         self.runtime_classes = {"nvidia"}
         self.bookmark_seconds = bookmark_seconds

@@ -29,6 +29,19 @@ DISCOVERY: dict[str, Any] = {
     "/livez": "ok",
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/apis/resource.k8s.io/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "resource.k8s.io/v1",
+        "resources": [
+            _resource(
+                "resourceslices",
+                "ResourceSlice",
+                namespaced=False,
+                verbs=["create", "delete", "get", "list", "update", "watch"],
+            ),
+            _resource("resourceclaims", "ResourceClaim", namespaced=True, verbs=["get"]),
+        ],
+    },
     "/api/v1": {
         "kind": "APIResourceList",
         "groupVersion": "v1",

@@ -15,7 +15,7 @@ from tests.simulated_cluster.journal import Request
 from tests.simulated_cluster.patching import patched
 from tests.simulated_cluster.refusals import Refused, invalid
 from tests.simulated_cluster.selectors import selected
-from tests.simulated_cluster.store import KINDS, Key, Object
+from tests.simulated_cluster.store import GROUPS, KINDS, Key, Object
 from tests.simulated_cluster.watching import Stream, asked
 
 if TYPE_CHECKING:
@@ -45,6 +45,14 @@ def application(server: ApiServer) -> web.Application:
         add("DELETE", collection + "/{name}", routes.delete)
     add("POST", "/api/v1/namespaces/{namespace}/pods/{name}/eviction", routes.evict)
     add("GET", "/api/v1/namespaces/{namespace}/{plural:configmaps}/{name}", routes.read)
+    slices = "/apis/resource.k8s.io/v1/{plural:resourceslices}"
+    add("GET", slices, routes.list)
+    add("POST", slices, routes.create)
+    add("GET", slices + "/{name}", routes.read)
+    add("PUT", slices + "/{name}", routes.replace)
+    add("DELETE", slices + "/{name}", routes.delete)
+    claims = "/apis/resource.k8s.io/v1/namespaces/{namespace}/{plural:resourceclaims}/{name}"
+    add("GET", claims, routes.read)
     add("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", routes.review)
     add("GET", "/apis/node.k8s.io/v1/runtimeclasses/{name}", routes.runtime_class)
     for path, answer in DISCOVERY.items():
@@ -143,7 +151,7 @@ class Routes:
         return web.json_response(
             {
                 "kind": f"{KINDS[plural]}List",
-                "apiVersion": "v1",
+                "apiVersion": GROUPS.get(plural, "v1"),
                 "metadata": {"resourceVersion": str(self._store.version)},
                 "items": [one for one in self._store.all(plural, namespace) if matches(one)],
             }
@@ -164,6 +172,8 @@ class Routes:
             )
         if plural == "events":
             _check_event(body, namespace)
+        if plural == "resourceslices":
+            body = self._server.slices.admitted(body)
         if plural == "pods":
             body = {**body, "status": {"phase": "Pending"}}  # only the kubelet says more
         return web.json_response(self._store.create(plural, namespace, body), status=201)
@@ -178,6 +188,17 @@ class Routes:
             return _kept_apart(key.plural, found, after, status=status)
 
         return web.json_response(self._store.change(key, edit))
+
+    async def replace(self, request: web.Request) -> web.Response:
+        """An update of the whole object (a ResourceSlice), which has to name its version."""
+        body = self._server.slices.admitted(_object(request))
+
+        def edit(found: Object) -> Object:
+            self._server.slices.check_update(found, body)
+            kept = {k: found["metadata"][k] for k in ("uid", "creationTimestamp")}
+            return {**body, "metadata": {**body["metadata"], **kept}}
+
+        return web.json_response(self._store.change(_key(request), edit))
 
     async def delete(self, request: web.Request) -> web.Response:
         key = _key(request)

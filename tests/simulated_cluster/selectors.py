@@ -22,6 +22,8 @@ FIELDS = {
         "reason",
         "type",
     },
+    "resourceclaims": {"metadata.name", "metadata.namespace"},
+    "resourceslices": {"metadata.name", "spec.nodeName", "spec.driver"},
 }
 
 _SET = re.compile(r"\s*(\S+)\s+(in|notin)\s+\(([^)]*)\)\s*")

@@ -25,7 +25,15 @@ from tests.simulated_cluster.refusals import (
 )
 from tests.simulated_cluster.validation import check_metadata
 
-KINDS = {"nodes": "Node", "pods": "Pod", "events": "Event", "configmaps": "ConfigMap"}
+KINDS = {
+    "nodes": "Node",
+    "pods": "Pod",
+    "events": "Event",
+    "configmaps": "ConfigMap",
+    "resourceclaims": "ResourceClaim",
+    "resourceslices": "ResourceSlice",
+}
+GROUPS = {"resourceclaims": "resource.k8s.io/v1", "resourceslices": "resource.k8s.io/v1"}
 IMMUTABLE = ("uid", "creationTimestamp", "namespace")
 
 Object = dict[str, Any]
@@ -98,7 +106,7 @@ class Store:
         key = Key(plural, namespace, name)
         if key in self._objects:
             raise Refused(409, f'{plural} "{name}" already exists', reason="AlreadyExists")
-        made["apiVersion"], made["kind"] = "v1", kind
+        made["apiVersion"], made["kind"] = GROUPS.get(plural, "v1"), kind
         metadata["uid"] = f"00000000-0000-4000-8000-{number:012x}"
         metadata["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if namespace:

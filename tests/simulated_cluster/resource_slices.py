@@ -1,0 +1,71 @@
+"""What the API server does with ResourceSlices: drops what its gates are off for, checks the rest.
+
+After Kubernetes 1.36, pkg/registry/resource/resourceslice/strategy.go and
+pkg/apis/resource/validation/validation.go: only what decides how an agent has to behave.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from tests.simulated_cluster.refusals import Refused, invalid
+
+Object = dict[str, Any]
+
+MOST_SPECIAL = 64  # devices of a slice that has counters or taints in it
+MOST_DEVICES = 128
+KIND = "ResourceSlice"
+
+
+class SliceRules:
+    """`partitionable` and `taints` are feature gates: without them fields are dropped silently."""
+
+    def __init__(self) -> None:
+        self.partitionable = True
+        self.taints = True
+
+    def admitted(self, body: Object) -> Object:
+        """What is stored of a body; raises Refused (422)."""
+        after = copy.deepcopy(body)
+        name, spec = str((after.get("metadata") or {}).get("name", "")), after.get("spec")
+        if not isinstance(spec, dict):
+            raise invalid(KIND, name, "spec: Required value")
+        if not self.partitionable:
+            spec.pop("sharedCounters", None)
+        for device in spec.get("devices") or ():
+            if not self.partitionable:
+                device.pop("consumesCounters", None)
+            if not self.taints:
+                device.pop("taints", None)
+        self._check(name, spec)
+        return after
+
+    def check_update(self, before: Object, after: Object) -> None:
+        """Raise Refused where a field changes that may not."""
+        name, metadata = before["metadata"]["name"], after["metadata"]
+        if not metadata.get("resourceVersion"):
+            raise invalid(KIND, name, "metadata.resourceVersion: must be specified for an update")
+        for field in ("driver", "nodeName"):
+            if before["spec"].get(field) != after["spec"].get(field):
+                raise invalid(KIND, name, f"spec.{field}: field is immutable")
+        if before["spec"]["pool"]["name"] != after["spec"]["pool"]["name"]:
+            raise invalid(KIND, name, "spec.pool.name: field is immutable")
+
+    def _check(self, name: str, spec: Object) -> None:
+        pool = spec.get("pool") or {}
+        if not (spec.get("driver") and spec.get("nodeName") and pool.get("name")):
+            raise invalid(KIND, name, "spec: driver, nodeName and pool.name are required")
+        if pool.get("resourceSliceCount", 0) < 1 or pool.get("generation", -1) < 0:
+            raise invalid(KIND, name, "spec.pool: Invalid value")
+        if "devices" in spec and "sharedCounters" in spec:
+            raise invalid(KIND, name, "spec: exactly one of sharedCounters and devices is required")
+        devices = spec.get("devices") or ()
+        special = any("consumesCounters" in d or "taints" in d for d in devices)
+        if len(devices) > (MOST_SPECIAL if special else MOST_DEVICES):
+            raise invalid(KIND, name, f"spec.devices: Too many: {len(devices)}")
+        names = [device.get("name") for device in devices]
+        if len(names) != len(set(names)):
+            raise invalid(KIND, name, "spec.devices: Duplicate value")
+        if not isinstance(spec.get("nodeName"), str):
+            raise Refused(400, "spec.nodeName has to be a string")
