@@ -20,7 +20,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.events import EventIntervals, EventPublisher
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
-from nodeagent.cluster.client.node_view import OWN_NODE, NodeView
+from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
 from nodeagent.cluster.node_status import NodeStatus, node_event
 from nodeagent.cluster.plan_sources.node_source import NodeSource
@@ -108,7 +108,6 @@ class NodePublisher:
         self._writer = NodeWriter(
             access,
             node,
-            interest=OWN_NODE,
             on_fault=self._writing_changed,
             on_contest=self._contested,
             intervals=intervals.write,
@@ -119,7 +118,6 @@ class NodePublisher:
             node,
             on_view=self._observe,
             on_fault=self._following_changed,
-            interest=OWN_NODE,
             intervals=intervals.follow,
         )
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
-from nodeagent.cluster.client.access import ClusterAccess, Right
+from nodeagent.cluster.client import requests
+from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import credentials_of
 from nodeagent.cluster.client.faults import (
     ClusterFault,
@@ -17,8 +18,10 @@ from nodeagent.cluster.client.faults import (
     CredentialsUnusable,
     NotAllowed,
     RequestRefused,
+    strange_answer,
 )
-from nodeagent.cluster.client.node_view import OWN_NODE, NodeView, view_of
+from nodeagent.cluster.client.node_view import NodeView, view_of
+from nodeagent.cluster.client.requests import Right
 from nodeagent.cluster.drain.hooks import rules_of, tolerated_in
 from nodeagent.cluster.drain.node import pod_of
 from nodeagent.cluster.drain.owners import owned_by_others
@@ -62,8 +65,8 @@ async def _findings(
     credentials = credentials_of(settings.kubeconfig, settings.context)
     async with ClusterAccess(credentials, answer_within=_ANSWER) as access:
         try:
-            listed = await access.list_node(name)
-            view = view_of(listed.node, OWN_NODE) if listed.node is not None else None
+            listed = await access.listed(requests.list_node(name))
+            view = view_of(listed.first) if listed.items else None
         except ClusterFault as fault:
             return [_unreadable_node(fault)], None
         found = [ok("API server", f"{access.server} answers, and knows who asks")]
@@ -95,7 +98,8 @@ def _unreadable_node(fault: ClusterFault) -> Finding:
 
 async def _changes(access: ClusterAccess, name: str) -> Finding:
     try:
-        await access.try_changing_node(name)
+        await access.send(requests.patch_node(name, {}, dry_run=True))
+        await access.send(requests.patch_node_status(name, {}, dry_run=True))
     except ClusterFault as fault:
         return error("Node's changes", fault.message, _remedy_of(fault))
     return ok("Node's changes", f"{name} may be changed")
@@ -112,7 +116,7 @@ async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[F
     missing: list[Finding] = []
     for right, without, remedy in _needed(settings):
         try:
-            allowed = await access.may(right)
+            allowed = await _may(access, right)
         except ClusterFault as fault:
             unasked = f"they cannot be asked for: {fault.message}"
             return [*missing, warning("rights", unasked, _BASIC)]
@@ -121,6 +125,14 @@ async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[F
             message = f"no right to {right.verb} {right.resource}{where}: {without}"
             missing.append(warning("rights", message, remedy))
     return missing or [ok("rights", "all that are needed are there")]
+
+
+async def _may(access: ClusterAccess, right: Right) -> bool:
+    request = requests.review_access(right)
+    status = (await access.send(request)).get("status")
+    if not isinstance(status, dict):
+        raise strange_answer(request.purpose, "it is no review")
+    return status.get("allowed") is True
 
 
 def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
@@ -146,7 +158,7 @@ async def _runtime_class(access: ClusterAccess) -> list[Finding]:
     """
     check = "RuntimeClass"
     try:
-        if await access.has_runtime_class(_RUNTIME_CLASS):
+        if await access.find(requests.get_runtime_class(_RUNTIME_CLASS)) is not None:
             return [ok(check, f"{_RUNTIME_CLASS} is there")]
     except NotAllowed:
         return []
@@ -165,7 +177,8 @@ async def _owners(
     """Who else splits the node's GPUs, by its pods."""
     check, pods, found = "other managers", None, []
     try:
-        pods = tuple(map(pod_of, await access.list_pods(view.name)))
+        listed = await access.listed(requests.list_pods(view.name))
+        pods = tuple(map(pod_of, listed.items))
     except ClusterFault as fault:
         message = f"only labels can show them: {fault.message}"
         found.append(warning(check, message, _remedy_of(fault)))

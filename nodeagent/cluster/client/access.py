@@ -1,53 +1,74 @@
-"""What the agent asks of the API server: one Node, Events about it, and the pods on it."""
+"""Sends requests to the API server, with a deadline, and translates how they fail.
+
+Tokens are rotated and certificates replaced while the agent runs: credentials are read again
+before a request once a minute, and at once when the server does not accept them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Final, Self
 
 import aiohttp
+from kubernetes.aio import client
 
-from nodeagent.cluster.client import faults
-from nodeagent.cluster.client.connection import Connection, JsonObject, Request
-from nodeagent.cluster.client.credentials import Credentials
+from nodeagent import __version__
+from nodeagent.cluster.client import faults, requests
+from nodeagent.cluster.client.credentials import Credentials, Identity, read_identity
+from nodeagent.cluster.client.faults import ClusterFault, CredentialsUnusable, NotAuthenticated
+from nodeagent.cluster.client.requests import JsonObject, Request
+from nodeagent.strict_json import parse_json
 
-_MERGE = "application/merge-patch+json"
-_STRATEGIC = "application/strategic-merge-patch+json"
-_NODES = "/api/v1/nodes"
-_PODS = "/api/v1/pods"
-_POD = "/api/v1/namespaces/{namespace}/pods/{name}"
-_CONFIG_MAP = "/api/v1/namespaces/{namespace}/configmaps/{name}"
-_EVENTS = "/api/v1/namespaces/default/events"  # where Events about Nodes live
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+# All in seconds, see tcp(7). A probe after 15 s of silence and every 10 s from then on; with
+# TCP_USER_TIMEOUT set, the first probe due after that time ends the connection: at 35 s.
+_IDLE: Final = 15
+_INTERVAL: Final = 10
+_PROBES: Final = 3
+_UNANSWERED: Final = 30
+
+# Below the API server's own 90 s, so that a connection is not closed while a request is sent on it.
+# aiohttp's 15 s would cost most writes a TCP and a TLS handshake.
+_KEPT: Final = 75.0
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The Node as the server has it, None where it has none, and the version to watch from."""
+    """The objects that a list holds, and the version to watch from."""
 
-    node: JsonObject | None
+    items: list[JsonObject]
     version: str
 
+    @property
+    def first(self) -> JsonObject | None:
+        """The only one of a list by name; None where there is none of that name."""
+        return self.items[0] if self.items else None
 
-@dataclass(frozen=True, slots=True)
-class Right:
-    """To do `verb` to a resource such as `pods/eviction`; "" is every namespace, or every name."""
 
-    verb: str
-    resource: str
-    namespace: str = ""
-    name: str = ""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Session:
+    identity: Identity
+    api: client.ApiClient
+    connections: aiohttp.TCPConnector
+
+    async def close(self) -> None:
+        """End all requests, a running watch too."""
+        await self.api.close()
+        await self.connections.close()
 
 
 class ClusterAccess:
     """One API server. Enter it as a context manager; nothing is read or sent before the first use.
 
-    Every request raises a `ClusterFault` and nothing else. `answer_within` bounds a request, for
-    a watch its beginning; `reread_every` is how old the credentials may get (both in seconds).
+    Every request raises a `ClusterFault` and nothing else. `answer_within` bounds how long an
+    answer takes to begin and, unless the request sets another time, to end; `reread_every` is how
+    old the credentials may get (both in seconds).
     """
 
     def __init__(
@@ -58,203 +79,211 @@ class ClusterAccess:
         reread_every: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connection = Connection(
-            credentials, answer_within=answer_within, reread_every=reread_every, clock=clock
-        )
+        self._credentials = credentials
+        self._answer_within = answer_within
+        self._reread_every = reread_every
+        self._clock = clock
+        self._rereading = asyncio.Lock()
+        self._session: _Session | None = None
+        self._read_at = 0.0
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._connection.close()
+        if self._session is not None:
+            await self._session.close()
 
     @property
     def server(self) -> str:
         """The server's address for people."""
-        return self._connection.server
+        return self._session.identity.server if self._session else "the API server"
 
-    async def probe(self, *, within: float) -> None:
-        """Ask for the server's version, which costs it nothing; raise if no answer comes.
+    # --- the verbs --------------------------------------------------------------------------------
 
-        Any HTTP status will do, also 429 and 5xx: a server that is overloaded is alive, and to
-        list and watch anew would only add to its load.
-        """
-        purpose = "a liveness probe"
+    async def send(self, request: Request) -> JsonObject:
+        """The object that is answered."""
+        response = await self._answered(request)
         try:
-            async with asyncio.timeout(within):
-                await self._connection.json(Request(purpose, "GET", "/version"))
-        except TimeoutError as error:
-            raise faults.from_error(error, purpose=purpose, server=self.server) from error
-        except faults.ClusterFault as fault:
-            if fault.status is None:
-                raise
+            answer = parse_json(await self._read(request, response))
+        except ValueError as error:
+            raise faults.strange_answer(request.purpose, "it is not JSON") from error
+        if not isinstance(answer, dict):
+            raise faults.strange_answer(request.purpose, "it is not an object")
+        return answer
 
-    async def list_node(self, name: str) -> Listed:
-        """Ask for the one Node of this name, and for the version of that answer."""
-        purpose = f"the list of Node {name}"
-        answer = await self._connection.json(Request(purpose, "GET", _NODES, query=_only(name)))
-        items, metadata = answer.get("items"), answer.get("metadata")
-        version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-        if not isinstance(version, str) or not isinstance(items, list | None):
-            raise faults.strange_answer(purpose, "it is not a list of Nodes")
-        return Listed(items[0] if items else None, version)
+    async def find(self, request: Request) -> JsonObject | None:
+        """One object; None when there is none of this name."""
+        try:
+            return await self.send(request)
+        except faults.ObjectMissing:
+            return None
+
+    async def listed(self, request: Request) -> Listed:
+        """The objects that a list holds."""
+        match {"items": None, **await self.send(request)}:
+            case {"items": list() | None as items, "metadata": {"resourceVersion": str(version)}}:
+                return Listed(items or [], version)
+        raise faults.strange_answer(request.purpose, f"it is not a list of {request.kind}")
 
     @asynccontextmanager
-    async def watch_node(
-        self, name: str, *, version: str, seconds: float
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a watch on one Node from `version` on; the server ends it after `seconds`."""
-        purpose, whole = f"a watch of Node {name}", max(1, round(seconds))
-        query = {
-            **_only(name),
-            "watch": "true",
-            "resourceVersion": version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(whole),
-        }
-        response = await self._connection.answered(
-            Request(purpose, "GET", _NODES, query=query, longer=whole)
-        )
+    async def watch(self, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer to a watch, a line for each event as it comes."""
+        response = await self._answered(request)
         try:
             if response.content_type != "application/json":
-                raise faults.strange_answer(purpose, "it is not JSON")
+                raise faults.strange_answer(request.purpose, "it is not JSON")
             yield response
         finally:
             response.close()  # not released: what is left of a watch is never worth reading
 
-    async def patch_node(self, name: str, body: JsonObject, *, dry_run: bool = False) -> JsonObject:
-        """Send a merge patch; the Node as it is then comes back."""
-        purpose, path = f"a change of Node {name}", f"{_NODES}/{{name}}"
-        return await self._patch(purpose, path, name, body, _MERGE, dry_run=dry_run)
+    async def probe(self, *, within: float) -> None:
+        """Ask for the server's version; raise if no answer comes.
 
-    async def patch_node_status(
-        self, name: str, body: JsonObject, *, dry_run: bool = False
-    ) -> JsonObject:
-        """Send a strategic merge patch of the status, whose conditions are merged by type."""
-        purpose, path = f"a change of Node {name}'s status", f"{_NODES}/{{name}}/status"
-        return await self._patch(purpose, path, name, body, _STRATEGIC, dry_run=dry_run)
-
-    async def try_changing_node(self, name: str) -> None:
-        """Send patches that change nothing and are not kept: whether ours would be let through."""
-        await self.patch_node(name, {}, dry_run=True)
-        await self.patch_node_status(name, {}, dry_run=True)
-
-    async def may(self, right: Right) -> bool:
-        """Whether roles give us this right. Admission policies are not asked, and may say no."""
-        resource, _, subresource = right.resource.partition("/")
-        attributes = {
-            "verb": right.verb,
-            "resource": resource,
-            "subresource": subresource,
-            "namespace": right.namespace,
-            "name": right.name,
-        }
-        body: JsonObject = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        purpose = "a question about our rights"
-        answer = await self._connection.json(Request(purpose, "POST", _REVIEWS, body=body))
-        status = answer.get("status")
-        if not isinstance(status, dict):
-            raise faults.strange_answer(purpose, "it is no review")
-        return status.get("allowed") is True
-
-    async def has_runtime_class(self, name: str) -> bool:
-        """Whether the cluster has a RuntimeClass of this name."""
-        path = "/apis/node.k8s.io/v1/runtimeclasses/{name}"
-        return await self._get(f"the RuntimeClass {name}", path, name=name) is not None
-
-    async def create_event(self, body: JsonObject) -> None:
-        """Make an Event in the namespace of those about Nodes."""
-        await self._connection.json(Request("a new Event", "POST", _EVENTS, body=body))
-
-    async def patch_event(self, name: str, body: JsonObject) -> None:
-        """Send a merge patch of an Event that we made."""
-        path = f"{_EVENTS}/{{name}}"
-        await self._patch(f"a change of Event {name}", path, name, body, _MERGE)
-
-    async def list_pods(self, node: str) -> list[JsonObject]:
-        """The pods that are bound to this node, in any namespace, finished ones too.
-
-        From the server's cache, which may be a moment behind: to read the newest, many servers go
-        through all the pods of the cluster.
+        Any HTTP status will do, also 429 and 5xx: a server that is overloaded is alive, and to
+        list and watch anew would only add to its load.
         """
-        purpose = f"the list of the pods on {node}"
-        query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
-        answer = await self._connection.json(Request(purpose, "GET", _PODS, query=query))
-        items = answer.get("items")
-        if not isinstance(items, list | None) or not all(isinstance(i, dict) for i in items or ()):
-            raise faults.strange_answer(purpose, "it is not a list of pods")
-        return items or []
-
-    async def pod(self, namespace: str, name: str) -> JsonObject | None:
-        """The newest of one pod; None when there is no such pod."""
-        return await self._get(f"the pod {namespace}/{name}", _POD, namespace=namespace, name=name)
-
-    async def evict_pod(self, namespace: str, name: str, *, uid: str) -> None:
-        """Ask for this very pod's eviction; raises `DisruptionRefused` while a budget forbids it,
-        and `WriteConflict` when another pod has its name by now.
-        """
-        body: JsonObject = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"namespace": namespace, "name": name},
-            "deleteOptions": {"preconditions": {"uid": uid}},
-        }
-        purpose, names = (
-            f"the eviction of {namespace}/{name}",
-            {"namespace": namespace, "name": name},
-        )
-        await self._connection.json(Request(purpose, "POST", f"{_POD}/eviction", names, body=body))
-
-    async def delete_pod(self, namespace: str, name: str, *, uid: str) -> None:
-        """Delete this very pod, and none that came after it under its name."""
-        body: JsonObject = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": uid},
-        }
-        purpose, names = (
-            f"the deletion of {namespace}/{name}",
-            {"namespace": namespace, "name": name},
-        )
-        await self._connection.json(Request(purpose, "DELETE", _POD, names, body=body))
-
-    async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
-        """The texts in a ConfigMap by key; None when there is no such ConfigMap."""
-        path, purpose = _CONFIG_MAP, f"the ConfigMap {namespace}/{name}"
-        answer = await self._get(purpose, path, namespace=namespace, name=name)
-        if answer is None:
-            return None
-        data = answer.get("data") or {}
-        if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
-            raise faults.strange_answer(purpose, "it is no ConfigMap")
-        return data
-
-    async def _get(self, purpose: str, path: str, **names: str) -> JsonObject | None:
-        """One object; None when there is none of this name."""
+        request = requests.version()
         try:
-            return await self._connection.json(Request(purpose, "GET", path, names))
-        except faults.ObjectMissing:
-            return None
+            async with asyncio.timeout(within):
+                await self.send(request)
+        except TimeoutError as error:
+            raise self._error(request, error) from error
+        except ClusterFault as fault:
+            if fault.status is None:
+                raise
 
-    async def _patch(
-        self,
-        purpose: str,
-        path: str,
-        name: str,
-        body: JsonObject,
-        content_type: str,
-        *,
-        dry_run: bool = False,
-    ) -> JsonObject:
-        query = {"dryRun": "All"} if dry_run else {}
-        return await self._connection.json(
-            Request(purpose, "PATCH", path, {"name": name}, query, body, content_type)
-        )
+    # --- sending ----------------------------------------------------------------------------------
+
+    async def _answered(self, request: Request) -> aiohttp.ClientResponse:
+        """The answer's beginning, once its status is good."""
+        session = self._session
+        if session is None or self._clock() - self._read_at >= self._reread_every:
+            session = await self._reread(session)
+        try:
+            return await self._sent(session, request)
+        except ClusterFault as fault:
+            untrusted = isinstance(fault.__cause__, aiohttp.ClientSSLError)
+            if not (untrusted or isinstance(fault, NotAuthenticated)):
+                raise
+            renewed = await self._reread(session)
+            if renewed is session:
+                raise
+        return await self._sent(renewed, request)
+
+    async def _sent(self, session: _Session, request: Request) -> aiohttp.ClientResponse:
+        try:
+            async with asyncio.timeout(self._answer_within):
+                response = await _send(
+                    session.api, request, seconds=self._answer_within + request.longer
+                )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._error(request, error) from error
+        except RuntimeError as error:
+            if session is self._session:
+                raise
+            # Another request brought new certificates, and the old session was closed.
+            raise self._error(request, error) from error
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise faults.from_status(
+                response.status,
+                await self._read(request, response),
+                purpose=request.purpose,
+                headers=response.headers,
+            )
+        return response
+
+    async def _read(self, request: Request, response: aiohttp.ClientResponse) -> bytes:
+        try:
+            async with asyncio.timeout(self._answer_within):
+                return await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._error(request, error, cut=True) from error
+        finally:
+            response.release()
+
+    def _error(self, request: Request, error: Exception, *, cut: bool = False) -> ClusterFault:
+        return faults.from_error(error, purpose=request.purpose, server=self.server, cut=cut)
+
+    # --- who we are -------------------------------------------------------------------------------
+
+    async def _reread(self, before: _Session | None) -> _Session:
+        """What is to be used instead of `before`; that itself where nothing is new.
+
+        What cannot be read stays as it was: a file may be missing while it is replaced.
+        """
+        async with self._rereading:
+            if self._session is not None and self._session is not before:
+                return self._session  # another request did it meanwhile
+            try:
+                # Files are read and, for a TLS context, 20 ms are spent: not in the loop.
+                identity, api = await asyncio.to_thread(_build, self._credentials, before)
+            except CredentialsUnusable:
+                if before is None:
+                    raise
+                self._read_at = self._clock()
+                return before
+            self._read_at = self._clock()
+            if before is not None and before.identity == identity:
+                return before
+            if before is not None and api is before.api:
+                before.api.configuration.api_key = identity.configuration.api_key
+                self._session = replace(before, identity=identity)
+                return self._session
+            connections = _connector(api.rest_client.ssl_context)
+            api.configuration.client_session_kwargs = {"connector": connections}
+            self._session = _Session(identity, api, connections)
+            if before is not None:
+                await before.close()  # cuts a running watch, which starts anew
+            return self._session
 
 
-def _only(name: str) -> dict[str, str]:
-    return {"fieldSelector": f"metadata.name={name}"}
+async def _send(
+    api: client.ApiClient, request: Request, *, seconds: float
+) -> aiohttp.ClientResponse:
+    """By the library's general calls: those named after resources load 250 models, 25 MB."""
+    serialized = await api.param_serialize(
+        method=request.method,
+        resource_path=request.path,
+        query_params=list(request.query.items()),
+        header_params={"Accept": "application/json", "Content-Type": request.content_type},
+        body=request.body,
+        auth_settings=["BearerToken"],
+    )
+    answer = await api.call_api(*serialized, _preload_content=False, _request_timeout=seconds)
+    response: aiohttp.ClientResponse = answer.response
+    return response
+
+
+def _build(credentials: Credentials, before: _Session | None) -> tuple[Identity, client.ApiClient]:
+    """Who we are now, and a client for it: the one there is if it will do."""
+    identity = read_identity(credentials)
+    if before is not None and before.identity.connection == identity.connection:
+        return identity, before.api
+    try:
+        api = client.ApiClient(identity.configuration)
+    except OSError as error:  # SSLError is one
+        raise CredentialsUnusable(
+            f"the certificates for {identity.server} cannot be used"
+        ) from error
+    api.user_agent = f"nodeagent/{__version__}"
+    return identity, api
+
+
+def _connector(tls: ssl.SSLContext) -> aiohttp.TCPConnector:
+    """The pool of connections to one server; to be made in the event loop."""
+    return aiohttp.TCPConnector(ssl=tls, socket_factory=_socket, keepalive_timeout=_KEPT)
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _IDLE),
+        (socket.TCP_KEEPINTVL, _INTERVAL),
+        (socket.TCP_KEEPCNT, _PROBES),
+        (socket.TCP_USER_TIMEOUT, _UNANSWERED * 1000),
+    ):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made

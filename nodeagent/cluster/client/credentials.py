@@ -9,9 +9,9 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import assert_never
 
 from kubernetes.aio import client, config
 
@@ -27,6 +27,25 @@ class InCluster:
     folder: Path = _SERVICE_ACCOUNT
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
+    def configuration(self) -> client.Configuration:
+        host = self.environ.get("KUBERNETES_SERVICE_HOST", "")
+        port = self.environ.get("KUBERNETES_SERVICE_PORT", "")
+        if not (host and port):
+            raise CredentialsUnusable(
+                "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set",
+                remedy="outside a pod, name a kubeconfig file",
+            )
+        token = _read(self.folder / "token").strip()
+        authority = self.folder / "ca.crt"
+        if not token or not _read(authority).strip():
+            raise CredentialsUnusable(f"the token or ca.crt in {self.folder} is empty")
+        found = client.Configuration(
+            host=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+            ssl_ca_cert=str(authority),
+        )
+        found.api_key["BearerToken"] = f"Bearer {token}"
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
@@ -34,6 +53,29 @@ class Kubeconfig:
 
     path: Path
     context: str | None = None
+
+    def configuration(self) -> client.Configuration:
+        _read(self.path)  # for the better error; the library passes over a missing file
+        found = client.Configuration(host="")
+        try:
+            # In a loop of its own: the library's coroutine reads files and may run a program.
+            asyncio.run(
+                config.load_kube_config(
+                    config_file=str(self.path),
+                    context=self.context,
+                    client_configuration=found,
+                    persist_config=False,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - the library trips in every way over strange files
+            # Its words may repeat a line of the file, and a token with it.
+            raise CredentialsUnusable(
+                f"{self.path} is not a usable kubeconfig ({type(error).__name__})",
+                remedy=f"try: kubectl --kubeconfig {self.path} version",
+            ) from None
+        if not found.host:
+            raise CredentialsUnusable(f"{self.path} names no server")
+        return found
 
 
 Credentials = InCluster | Kubeconfig
@@ -56,13 +98,7 @@ class Identity:
 
 def read_identity(credentials: Credentials) -> Identity:
     """Read everything anew. Raises `CredentialsUnusable`, whose message holds nothing secret."""
-    match credentials:
-        case InCluster():
-            found = _from_service_account(credentials)
-        case Kubeconfig():
-            found = _from_kubeconfig(credentials)
-        case _:
-            assert_never(credentials)
+    found = credentials.configuration()
     authorization = str(found.api_key.get("BearerToken", "")).strip()
     if not (authorization.isascii() and authorization.isprintable()):
         # Such a header would be refused by an exception that repeats it.
@@ -72,25 +108,6 @@ def read_identity(credentials: Credentials) -> Identity:
     return Identity(_server(str(found.host)), _fingerprint(found), authorization, found)
 
 
-def _from_service_account(credentials: InCluster) -> client.Configuration:
-    host = credentials.environ.get("KUBERNETES_SERVICE_HOST", "")
-    port = credentials.environ.get("KUBERNETES_SERVICE_PORT", "")
-    if not (host and port):
-        raise CredentialsUnusable(
-            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set",
-            remedy="outside a pod, name a kubeconfig file",
-        )
-    token = _read(credentials.folder / "token").strip()
-    authority = credentials.folder / "ca.crt"
-    if not token or not _read(authority).strip():
-        raise CredentialsUnusable(f"the token or ca.crt in {credentials.folder} is empty")
-    found = client.Configuration(
-        host=f"https://{f'[{host}]' if ':' in host else host}:{port}", ssl_ca_cert=str(authority)
-    )
-    found.api_key["BearerToken"] = f"Bearer {token}"
-    return found
-
-
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -98,30 +115,6 @@ def _read(path: Path) -> str:
         words = error.strerror if isinstance(error, OSError) else "not text"
         remedy = "check kubernetes.kubeconfig, or the pod's service account"
         raise CredentialsUnusable(f"{path} cannot be read: {words}", remedy=remedy) from error
-
-
-def _from_kubeconfig(credentials: Kubeconfig) -> client.Configuration:
-    _read(credentials.path)  # for the better error; the library passes over a missing file
-    found = client.Configuration(host="")
-    try:
-        # In a loop of its own, because the library's coroutine reads files and may run a program.
-        asyncio.run(
-            config.load_kube_config(
-                config_file=str(credentials.path),
-                context=credentials.context,
-                client_configuration=found,
-                persist_config=False,
-            )
-        )
-    except Exception as error:  # noqa: BLE001 - the library trips over strange files in every way
-        # Its words may repeat a line of the file, and a token with it.
-        raise CredentialsUnusable(
-            f"{credentials.path} is not a usable kubeconfig ({type(error).__name__})",
-            remedy=f"try: kubectl --kubeconfig {credentials.path} version",
-        ) from None
-    if not found.host:
-        raise CredentialsUnusable(f"{credentials.path} names no server")
-    return found
 
 
 def _server(host: str) -> str:
@@ -136,6 +129,7 @@ def _fingerprint(found: client.Configuration) -> str:
     for value in (found.host, found.verify_ssl, found.tls_server_name, found.proxy):
         digest.update(f"{value}\0".encode())
     for name in (found.ssl_ca_cert, found.cert_file, found.key_file):
-        digest.update(Path(name).read_bytes() if name and Path(name).exists() else b"")
+        with suppress(OSError):  # it may be replaced just now, and is missed when it is used
+            digest.update(Path(name).read_bytes() if name else b"")
         digest.update(b"\0")
     return digest.hexdigest()

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import Literal, NoReturn
 
 from nodeagent.backoff import Backoff
+from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.connection import JsonObject
 from nodeagent.cluster.client.faults import (
     ClusterFault,
     NotAllowed,
@@ -25,6 +25,8 @@ from nodeagent.cluster.client.faults import (
     RequestRefused,
     WriteConflict,
 )
+from nodeagent.cluster.client.node_view import time_text
+from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.rate_limit import Allowance
 
 _COMPONENT = "nodeagent"
@@ -143,9 +145,9 @@ class EventPublisher:
         known = self._known.get(event)
         if known is not None:
             count = known.count + waiting.count
-            body: JsonObject = {"count": count, "lastTimestamp": _written(waiting.last)}
+            body: JsonObject = {"count": count, "lastTimestamp": time_text(waiting.last)}
             try:
-                await self._access.patch_event(known.name, body)
+                await self._access.send(requests.patch_event(known.name, body))
             except ObjectMissing:
                 del self._known[event]  # the server has forgotten it: it is news again
             else:
@@ -154,7 +156,7 @@ class EventPublisher:
                 return
         self._made += 1
         name = f"{self._node}.{self._life}{self._made:08x}"
-        await self._access.create_event(self._body(name, event, waiting))
+        await self._access.send(requests.create_event(self._body(name, event, waiting)))
         self._known[event] = _Known(name, waiting.count)
         if len(self._known) > self._intervals.known:
             self._known.popitem(last=False)
@@ -192,11 +194,7 @@ class EventPublisher:
             "source": {"component": _COMPONENT, "host": self._node},
             "reportingComponent": _COMPONENT,
             "reportingInstance": self._node,
-            "firstTimestamp": _written(waiting.first),
-            "lastTimestamp": _written(waiting.last),
+            "firstTimestamp": time_text(waiting.first),
+            "lastTimestamp": time_text(waiting.last),
             "count": waiting.count,
         }
-
-
-def _written(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

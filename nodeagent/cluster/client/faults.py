@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Final
 
 import aiohttp
 
@@ -27,6 +28,7 @@ class ClusterFault(NodeagentError):
     """
 
     status: int | None = None
+    usual_remedy = ""
 
     def __init__(self, message: str, *, remedy: str = "", retry_after: float | None = None) -> None:
         super().__init__(message, remedy=remedy)
@@ -56,9 +58,13 @@ class DisruptionRefused(ClusterFault):
 class NotAuthenticated(ClusterFault):
     """The server does not accept who we say we are (401)."""
 
+    usual_remedy = "check the token or the client certificate"
+
 
 class NotAllowed(ClusterFault):
     """The server knows us and forbids this (403)."""
+
+    usual_remedy = "check the ClusterRole and its binding"
 
 
 class ObjectMissing(ClusterFault):
@@ -77,33 +83,29 @@ class RequestRefused(ClusterFault):
     """The server will not do this however often it is asked (400, 413, 415, 422 and the like)."""
 
 
+_KINDS: Final[Mapping[int, type[ClusterFault]]] = {
+    HTTPStatus.UNAUTHORIZED: NotAuthenticated,
+    HTTPStatus.FORBIDDEN: NotAllowed,
+    HTTPStatus.NOT_FOUND: ObjectMissing,
+    HTTPStatus.REQUEST_TIMEOUT: ClusterUnreachable,
+    HTTPStatus.CONFLICT: WriteConflict,
+    HTTPStatus.GONE: VersionExpired,
+    HTTPStatus.TOO_MANY_REQUESTS: ServerBusy,
+    HTTPStatus.SERVICE_UNAVAILABLE: ServerBusy,
+}
+
+
 def from_status(
     status: int, body: bytes | str, *, purpose: str, headers: Mapping[str, str] | None = None
 ) -> ClusterFault:
     """The fault that an answer with this HTTP status stands for; `purpose` is the request's."""
-    reason = _reason(status, body)
-    message = f"the API server refused {purpose}: {reason}"
-    retry_after = _retry_after(headers)
-    budget = _budget(body) if status == HTTPStatus.TOO_MANY_REQUESTS else ""
-    if budget:
-        return DisruptionRefused(f"{message}: {budget}", retry_after=retry_after)
-    match status:
-        case 401:
-            return NotAuthenticated(message, remedy="check the token or the client certificate")
-        case 403:
-            return NotAllowed(message, remedy="check the ClusterRole and its binding")
-        case 404:
-            return ObjectMissing(message)
-        case 409:
-            return WriteConflict(message)
-        case 410:
-            return VersionExpired(message)
-        case 429 | 503:
-            return ServerBusy(message, retry_after=retry_after)
-        case _ if 400 <= status < 500 and status != HTTPStatus.REQUEST_TIMEOUT:
-            return RequestRefused(message)
-        case _:
-            return ClusterUnreachable(message, retry_after=retry_after)
+    message = f"the API server refused {purpose}: {_reason(status, body)}"
+    kind = _KINDS.get(status, RequestRefused if 400 <= status < 500 else ClusterUnreachable)
+    if budget := _budget(body) if status == HTTPStatus.TOO_MANY_REQUESTS else "":
+        kind, message = DisruptionRefused, f"{message}: {budget}"
+    fault = kind(message, remedy=kind.usual_remedy, retry_after=_retry_after(headers))
+    fault.status = status
+    return fault
 
 
 def from_error(error: Exception, *, purpose: str, server: str, cut: bool = False) -> ClusterFault:

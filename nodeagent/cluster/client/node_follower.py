@@ -17,11 +17,11 @@ from typing import NoReturn
 import aiohttp
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client import faults
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.connection import JsonObject
 from nodeagent.cluster.client.faults import ClusterFault, ConnectionCut
-from nodeagent.cluster.client.node_view import Interest, NodeView, is_newer, view_of
+from nodeagent.cluster.client.node_view import NodeView, is_newer, view_of
+from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.strict_json import parse_json
 
 _PURPOSE = "a watch of the Node"
@@ -108,7 +108,6 @@ class NodeFollower:
         *,
         on_view: Callable[[NodeView | None], None],
         on_fault: Callable[[ClusterFault | None], None] = lambda _: None,
-        interest: Interest = Interest(),  # noqa: B008 - a frozen value
         intervals: FollowIntervals = FollowIntervals(),
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -117,7 +116,6 @@ class NodeFollower:
         self._name = name
         self._on_view = on_view
         self._on_fault = on_fault
-        self._interest = interest
         self._intervals = intervals
         self._clock = clock
         self._jitter = jitter
@@ -145,8 +143,8 @@ class NodeFollower:
                     await asyncio.sleep(self._backoff.next())
 
     async def _list(self) -> str:
-        listed = await self._access.list_node(self._name)
-        self._report(view_of(listed.node, self._interest) if listed.node is not None else None)
+        listed = await self._access.listed(requests.list_node(self._name))
+        self._report(view_of(listed.first) if listed.items else None)
         self._list_due = self._clock() + self._drawn(self._intervals.list_every)
         self._answered()
         return listed.version
@@ -155,8 +153,8 @@ class NodeFollower:
         """Watch once from `version`; whether the server ended it suspiciously early."""
         until_list = max(self._list_due - self._clock(), 1.0)
         seconds = min(self._drawn(self._intervals.watch), until_list)
-        opened = self._access.watch_node(self._name, version=version, seconds=seconds)
-        async with opened as response:
+        request = requests.watch_node(self._name, version=version, seconds=seconds)
+        async with self._access.watch(request) as response:
             self._well_since = self._clock()
             self._answered()
             await self._take_all(response)
@@ -196,7 +194,7 @@ class NodeFollower:
         elif self._version is None or is_newer(event.version, self._version):
             # Else it is a repetition, or out of order.
             self._version = event.version
-            self._report(view_of(event.node, self._interest) if event.node else None)
+            self._report(view_of(event.node) if event.node else None)
 
     def _report(self, view: NodeView | None) -> None:
         before = self._view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from nodeagent.cluster.client.faults import strange_answer
@@ -42,26 +43,12 @@ def text_in(value: object) -> str:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Interest:
-    """What of a Node matters: keys that start with one of these, and conditions of these types.
-
-    The rest is left out of a view, so that what the kubelet and others write changes no view.
-    """
-
-    annotations: tuple[str, ...] = ("",)
-    labels: tuple[str, ...] = ("",)
-    allocatable: tuple[str, ...] = ("",)
-    conditions: frozenset[str] = frozenset()
-
-
-OWN_NODE: Final = Interest(
-    annotations=("nodeagent.io/", "nos.nebuly.com/", "hami.io/node-nvidia-register"),
-    labels=("nodeagent.io/", "nos.nebuly.com/", "nvidia.com/"),
-    allocatable=("nvidia.com/", "mig.das.com/", "instaslice.redhat.com/"),
-    conditions=frozenset({"GPUPartitionsReady", "GPUHealthy"}),
-)
-"""What the agent reads of its own Node."""
+# What of a Node is in its view, by the beginnings of keys. The rest is left out, so that what the
+# kubelet and others write changes no view.
+ANNOTATIONS: Final = ("nodeagent.io/", "nos.nebuly.com/", "hami.io/node-nvidia-register")
+LABELS: Final = ("nodeagent.io/", "nos.nebuly.com/", "nvidia.com/")
+_ALLOCATABLE: Final = ("nvidia.com/", "mig.das.com/", "instaslice.redhat.com/")
+CONDITIONS: Final = frozenset({"GPUPartitionsReady", "GPUHealthy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +70,20 @@ class NodeView:
     changed_at: Mapping[str, str] = field(default_factory=dict, compare=False)  # by type
 
 
-def view_of(node: object, interest: Interest) -> NodeView:
+def view_of(node: object) -> NodeView:
     """The view of a Node in JSON; raises `ClusterUnreachable` for what is no Node."""
     try:
         metadata, spec, status = parts_of(node)
         entries = objects_in(status.get("conditions"))
-        conditions = {e["type"]: e for e in entries if e.get("type") in interest.conditions}
+        conditions = {e["type"]: e for e in entries if e.get("type") in CONDITIONS}
         return NodeView(
             name=text_in(metadata["name"]),
             uid=text_in(metadata["uid"]),
             resource_version=text_in(metadata["resourceVersion"]),
-            annotations=_chosen(metadata.get("annotations"), interest.annotations),
-            labels=_chosen(metadata.get("labels"), interest.labels),
+            annotations=_chosen(metadata.get("annotations"), ANNOTATIONS),
+            labels=_chosen(metadata.get("labels"), LABELS),
             unschedulable=spec.get("unschedulable") is True,
-            allocatable=_chosen(status.get("allocatable"), interest.allocatable),
+            allocatable=_chosen(status.get("allocatable"), _ALLOCATABLE),
             conditions={kind: _condition(entry) for kind, entry in conditions.items()},
             changed_at={
                 kind: text_in(entry.get("lastTransitionTime") or "")
@@ -115,6 +102,11 @@ def is_newer(version: str, than: str) -> bool:
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
     return True
+
+
+def time_text(moment: datetime) -> str:
+    """A time in UTC as Kubernetes writes it."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _chosen(value: object, prefixes: tuple[str, ...]) -> Mapping[str, str]:

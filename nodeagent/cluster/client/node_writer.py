@@ -14,12 +14,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
-from typing import Any, NoReturn, assert_never
+from typing import NoReturn
 
 from nodeagent.backoff import Backoff
+from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, ObjectMissing, RequestRefused
-from nodeagent.cluster.client.node_view import Interest, NodeView, is_newer, view_of
+from nodeagent.cluster.client.node_view import (
+    ANNOTATIONS,
+    CONDITIONS,
+    LABELS,
+    NodeView,
+    is_newer,
+    time_text,
+    view_of,
+)
+from nodeagent.cluster.client.requests import Request
 from nodeagent.health.reporting import Condition
 from nodeagent.rate_limit import Allowance
 
@@ -48,10 +58,11 @@ class MetadataPatch:
     def keys(self) -> tuple[str, ...]:
         return (*self.annotations, *self.labels)
 
-    def body(self) -> dict[str, Any]:
+    def request(self, node: str, _: datetime) -> Request:
         """A JSON merge patch."""
         parts = {"annotations": self.annotations, "labels": self.labels}
-        return {"metadata": {name: dict(keys) for name, keys in parts.items() if keys}}
+        metadata = {name: dict(keys) for name, keys in parts.items() if keys}
+        return requests.patch_node(node, {"metadata": metadata})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +76,9 @@ class StatusPatch:
     def keys(self) -> tuple[str, ...]:
         return tuple(self.conditions)
 
-    def body(self, now: str) -> dict[str, Any]:
-        """A strategic merge patch; `now` is a time as Kubernetes writes it."""
+    def request(self, node: str, moment: datetime) -> Request:
+        """A strategic merge patch; `moment` is now, in UTC."""
+        now = time_text(moment)
         entries = [
             {
                 "type": kind,
@@ -78,7 +90,7 @@ class StatusPatch:
             }
             for kind, wanted in self.conditions.items()
         ]
-        return {"status": {"conditions": entries}}
+        return requests.patch_node_status(node, {"status": {"conditions": entries}})
 
 
 NodePatch = MetadataPatch | StatusPatch
@@ -143,9 +155,9 @@ class _Channel:
 class NodeWriter:
     """Keeps the Node `name` as wanted while `run` runs.
 
-    `observe` gets what is there from a follower with the same `interest`.
-    `on_fault` gets a fault when writing breaks or breaks in another way, and None when a write
-    succeeds again. `on_contest` gets the keys that another program sets back again and again.
+    `observe` gets what is there from a follower. `on_fault` gets a fault when writing breaks or
+    breaks in another way, and None when a write succeeds again. `on_contest` gets the keys that
+    another program sets back again and again.
     `wall` gives the time of day in UTC, for conditions.
     """
 
@@ -154,7 +166,6 @@ class NodeWriter:
         access: ClusterAccess,
         name: str,
         *,
-        interest: Interest = Interest(),  # noqa: B008 - a frozen value
         on_fault: Callable[[ClusterFault | None], None] = lambda _: None,
         on_contest: Callable[[tuple[str, ...]], None] = lambda _: None,
         intervals: WriteIntervals = WriteIntervals(),
@@ -165,7 +176,6 @@ class NodeWriter:
     ) -> None:
         self._access = access
         self._name = name
-        self._interest = interest
         self._on_fault = on_fault
         self._on_contest = on_contest
         self._intervals = intervals
@@ -196,11 +206,11 @@ class NodeWriter:
         """Want this from now on, in place of what was wanted before.
 
         Annotations that are too large are left out, and returned with their bytes. Raises
-        ValueError for a key or a condition that the `interest` leaves out of views.
+        ValueError for a key or a condition that views leave out.
         """
-        unseen = [k for k in wanted.annotations if not k.startswith(self._interest.annotations)]
-        unseen += [k for k in wanted.labels if not k.startswith(self._interest.labels)]
-        unseen += wanted.conditions.keys() - self._interest.conditions
+        unseen = [k for k in wanted.annotations if not k.startswith(ANNOTATIONS)]
+        unseen += [k for k in wanted.labels if not k.startswith(LABELS)]
+        unseen += wanted.conditions.keys() - CONDITIONS
         if unseen:
             raise ValueError(f"wanted but never seen: {', '.join(unseen)}")
         left_out = too_large(wanted.annotations, self._largest)
@@ -290,15 +300,7 @@ class NodeWriter:
         self._channels[type(patch)].allowance.take(self._clock())
         self._last_kind = type(patch)
         try:
-            match patch:
-                case MetadataPatch():
-                    answer = await self._access.patch_node(self._name, patch.body())
-                case StatusPatch():
-                    now = self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-                    answer = await self._access.patch_node_status(self._name, patch.body(now))
-                case _:
-                    assert_never(patch)
-            view = view_of(answer, self._interest)
+            view = view_of(await self._access.send(patch.request(self._name, self._wall())))
         except ClusterFault as fault:
             self._failed(patch, fault)
         else:

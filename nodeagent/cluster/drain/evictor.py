@@ -15,6 +15,7 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
+from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.faults import (
     ClusterFault,
     DisruptionRefused,
@@ -183,7 +184,8 @@ class Evictor:
         refused = []
         for pod, reason in wanted.items():
             try:
-                await self._node.access.evict_pod(pod.namespace, pod.name, uid=here[pod])
+                request = requests.evict_pod(pod.namespace, pod.name, uid=here[pod])
+                await self._node.access.send(request)
             except (ObjectMissing, WriteConflict):
                 continue  # it has gone, whatever has its name now
             except ClusterFault as fault:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import structlog
 
 from nodeagent.backoff import Backoff
+from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import (
     ClusterFault,
@@ -23,7 +24,6 @@ from nodeagent.cluster.client.faults import (
     strange_answer,
 )
 from nodeagent.cluster.client.node_view import (
-    OWN_NODE,
     NodeView,
     object_in,
     objects_in,
@@ -64,10 +64,10 @@ class DrainedNode:
 
     async def read(self) -> NodeView:
         """The Node as it is now; raises `ClusterFault`."""
-        listed = await self.access.list_node(self.name)
-        if listed.node is None:
+        listed = await self.access.listed(requests.list_node(self.name))
+        if not listed.items:
             raise ObjectMissing(f"the cluster has no Node {self.name}")
-        return view_of(listed.node, OWN_NODE)
+        return view_of(listed.first)
 
     async def patch(self, view: NodeView, change: NodeChange) -> NodeView:
         """Send one patch; raises `WriteConflict` if the Node is another than `view` by now."""
@@ -79,7 +79,8 @@ class DrainedNode:
         body: dict[str, Any] = {"metadata": metadata}
         if change.unschedulable is not None:
             body["spec"] = {"unschedulable": change.unschedulable or None}
-        patched = view_of(await self.access.patch_node(self.name, body), OWN_NODE)
+        request = requests.patch_node(self.name, body)
+        patched = view_of(await self.access.send(request))
         log.info(
             "the Node is changed",
             reason=change.reason,
@@ -118,8 +119,8 @@ class DrainedNode:
         self._listed_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(within):
-                listed = await self.access.list_pods(self.name)
-            self.pods, self.pods_fault = tuple(map(pod_of, listed)), None
+                listed = await self.access.listed(requests.list_pods(self.name))
+            self.pods, self.pods_fault = tuple(map(pod_of, listed.items)), None
         except TimeoutError as error:
             self.pods_fault = ClusterUnreachable(
                 f"the API server has not answered the pods on {self.name} within {within:g} s"
@@ -154,7 +155,7 @@ class DrainedNode:
         async def ended(pod: PodName) -> bool:
             try:
                 async with at_once:
-                    found = await self.access.pod(pod.namespace, pod.name)
+                    found = await self.access.find(requests.get_pod(pod.namespace, pod.name))
                 return found is not None and has_ended(found)
             except ClusterFault as fault:
                 log.debug("it is not known whether a pod has ended", error=fault.message)

@@ -14,6 +14,7 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
+from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import (
@@ -286,7 +287,8 @@ class Restore:
                 if pod.leaving or not selector.matches(pod):
                     continue
                 try:
-                    await self._node.access.delete_pod(pod.namespace, pod.name, uid=pod.uid)
+                    request = requests.delete_pod(pod.namespace, pod.name, uid=pod.uid)
+                    await self._node.access.send(request)
                 except (ObjectMissing, WriteConflict):
                     log.debug("a pod has gone by itself", pod=str(pod))
                 else:

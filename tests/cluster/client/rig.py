@@ -12,20 +12,13 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
-from nodeagent.cluster.client.node_view import Interest, NodeView
+from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import WriteIntervals
 from tests.simulated_cluster import agent
 from tests.simulated_cluster.api_server import ApiServer
 
 PLAN = "nodeagent.io/plan"
 STATUS = "nodeagent.io/status"
-INTEREST = Interest(
-    annotations=("nodeagent.io/",),
-    labels=("nvidia.com/",),
-    allocatable=("nvidia.com/",),
-    conditions=frozenset({"GPUPartitionsReady", "GPUHealthy"}),
-)
-
 # Short, but with the same proportions: a first wait far below the longest, health above both.
 QUICK = FollowIntervals(
     watch=(30.0, 30.0),
@@ -91,7 +84,6 @@ class Follower:
             name,
             on_view=self._saw,
             on_fault=self.faults.append,
-            interest=INTEREST,
             intervals=intervals,
             jitter=self._drawn,
             clock=clock or asyncio.get_running_loop().time,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.client import faults
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import InCluster
 from tests.cluster.client.rig import Follower, kubeconfig, running, until
@@ -75,12 +75,12 @@ async def test_two_requests_that_are_refused_at_once_read_the_token_once(
     """Both go on with the new token."""
     server.tokens["old"] = "agent"
     async with ClusterAccess(kubeconfig(tmp_path, server.url, token="old")) as access:
-        await access.list_node("n")
+        await access.listed(requests.list_node("n"))
         server.revoke("old")
         server.tokens["new"] = "agent"
         (tmp_path / "token").write_text("new")
-        lists = await asyncio.gather(*(access.list_node("n") for _ in range(5)))
-    assert all(listed.node for listed in lists)
+        lists = await asyncio.gather(*(access.listed(requests.list_node("n")) for _ in range(5)))
+    assert all(listed.first for listed in lists)
     assert [request.who for request in server.requests].count("new") == 5
 
 
@@ -91,12 +91,12 @@ async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
     server.tokens["t"] = "agent"
     way = kubeconfig(tmp_path, server.url, token="t")
     async with ClusterAccess(way, reread_every=0.0) as access:
-        await access.list_node("n")
+        await access.listed(requests.list_node("n"))
         (tmp_path / "token").unlink()
-        assert (await access.list_node("n")).node
+        assert (await access.listed(requests.list_node("n"))).first
         server.revoke("t")
         with pytest.raises(faults.NotAuthenticated) as refused:
-            await access.list_node("n")
+            await access.listed(requests.list_node("n"))
     assert "Unauthorized (401)" in str(refused.value)
 
 
@@ -104,8 +104,8 @@ async def test_a_node_that_does_not_exist_is_an_empty_list(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """With the version to wait for it from."""
-    listed = await access.list_node("other")
-    assert listed.node is None
+    listed = await access.listed(requests.list_node("other"))
+    assert listed.first is None
     assert listed.version == server.node("n")["metadata"]["resourceVersion"]
 
 
@@ -116,7 +116,7 @@ async def test_an_answer_that_drags_on_is_given_up(
     server.faults.next(1, Dribble(60.0))
     before = asyncio.get_running_loop().time()
     with pytest.raises(faults.ConnectionCut, match="no answer in time"):
-        await access.list_node("n")
+        await access.listed(requests.list_node("n"))
     assert asyncio.get_running_loop().time() - before < 30.0
 
 
@@ -133,7 +133,7 @@ async def test_building_the_client_does_not_stop_the_loop(
             await asyncio.sleep(0)
 
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access, running(turning()):
-        await access.list_node("n")
+        await access.listed(requests.list_node("n"))
     assert turns > 100
 
 
@@ -141,7 +141,7 @@ async def test_a_server_that_cannot_be_found(tmp_path: Path) -> None:
     """The message names the server and says in words what is wrong, without a user or password."""
     async with ClusterAccess(kubeconfig(tmp_path, "http://me:pw@127.0.0.1:9/path")) as access:
         with pytest.raises(faults.ClusterUnreachable) as refused:
-            await access.list_node("n")
+            await access.listed(requests.list_node("n"))
     assert refused.value.message == (
         "http://127.0.0.1:9 does not answer the list of Node n: Connection refused"
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.faults import ConnectionCut
@@ -75,7 +76,7 @@ async def test_connections_are_probed_by_the_kernel(
     seen = Follower(access)
     async with running(seen.follower.run()):
         await until(lambda: server.faults.watching)
-        await access.list_node("n")
+        await access.listed(requests.list_node("n"))
         found = 0
         for connection in connections(server.port):
             if connection.getsockname()[1] == server.port:

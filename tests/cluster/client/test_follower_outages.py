@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.client import faults
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from tests.cluster.client.rig import (
     PLAN,
@@ -73,11 +73,11 @@ async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_
     way = kubeconfig(tmp_path, server.url, token="old")
     clock = asyncio.get_running_loop().time
     async with ClusterAccess(way, reread_every=0.2, clock=clock) as access:
-        await access.list_node("n")
+        await access.listed(requests.list_node("n"))
         (tmp_path / "token").write_text("new")
-        await access.list_node("n")
+        await access.listed(requests.list_node("n"))
         await asyncio.sleep(0.25)
-        await access.list_node("n")
+        await access.listed(requests.list_node("n"))
     assert [request.who for request in server.requests] == ["old", "old", "new"]
 
 

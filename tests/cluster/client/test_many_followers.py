@@ -12,7 +12,7 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import FollowIntervals
 from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
-from tests.cluster.client.rig import INTEREST, PLAN, STATUS, Follower, kubeconfig, running, until
+from tests.cluster.client.rig import PLAN, STATUS, Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 
 pytestmark = pytest.mark.virtual_time
@@ -42,7 +42,7 @@ async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAc
     """Nor is there one from the patch to the status that names it."""
     clock = asyncio.get_running_loop().time
     intervals = WriteIntervals(interval=0.0)
-    writer = NodeWriter(access, "n", interest=INTEREST, intervals=intervals, clock=clock)
+    writer = NodeWriter(access, "n", intervals=intervals, clock=clock)
     seen = Follower(access)
 
     def answer() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.faults import ClusterUnreachable
-from nodeagent.cluster.client.node_view import Interest, is_newer, view_of
+from nodeagent.cluster.client.node_view import is_newer, view_of
 from nodeagent.health.reporting import Condition
 
 
@@ -18,19 +18,13 @@ def node(**parts: Any) -> dict[str, Any]:
 
 def test_absent_parts_are_empty() -> None:
     """A Node that no client has written to has no annotations, spec or status at all."""
-    view = view_of(node(), Interest())
+    view = view_of(node())
     assert (view.annotations, view.labels, view.allocatable, view.conditions) == ({}, {}, {}, {})
     assert view.unschedulable is False
 
 
 def test_only_what_is_of_interest_is_in_the_view() -> None:
     """Keys of others, and the kubelet's heartbeats in the conditions, change no view."""
-    interest = Interest(
-        annotations=("nodeagent.io/",),
-        labels=("nvidia.com/",),
-        allocatable=("nvidia.com/",),
-        conditions=frozenset({"GPUHealthy"}),
-    )
     whole = node(
         spec={"unschedulable": True},
         status={
@@ -45,7 +39,7 @@ def test_only_what_is_of_interest_is_in_the_view() -> None:
         "annotations": {"nodeagent.io/plan": "p", "other/key": "o"},
         "labels": {"nvidia.com/mig.config": "c", "zone": "z"},
     }
-    view = view_of(whole, interest)
+    view = view_of(whole)
     assert view.annotations == {"nodeagent.io/plan": "p"}
     assert view.labels == {"nvidia.com/mig.config": "c"}
     assert view.allocatable == {"nvidia.com/gpu": "8"}
@@ -54,7 +48,7 @@ def test_only_what_is_of_interest_is_in_the_view() -> None:
     assert view.unschedulable is True
     whole["metadata"]["resourceVersion"] = "8"
     whole["metadata"]["annotations"]["other/key"] = "p"
-    assert view_of(whole, interest) == view
+    assert view_of(whole) == view
 
 
 def test_what_is_no_node_is_a_fault_of_the_connection() -> None:
@@ -69,13 +63,13 @@ def test_what_is_no_node_is_a_fault_of_the_connection() -> None:
         {"metadata": []},
         node(spec="s"),
         node(status={"allocatable": ["cpu"]}),
-        node(status={"allocatable": {"cpu": 4}}),
+        node(status={"allocatable": {"nvidia.com/gpu": 4}}),
         node(status={"conditions": {}}),
         node(status={"conditions": [{"type": "GPUHealthy"}]}),
     ]
     for strange in cases:
         with pytest.raises(ClusterUnreachable, match="it is no Node"):
-            view_of(strange, Interest(conditions=frozenset({"GPUHealthy"})))
+            view_of(strange)
 
 
 def test_versions_are_compared_as_numbers() -> None:

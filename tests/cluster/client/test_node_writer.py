@@ -15,11 +15,9 @@ import pytest
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_view import Interest
 from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
 from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import (
-    INTEREST,
     PLAN,
     QUICK_WRITES,
     STATUS,
@@ -46,7 +44,6 @@ class Written:
         access: ClusterAccess,
         *,
         intervals: WriteIntervals = QUICK_WRITES,
-        interest: Interest = INTEREST,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.faults: list[ClusterFault | None] = []
@@ -55,7 +52,6 @@ class Written:
         self.writer = NodeWriter(
             access,
             "n",
-            interest=interest,
             on_fault=self.faults.append,
             on_contest=self.contests.append,
             intervals=intervals,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.client import faults
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer
@@ -14,18 +14,18 @@ async def test_only_the_nodes_pods_are_listed(server: ApiServer, access: Cluster
     """By a field selector, and from the server's cache."""
     server.add_pod("here", node="n")
     server.add_pod("there", node="m")
-    listed = await access.list_pods("n")
-    assert [pod["metadata"]["name"] for pod in listed] == ["here"]
+    listed = await access.listed(requests.list_pods("n"))
+    assert [pod["metadata"]["name"] for pod in listed.items] == ["here"]
     assert server.requests[-1].query == {"fieldSelector": "spec.nodeName=n", "resourceVersion": "0"}
 
 
 async def test_one_pod(server: ApiServer, access: ClusterAccess) -> None:
     """The newest there is of it; None where there is none."""
     server.add_pod("p", namespace="a", node="n")
-    found = await access.pod("a", "p")
+    found = await access.find(requests.get_pod("a", "p"))
     assert found is not None
     assert found["spec"]["nodeName"] == "n"
-    assert await access.pod("a", "q") is None
+    assert await access.find(requests.get_pod("a", "q")) is None
 
 
 async def test_a_pod_is_deleted_only_if_it_is_the_one_that_was_meant(
@@ -34,27 +34,27 @@ async def test_a_pod_is_deleted_only_if_it_is_the_one_that_was_meant(
     """One of the same name with another uid stays."""
     uid = server.add_pod("p", namespace="a")["metadata"]["uid"]
     with pytest.raises(faults.WriteConflict):
-        await access.delete_pod("a", "p", uid="another")
-    assert await access.pod("a", "p") is not None
-    await access.delete_pod("a", "p", uid=uid)
-    assert await access.pod("a", "p") is None
+        await access.send(requests.delete_pod("a", "p", uid="another"))
+    assert await access.find(requests.get_pod("a", "p")) is not None
+    await access.send(requests.delete_pod("a", "p", uid=uid))
+    assert await access.find(requests.get_pod("a", "p")) is None
     with pytest.raises(faults.ObjectMissing):
-        await access.delete_pod("a", "p", uid=uid)
+        await access.send(requests.delete_pod("a", "p", uid=uid))
 
 
 async def test_an_eviction_and_a_budget(server: ApiServer, access: ClusterAccess) -> None:
     """Of this very pod; refused with the budget's own words; to be busy is something else."""
     uid = server.add_pod("p", namespace="a")["metadata"]["uid"]
     with pytest.raises(faults.WriteConflict):
-        await access.evict_pod("a", "p", uid="another")
+        await access.send(requests.evict_pod("a", "p", uid="another"))
     server.pods.budgets["a", "p"] = "keep"
     with pytest.raises(faults.DisruptionRefused, match="budget keep needs 1 healthy pods"):
-        await access.evict_pod("a", "p", uid=uid)
+        await access.send(requests.evict_pod("a", "p", uid=uid))
     server.pods.budgets.clear()
     server.faults.next(1, Answer(429, retry_after=1))
     with pytest.raises(faults.ServerBusy):
-        await access.evict_pod("a", "p", uid=uid)
-    await access.evict_pod("a", "p", uid=uid)
-    assert await access.pod("a", "p") is None
+        await access.send(requests.evict_pod("a", "p", uid=uid))
+    await access.send(requests.evict_pod("a", "p", uid=uid))
+    assert await access.find(requests.get_pod("a", "p")) is None
     with pytest.raises(faults.ObjectMissing):
-        await access.evict_pod("a", "p", uid=uid)
+        await access.send(requests.evict_pod("a", "p", uid=uid))

@@ -13,7 +13,6 @@ from typing import Any
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import NodeFollower
-from nodeagent.cluster.client.node_view import OWN_NODE
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.drain.intervals import DrainIntervals
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
@@ -121,9 +120,7 @@ async def agent(
             report=lambda kind, message: reported.append((kind, message)),
             intervals=intervals,
         )
-        follower = NodeFollower(
-            access, NODE, on_view=around.observe, interest=OWN_NODE, intervals=QUICK
-        )
+        follower = NodeFollower(access, NODE, on_view=around.observe, intervals=QUICK)
         async with running(follower.run(), around.run()):
             if server.port:
                 await until(lambda: server.faults.watching)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_view import OWN_NODE
+from nodeagent.cluster.client.node_view import ANNOTATIONS, LABELS
 from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.cluster.plan_sources.registry import CARRIERS, make_source
 from nodeagent.settings import KubernetesSettings, PlanSettings
@@ -20,7 +20,7 @@ def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> N
     choices = get_args(get_type_hints(PlanSettings)["source"])
     assert choices == ("auto", "file", *CARRIERS)
     for name, carrier in CARRIERS.items():
-        prefixes = OWN_NODE.labels if carrier.kind == "label" else OWN_NODE.annotations
+        prefixes = LABELS if carrier.kind == "label" else ANNOTATIONS
         assert carrier.key.startswith(prefixes)
         source = make_source(
             name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -17,8 +17,14 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
+from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, RequestRefused
+from nodeagent.cluster.client.faults import (
+    ClusterFault,
+    NotAllowed,
+    RequestRefused,
+    strange_answer,
+)
 from nodeagent.cluster.plan_sources.nos.grammar import DeviceRequest, Requests, share_size
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.documents.findings import path_text
@@ -171,7 +177,7 @@ class NosConfiguration:
         patience = 0.0
         found: str | Trouble | None
         try:
-            texts = await self._access.config_map(self._namespace, self._name)
+            texts = await self._texts()
         except ClusterFault as fault:
             found, patience = self._not_read(key, fault), fault.retry_after or 0.0
         else:
@@ -186,6 +192,17 @@ class NosConfiguration:
             self.found = found
             self._changed()
         return None if isinstance(found, str) else self._backoff.next(patience)
+
+    async def _texts(self) -> Mapping[str, str] | None:
+        """All texts of the ConfigMap by key; None when there is none of this name."""
+        request = requests.get_config_map(self._namespace, self._name)
+        found = await self._access.find(request)
+        if found is None:
+            return None
+        data = found.get("data") or {}
+        if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
+            raise strange_answer(request.purpose, "it is no ConfigMap")
+        return data
 
     def _not_read(self, key: str, fault: ClusterFault) -> Trouble:
         """What a person has to mend is a refusal; the rest passes."""

@@ -1,0 +1,176 @@
+"""All requests that the agent makes of the API server, each a value for `ClusterAccess` to send.
+
+For each there is a right in manifests/, and no right is there without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+JsonObject = dict[str, Any]
+
+_EVENTS_IN: Final = "default"  # where Events about Nodes live
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; `purpose` describes it in a few words.
+
+    `longer` is how many seconds the whole answer may take beyond the time in which it must begin;
+    `kind` is what a list holds, for people.
+    """
+
+    purpose: str
+    method: Literal["GET", "PATCH", "POST", "DELETE"]
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: JsonObject | None = None
+    content_type: str = "application/json"
+    longer: float = 0.0
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """To do `verb` to a resource such as `pods/eviction`; "" is every namespace, or every name."""
+
+    verb: str
+    resource: str
+    namespace: str = ""
+    name: str = ""
+
+
+def version() -> Request:
+    """The server's version, which costs it nothing: whether it is alive."""
+    return Request("a liveness probe", "GET", "/version")
+
+
+def list_node(name: str) -> Request:
+    """The one Node of this name, in a list whose version a watch can begin from."""
+    return Request(f"the list of Node {name}", "GET", _path("nodes"), _only(name), kind="Nodes")
+
+
+def watch_node(name: str, *, version: str, seconds: float) -> Request:
+    """The changes of one Node from `version` on; the server ends the watch after `seconds`."""
+    whole = max(1, round(seconds))
+    query = {
+        **_only(name),
+        "watch": "true",
+        "resourceVersion": version,
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(whole),
+    }
+    return Request(f"a watch of Node {name}", "GET", _path("nodes"), query, longer=whole)
+
+
+def patch_node(name: str, body: JsonObject, *, dry_run: bool = False) -> Request:
+    """A merge patch; the Node as it is then is the answer."""
+    return _patch(f"a change of Node {name}", _path("nodes", name), body, dry_run=dry_run)
+
+
+def patch_node_status(name: str, body: JsonObject, *, dry_run: bool = False) -> Request:
+    """A strategic merge patch of the status, whose conditions are merged by type."""
+    purpose, path = f"a change of Node {name}'s status", _path("nodes", name, "status")
+    return _patch(purpose, path, body, kind="strategic-merge", dry_run=dry_run)
+
+
+def list_pods(node: str) -> Request:
+    """The pods that are bound to this node, in any namespace, finished ones too.
+
+    From the server's cache, which may be a moment behind: to read the newest, many servers go
+    through all the pods of the cluster.
+    """
+    query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
+    return Request(f"the list of the pods on {node}", "GET", _path("pods"), query, kind="pods")
+
+
+def get_pod(namespace: str, name: str) -> Request:
+    """The newest of one pod."""
+    path = _path("pods", name, namespace=namespace)
+    return Request(f"the pod {namespace}/{name}", "GET", path)
+
+
+def evict_pod(namespace: str, name: str, *, uid: str) -> Request:
+    """This very pod's eviction, refused with `DisruptionRefused` while a budget forbids it, and
+    with `WriteConflict` when another pod has its name by now.
+    """
+    body: JsonObject = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"namespace": namespace, "name": name},
+        "deleteOptions": {"preconditions": {"uid": uid}},
+    }
+    path = _path("pods", name, "eviction", namespace=namespace)
+    return Request(f"the eviction of {namespace}/{name}", "POST", path, body=body)
+
+
+def delete_pod(namespace: str, name: str, *, uid: str) -> Request:
+    """The deletion of this very pod, and of none that came after it under its name."""
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": {"uid": uid},
+    }
+    path = _path("pods", name, namespace=namespace)
+    return Request(f"the deletion of {namespace}/{name}", "DELETE", path, body=body)
+
+
+def create_event(body: JsonObject) -> Request:
+    """A new Event in the namespace of those about Nodes."""
+    return Request("a new Event", "POST", _path("events", namespace=_EVENTS_IN), body=body)
+
+
+def patch_event(name: str, body: JsonObject) -> Request:
+    """A merge patch of an Event that we made."""
+    return _patch(f"a change of Event {name}", _path("events", name, namespace=_EVENTS_IN), body)
+
+
+def get_config_map(namespace: str, name: str) -> Request:
+    """One ConfigMap."""
+    path = _path("configmaps", name, namespace=namespace)
+    return Request(f"the ConfigMap {namespace}/{name}", "GET", path)
+
+
+def get_runtime_class(name: str) -> Request:
+    """One RuntimeClass."""
+    path = _path("runtimeclasses", name, api="/apis/node.k8s.io/v1")
+    return Request(f"the RuntimeClass {name}", "GET", path)
+
+
+def review_access(right: Right) -> Request:
+    """Whether roles give us this right. Admission policies are not asked, and may say no."""
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {
+        "verb": right.verb,
+        "resource": resource,
+        "subresource": subresource,
+        "namespace": right.namespace,
+        "name": right.name,
+    }
+    body: JsonObject = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    path = _path("selfsubjectaccessreviews", api="/apis/authorization.k8s.io/v1")
+    return Request("a question about our rights", "POST", path, body=body)
+
+
+def _path(plural: str, *below: str, namespace: str = "", api: str = "/api/v1") -> str:
+    """Of all objects of a kind, or of one and its subresource `below`; names are escaped."""
+    parts = (*(("namespaces", namespace) if namespace else ()), plural, *below)
+    return "/".join((api, *(quote(part, safe="") for part in parts)))
+
+
+def _only(name: str) -> dict[str, str]:
+    return {"fieldSelector": f"metadata.name={name}"}
+
+
+def _patch(
+    purpose: str, path: str, body: JsonObject, *, kind: str = "merge", dry_run: bool = False
+) -> Request:
+    query = {"dryRun": "All"} if dry_run else {}
+    return Request(purpose, "PATCH", path, query, body, f"application/{kind}-patch+json")
