@@ -139,11 +139,11 @@ class ApiAdapter:
     def _state(self) -> NodeState:
         """With the problems of metrics and the cluster, too."""
         state = self._current()
-        of_cluster = self._cluster.problems if self._cluster else ()
+        of_cluster = self._cluster.publisher.problems if self._cluster else ()
         return replace(
             state,
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
-            cluster=self._cluster.state if self._cluster else None,
+            cluster=self._cluster.publisher.state if self._cluster else None,
         )
 
     def plan(self) -> Json:

@@ -94,9 +94,7 @@ class PlanService:
         every = self._settings.resync.interval
         followed = None
         if self._cluster is not None:
-            if source != "file":
-                followed = self._cluster.source(source, plan, look_every=every, alive=self._alive)
-            self._cluster.use(source, followed)
+            followed = self._cluster.use(source, plan, look_every=every, alive=self._alive)
         return followed or PlanFile(
             plan.file,
             self._control.offer,

@@ -146,7 +146,7 @@ class Agent:
             settings.kubelet,
             in_cluster=in_cluster,
             simulated=simulation is not None,
-            finished=self._cluster.finished_pods if self._cluster else None,
+            finished=self._cluster.hooks.finished_pods.among if self._cluster else None,
         )
         # One for life: a driver that hangs is not called again and again in new threads.
         mps_places = simulation.mps if simulation else places_of(settings)
@@ -294,7 +294,7 @@ class Agent:
     def _publish(self, state: NodeState) -> None:
         with_health = replace(state, health=self._health.state)
         if self._cluster:
-            self._cluster.publish(with_health, self._active_plan.offered)
+            self._cluster.publisher.publish(with_health, self._active_plan.offered)
         self._metrics.changed()
         found = headline(with_health, in_cluster=self._cluster is not None)
         self._notifier.status(f"{state.phase}: {found.text}")

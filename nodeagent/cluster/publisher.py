@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import structlog
 
@@ -22,30 +22,18 @@ from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import NodeWriter, Wanted, WriteIntervals
-from nodeagent.cluster.node_status import NodeStatus, node_event
+from nodeagent.cluster.drain.hooks import ClusterHooks
+from nodeagent.cluster.node_status import node_event, shown_state
 from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
 from nodeagent.views.node_state import ClusterState, NodeState, Phase
+from nodeagent.views.status_annotation import StatusAnnotation
 
 log = structlog.get_logger(__name__)
 
 _NAME_IT: Final = "set node_name to one of: kubectl get nodes"
-
-
-class NodeHooks(Protocol):
-    """Of the hooks around a change, what bears on publishing; `ClusterHooks` describes it."""
-
-    @property
-    def refuses(self) -> bool: ...
-
-    @property
-    def is_unfinished(self) -> bool: ...
-
-    def observe(self, view: NodeView | None) -> None: ...
-
-    def server_answers(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +64,7 @@ class NodePublisher:
         self,
         access: ClusterAccess,
         node: str,
-        hooks: NodeHooks,
+        hooks: ClusterHooks,
         *,
         events: EventLog,
         unreachable: Callable[[str], None],
@@ -87,11 +75,13 @@ class NodePublisher:
         self._access = access
         self._node = node
         self._hooks = hooks
+        hooks.on_restored.append(self.refresh)
         self._event_log = events
         self._unreachable = unreachable
         self._intervals = intervals
         self._now = now
-        self._status = NodeStatus(labels=labels, now=now)
+        self._labels = labels
+        self._status = StatusAnnotation()
         self._source: NodeSource | None = None
         self._leftover = Wanted()
         self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last reported
@@ -131,10 +121,10 @@ class NodePublisher:
             loop = asyncio.get_running_loop()
             self._farewell_until = loop.time() + self._intervals.farewell
             # At its end too: who writes such a key an hour later is another program.
-            loop.call_at(self._farewell_until, self._write)
+            loop.call_at(self._farewell_until, self.refresh)
         if source is not None and self._answered:
             source.observe(self._view)
-        self._write()
+        self.refresh()
 
     def publish(self, state: NodeState, offered: PlanUpdate | None) -> None:
         """The node is like this now; `offered` is what it was made from."""
@@ -146,11 +136,7 @@ class NodePublisher:
         if self._held_back is None:
             loop = asyncio.get_running_loop()
             self._held_back = loop.call_later(self._intervals.patience, self._show)
-        self._write()  # the source's answer does not wait
-
-    def refresh(self) -> None:
-        """Write again: what the hooks say, and with it the answer to the source, has changed."""
-        self._write()
+        self.refresh()  # the source's answer does not wait
 
     @property
     def state(self) -> ClusterState:
@@ -224,7 +210,7 @@ class NodePublisher:
         self._hooks.observe(view)
         if self._source is not None:
             self._source.observe(view)
-        self._write()
+        self.refresh()
 
     def _following_changed(self, fault: ClusterFault | None) -> None:
         if fault is None or not self._broken:
@@ -259,13 +245,15 @@ class NodePublisher:
             self._held_back.cancel()
             self._held_back = None
         self._shown = self._state
-        self._write()
+        self.refresh()
 
-    def _write(self) -> None:
+    def refresh(self) -> None:
         """Want what is to be there now; nothing is sent when it is there already."""
         if self._state is None or self._view is None:
             return
-        status = self._status.of(self._shown, self._view)
+        status = shown_state(
+            self._shown, self._view, self._status, labels=self._labels, now=self._now()
+        )
         answer = Wanted()
         if self._source is not None and not self._hooks.refuses:
             answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
@@ -280,7 +268,10 @@ class NodePublisher:
             {**left.labels, **status.labels, **answer.labels},
             status.conditions,
         )
-        self._want(wanted)
+        before, self._left_out = self._left_out, self._writer.want(wanted)
+        for key, size in self._left_out.items():  # the rest is written all the same
+            if before.get(key) != size:
+                log.error("too large for the Node", key=key, bytes=size)
 
     def _for_source(self, state: NodeState) -> NodeState:
         """Publishes success last, as mig-manager does: the GPU Operator's validator, for one, then
@@ -289,13 +280,6 @@ class NodePublisher:
         if state.phase is Phase.IN_SYNC and self._hooks.is_unfinished:
             return replace(state, phase=Phase.WORKING)
         return state
-
-    def _want(self, wanted: Wanted) -> None:
-        """All of it but what is too large, which keeps nothing else back."""
-        before, self._left_out = self._left_out, self._writer.want(wanted)
-        for key, size in self._left_out.items():
-            if before.get(key) != size:
-                log.error("too large for the Node", key=key, bytes=size)
 
 
 def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mapping[str, str | None]:

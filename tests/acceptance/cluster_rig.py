@@ -15,7 +15,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.events import EventIntervals
 from nodeagent.cluster.drain.hooks import ClusterHooks
-from nodeagent.cluster.drain.intervals import DrainIntervals
+from nodeagent.cluster.drain.node import DrainIntervals
 from nodeagent.cluster.plan_sources.annotation import AnnotationSource
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.plan.plan import Policy
@@ -70,7 +70,6 @@ class Member:
             source="annotation",
             policy=Policy(),
             wake=self._wake,
-            restored=self._write_again,
             report=self._report,
             intervals=AROUND,
         )
@@ -93,9 +92,6 @@ class Member:
 
     def _wake(self, reason: str) -> None:
         self.rig.control.nudge(reason)
-
-    def _write_again(self) -> None:
-        self.publisher.refresh()
 
     def _report(self, kind: EventType, message: str) -> None:
         pass

@@ -12,10 +12,13 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
+from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
+from nodeagent.settings import KubernetesSettings
 from nodeagent.views.node_state import NodeState, Phase
 from tests.cluster.client.rig import QUICK, QUICK_WRITES, running
 from tests.rig import SOON
@@ -47,16 +50,10 @@ class Labelling(NodeSource):
         return Wanted(labels={self.label: None})
 
 
-class Hooks:
+class CountingHooks(ClusterHooks):
     """Counts how often the server answered again."""
 
-    refuses = is_unfinished = False
-
-    def __init__(self) -> None:
-        self.outages = 0
-
-    def observe(self, view: NodeView | None) -> None:
-        pass
+    outages = 0
 
     def server_answers(self) -> None:
         self.outages += 1
@@ -69,7 +66,15 @@ class PublishedNode:
         self.server = server
         self.events = EventLog()
         self.without: list[str] = []
-        self.hooks = Hooks()
+        self.hooks = CountingHooks(
+            access,
+            node,
+            settings=KubernetesSettings(),
+            source="annotation",
+            policy=Policy(),
+            wake=lambda _: None,
+            report=lambda *_: None,
+        )
         self.publisher = NodePublisher(
             access,
             node,

@@ -22,7 +22,7 @@ from nodeagent.cluster.client.faults import (
 )
 from nodeagent.cluster.client.node_view import NodeView, view_of
 from nodeagent.cluster.client.requests import Right
-from nodeagent.cluster.drain.hooks import rules_of, tolerated_in
+from nodeagent.cluster.drain.hooks import rules_of
 from nodeagent.cluster.drain.node import pod_of
 from nodeagent.cluster.drain.owners import owned_by_others
 from nodeagent.errors import UsageError
@@ -53,7 +53,7 @@ def cluster_findings(
     `source` is where the plan comes from.
     """
     try:
-        rules_of(settings), tolerated_in(settings)
+        rules_of(settings)
     except UsageError as wrong:
         return [error("settings", wrong.message, wrong.remedy)], None
     return event_loop.run(_findings(settings, name, source))
@@ -182,7 +182,7 @@ async def _owners(
     except ClusterFault as fault:
         message = f"only labels can show them: {fault.message}"
         found.append(warning(check, message, _remedy_of(fault)))
-    others = owned_by_others(view, pods, source=source, tolerated=tolerated_in(settings))
+    others = owned_by_others(view, pods, source=source, tolerated=rules_of(settings).tolerated)
     if not others:
         return [*found, ok(check, "no other program of the cluster splits this node's GPUs")]
     return [*found, *(error(check, other.message, other.remedy) for other in others)]

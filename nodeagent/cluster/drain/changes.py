@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never
 
+from nodeagent.cluster.drain.owners import Owner
 from nodeagent.cluster.drain.pods import PodSelector
 
 if TYPE_CHECKING:  # the client of the API server is not pure
@@ -36,11 +37,19 @@ class ClientCare(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The settings of a drain. `plugin_pods` are deleted with ClientCare.DELETE_PODS."""
+    """The settings of a drain. `plugin_pods` are deleted with ClientCare.DELETE_PODS.
+
+    `tolerated` are other managers beside which the agent works all the same. `pods_deadline` is how
+    many seconds pods get to go, `allocatable_deadline` how many the node may take to offer what it
+    should.
+    """
 
     care: ClientCare
     cordon: bool
-    plugin_pods: tuple[PodSelector, ...] = ()
+    plugin_pods: tuple[PodSelector, ...]
+    tolerated: frozenset[Owner]
+    pods_deadline: float
+    allocatable_deadline: float
 
 
 @dataclass(frozen=True, slots=True)

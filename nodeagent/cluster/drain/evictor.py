@@ -8,7 +8,7 @@ is wanted; once all that could be done is refused, it does not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -23,11 +23,10 @@ from nodeagent.cluster.client.faults import (
     ObjectMissing,
     WriteConflict,
 )
-from nodeagent.cluster.drain.changes import Rules, cordoning
+from nodeagent.cluster.drain.changes import cordoning
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
-from nodeagent.cluster.drain.intervals import DrainIntervals
 from nodeagent.cluster.drain.node import DrainedNode
-from nodeagent.cluster.drain.other_managers import OtherManagers, ReportEvent
+from nodeagent.cluster.drain.other_managers import OtherManagers
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.cluster.kubelet.allocations import PodName
@@ -45,7 +44,6 @@ class Evictor:
     """Evicts what the last observation asks for while `run` runs.
 
     Not while another manager objects, nor for a layout that the device plugin could not serve.
-    `wake` is called when the GPUs should be observed again.
     """
 
     def __init__(
@@ -54,28 +52,19 @@ class Evictor:
         managers: OtherManagers,
         outlook: PluginOutlook,
         restore: Restore,
-        *,
-        rules: Rules,
         policy: Policy,
-        intervals: DrainIntervals,
-        wake: Callable[[str], None],
-        report: ReportEvent,
     ) -> None:
         self._node = node
         self._managers = managers
         self._outlook = outlook
         self._restore = restore
-        self._rules = rules
         self._policy = policy
-        self._intervals = intervals
-        self._wake = wake
-        self._report_event = report
         self._goal: tuple[Judgement, NodePlan, ObservedNode] | None = None
         self._another_goal = asyncio.Event()  # another desired state than before
         self._leaving: dict[PodName, str] = {}  # with the uid of each
         self._blocking: dict[PodName, str] = {}  # uids as first listed since the observation
         self._leaving_since = 0.0
-        self._backoff = Backoff(*intervals.evict)
+        self._backoff = Backoff(*node.intervals.evict)
         self._next_attempt = 0.0
         self._refused: tuple[Problem, ...] = ()
         self.problems: tuple[Problem, ...] = ()
@@ -121,7 +110,7 @@ class Evictor:
     async def _attempt(self, judgement: Judgement, plan: NodePlan, observed: ObservedNode) -> float:
         """Evict those that have to go; returns the seconds until the next attempt."""
         try:
-            pods = await self._node.list_pods(within=self._intervals.answer)
+            pods = await self._node.list_pods(within=self._node.intervals.answer)
             found = evictions(plan, judgement.desired, self._policy, pods)
             here = {pod.key: pod.uid for pod in pods}
             were_leaving = bool(self._leaving)
@@ -169,17 +158,17 @@ class Evictor:
         if self._leaving:
             if not were_leaving:
                 self._leaving_since = now
-            look = max(self._intervals.first_look, (now - self._leaving_since) / 10)
-            return min(look, self._intervals.evict[1])
+            look = max(self._node.intervals.first_look, (now - self._leaving_since) / 10)
+            return min(look, self._node.intervals.evict[1])
         if were_leaving or (found.wanted and not self._refused):
             # The GPUs were observed before the pods had gone.
-            self._wake("pods that were in the way have gone")
+            self._node.wake("pods that were in the way have gone")
         return self._backoff.next()
 
     async def _evict(self, wanted: Mapping[PodName, str], here: Mapping[PodName, str]) -> None:
         self._restore.hold_cordon(True)
         await self._node.patch_all(
-            lambda node: cordoning(node, self._rules), within=self._intervals.answer
+            lambda node: cordoning(node, self._node.rules), within=self._node.intervals.answer
         )
         refused = []
         for pod, reason in wanted.items():
@@ -193,7 +182,7 @@ class Evictor:
                 continue
             self._leaving[pod] = here[pod]
             log.info("a pod is evicted", pod=str(pod), reason=reason)
-            self._report_event(EventType.EVICTED, f"pod {pod} is evicted: {reason}")
+            self._node.report(EventType.EVICTED, f"pod {pod} is evicted: {reason}")
         self._refused = tuple(refused)
         if refused:
             pause = self._backoff.after(self._backoff.failures + 1)
@@ -203,7 +192,7 @@ class Evictor:
         changed, self.problems = problems != self.problems, problems
         self._restore.hold_cordon(cordon)
         if changed:
-            self._wake("what is known of evictions has changed")
+            self._node.wake("what is known of evictions has changed")
 
 
 def _refusal(reason: str, fault: ClusterFault) -> Problem:

@@ -7,32 +7,35 @@ and then, with each answer of the kubelet, for as long as it goes on listing the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import NoReturn
 
+import structlog
+
 from nodeagent.backoff import Backoff
+from nodeagent.cluster.client import requests
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.drain.eviction import pod_of_user
-from nodeagent.cluster.drain.intervals import DrainIntervals
-from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.node import DrainedNode, pod_of
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.plan import GpuPlan, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.views.text import users
 
+log = structlog.get_logger(__name__)
+
+_AT_ONCE = 8  # requests for single pods
 _SUSPECTED_FOR = 300.0  # seconds for which a suspicion is checked, unless it is raised again
 
 
 class FinishedPods:
     """Checks the pods of the last observation while `run` runs; some that ended `wake` the loop."""
 
-    def __init__(
-        self, node: DrainedNode, *, intervals: DrainIntervals, wake: Callable[[str], None]
-    ) -> None:
+    def __init__(self, node: DrainedNode) -> None:
         self._node = node
-        self._within = intervals.answer
-        self._wake = wake
-        self._backoff = Backoff(*intervals.evict)
+        self._backoff = Backoff(*node.intervals.evict)
         self._blocking: frozenset[PodName] = frozenset()
         self._due = asyncio.Event()
         self._suspects: dict[PodName, float] = {}  # until when, in the loop's time
@@ -50,12 +53,15 @@ class FinishedPods:
         while True:
             await self._due.wait()
             self._due.clear()
-            ended = await self._node.ended_pods(self._blocking, within=self._within)
+            ended = await self._ended(self._blocking, self._node.intervals.answer)
             if ended:
                 until = asyncio.get_running_loop().time() + _SUSPECTED_FOR
                 self._suspects |= dict.fromkeys(ended, until)
-                self._wake("pods have ended that the kubelet still lists")
+                self._node.wake("pods have ended that the kubelet still lists")
             await asyncio.sleep(self._backoff.next())
+
+    async def _ended(self, pods: Collection[PodName], within: float) -> frozenset[PodName]:
+        return await ended_pods(self._node.access, pods, within=within)
 
     async def among(self, listed: Collection[PodName], within: float) -> frozenset[PodName]:
         """Which of the pods that the kubelet has listed have ended for sure, by an answer of now.
@@ -64,9 +70,37 @@ class FinishedPods:
         """
         now = asyncio.get_running_loop().time()
         suspects = {p: t for p, t in self._suspects.items() if t > now and p in listed}
-        ended = await self._node.ended_pods(suspects, within=within) if suspects else frozenset()
+        ended = await self._ended(suspects, within)
         self._suspects = {pod: until for pod, until in suspects.items() if pod in ended}
         return ended
+
+
+async def ended_pods(
+    access: ClusterAccess, pods: Collection[PodName], *, within: float
+) -> frozenset[PodName]:
+    """Which of them have ended for sure; what cannot be found out in `within` seconds has not.
+
+    Each is asked for by itself, because only that is answered from the newest there is: a new pod
+    may have the name of one that has ended.
+    """
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def ended(pod: PodName) -> bool:
+        try:
+            async with at_once:
+                found = await access.find(requests.get_pod(pod.namespace, pod.name))
+            return found is not None and pod_of(found).ended
+        except ClusterFault as fault:
+            log.debug("it is not known whether a pod has ended", error=fault.message)
+            return False
+
+    try:
+        async with asyncio.timeout(within):
+            found = await asyncio.gather(*map(ended, pods))
+    except TimeoutError:
+        log.debug("it is not known which pods have ended", error="no answer in time")
+        return frozenset()
+    return frozenset(pod for pod, over in zip(pods, found, strict=True) if over)
 
 
 def _known_to_the_kubelet_alone(judgement: Judgement) -> frozenset[PodName]:

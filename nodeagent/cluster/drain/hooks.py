@@ -14,9 +14,8 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import ClientCare, Rules
 from nodeagent.cluster.drain.evictor import Evictor
 from nodeagent.cluster.drain.finished_pods import FinishedPods
-from nodeagent.cluster.drain.intervals import DrainIntervals
-from nodeagent.cluster.drain.node import DrainedNode
-from nodeagent.cluster.drain.other_managers import OtherManagers, ReportEvent
+from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals
+from nodeagent.cluster.drain.other_managers import OtherManagers
 from nodeagent.cluster.drain.owners import Owner
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.pods import PodSelector
@@ -29,6 +28,7 @@ from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.change_hooks import ChangeHooks
+from nodeagent.reconcile.event_log import EventType
 
 if TYPE_CHECKING:
     from nodeagent.cluster.client.access import ClusterAccess
@@ -39,8 +39,9 @@ class ClusterHooks(ChangeHooks):
     """The hooks of one node of one cluster.
 
     `source` is the agent's plan source. `wake` requests another round of the loop, with the reason;
-    `restored` is called when all that was done around a change is put back. `finished_pods` is for
-    the reader of the kubelet. Raises UsageError for wrong settings.
+    `report` adds to the event log. Each of `on_restored` is called when all that was done around a
+    change is put back. `finished_pods` is for the reader of the kubelet. Raises UsageError for
+    wrong settings.
     """
 
     def __init__(
@@ -52,52 +53,19 @@ class ClusterHooks(ChangeHooks):
         source: str,
         policy: Policy,
         wake: Callable[[str], None],
-        restored: Callable[[], None],
-        report: ReportEvent,
+        report: Callable[[EventType, str], None],
         intervals: DrainIntervals = DrainIntervals(),  # noqa: B008 - a frozen value
     ) -> None:
-        rules = rules_of(settings)
-        self._wake = wake
-        self._node = DrainedNode(access, node)
-        self._managers = OtherManagers(
-            self._node,
-            tolerated=tolerated_in(settings),
-            source=source,
-            report=report,
-            within=intervals.round_answer,
-            unless_newer=intervals.list_age,
+        self._node = DrainedNode(
+            access, node, rules=rules_of(settings), intervals=intervals, wake=wake, report=report
         )
+        self._managers = OtherManagers(self._node, source)
         self._outlook = PluginOutlook(settings.plugin_configs)
-        self._preparation = Preparation(
-            self._node,
-            rules=rules,
-            pods_deadline=settings.pods_deadline,
-            intervals=intervals,
-            wake=wake,
-        )
-        self._restore = Restore(
-            self._node,
-            self._outlook,
-            self._managers,
-            rules=rules,
-            deadline=settings.allocatable_deadline,
-            intervals=intervals,
-            wake=wake,
-            restored=restored,
-            report=report,
-        )
-        self._evictor = Evictor(
-            self._node,
-            self._managers,
-            self._outlook,
-            self._restore,
-            rules=rules,
-            policy=policy,
-            intervals=intervals,
-            wake=wake,
-            report=report,
-        )
-        self.finished_pods = FinishedPods(self._node, intervals=intervals, wake=wake)
+        self._preparation = Preparation(self._node)
+        self._restore = Restore(self._node, self._outlook, self._managers)
+        self._evictor = Evictor(self._node, self._managers, self._outlook, self._restore, policy)
+        self.finished_pods = FinishedPods(self._node)
+        self.on_restored = self._restore.on_restored
         self._desired: DesiredNode | None = None  # of the last round
 
     # --- for the loop -----------------------------------------------------------------------------
@@ -164,7 +132,7 @@ class ClusterHooks(ChangeHooks):
         if view is not None:
             self._outlook.observe(view.labels)
         if self._managers.refusing and not self._managers.objections():
-            self._wake("no other manager seems to split the GPUs any more")
+            self._node.wake("no other manager seems to split the GPUs any more")
         self._restore.observe(view)
 
     def server_answers(self) -> None:
@@ -202,14 +170,17 @@ def rules_of(settings: KubernetesSettings) -> Rules:
         plugin_pods = tuple(map(PodSelector.of, settings.plugin_pods))
     except ValueError as error:
         raise UsageError(f"kubernetes.plugin_pods: {error}") from error
-    return Rules(ClientCare(settings.clients), settings.cordon, plugin_pods)
-
-
-def tolerated_in(settings: KubernetesSettings) -> frozenset[Owner]:
-    """Beside whom the agent works all the same; raises UsageError."""
     try:
-        return frozenset(map(Owner, settings.tolerate))
+        tolerated = frozenset(map(Owner, settings.tolerate))
     except ValueError as error:
         raise UsageError(
             f"kubernetes.tolerate: {error}", remedy=f"accepted: {', '.join(Owner)}"
         ) from error
+    return Rules(
+        ClientCare(settings.clients),
+        settings.cordon,
+        plugin_pods,
+        tolerated,
+        settings.pods_deadline,
+        settings.allocatable_deadline,
+    )

@@ -7,7 +7,8 @@ wrote in between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -31,25 +32,60 @@ from nodeagent.cluster.client.node_view import (
     text_in,
     view_of,
 )
-from nodeagent.cluster.drain.changes import NodeChange
+from nodeagent.cluster.drain.changes import NodeChange, Rules
 from nodeagent.cluster.drain.pods import Pod
-from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.reconcile.event_log import EventType
 
 log = structlog.get_logger(__name__)
 
-_AT_ONCE = 8  # requests for single pods
+
+@dataclass(frozen=True, slots=True)
+class DrainIntervals:
+    """Times in seconds; pairs are the shortest and the longest wait of a backoff.
+
+    `round_answer`: how long a round of the loop waits for the list of pods, and `list_age`: how
+    old that may be; `answer`: how long the API server may take elsewhere. `notify`: how long a
+    change of the Node is tried before work. `prepare`: between two attempts at a change that could
+    not be prepared; `restore`: at what could not be put back; `evict`: at evictions that were
+    refused, or did not help. `leaving_pods`: between two looks at paused clients that are to go,
+    `first_look`: the first at evicted pods, then a tenth of the time that they take.
+    """
+
+    round_answer: float = 3.0
+    list_age: float = 5.0
+    answer: float = 10.0
+    notify: float = 10.0
+    prepare: tuple[float, float] = (10.0, 600.0)
+    restore: tuple[float, float] = (1.0, 60.0)
+    evict: tuple[float, float] = (5.0, 60.0)
+    leaving_pods: tuple[float, float] = (0.5, 5.0)
+    first_look: float = 0.5
 
 
 class DrainedNode:
-    """The Node `name`, as it was followed and listed last. Times in seconds.
+    """The Node `name`, as it was followed and listed last, with what all that drain it need.
 
-    `view` is None before the Node was seen, and while there is none; `pods` is None before they
-    were listed, and `pods_fault` is why the last list failed.
+    `rules` are the settings. `wake` requests another round of the loop, with the reason; `report`
+    adds to the event log. `view` is None before the Node was seen, and while there is none; `pods`
+    is None before they were listed, and `pods_fault` is why the last list failed.
     """
 
-    def __init__(self, access: ClusterAccess, name: str) -> None:
+    def __init__(
+        self,
+        access: ClusterAccess,
+        name: str,
+        *,
+        rules: Rules,
+        intervals: DrainIntervals,
+        wake: Callable[[str], None],
+        report: Callable[[EventType, str], None],
+    ) -> None:
         self.access = access
         self.name = name
+        self.rules = rules
+        self.intervals = intervals
+        self.wake = wake
+        self.report = report
         self.view: NodeView | None = None
         self.pods: tuple[Pod, ...] | None = None
         self.pods_fault: ClusterFault | None = None
@@ -131,43 +167,18 @@ class DrainedNode:
             raise
         return self.pods
 
-    async def refresh_pods(self, *, within: float, unless_newer: float) -> bool:
-        """List the pods unless that was tried in the last `unless_newer` seconds; whether it was.
+    async def refresh_pods(self) -> bool:
+        """List the pods in a round of the loop, unless that was tried just now; whether it was.
 
         Without an answer the last list stays, and `pods_fault` is why.
         """
-        if asyncio.get_running_loop().time() - self._listed_at < unless_newer:
+        if asyncio.get_running_loop().time() - self._listed_at < self.intervals.list_age:
             return False
         try:
-            await self.list_pods(within=within)
+            await self.list_pods(within=self.intervals.round_answer)
         except ClusterFault as fault:
             log.debug("the pods of the node cannot be listed", error=fault.message)
         return True
-
-    async def ended_pods(self, pods: Collection[PodName], *, within: float) -> frozenset[PodName]:
-        """Which of them have ended for sure; what cannot be found out in time has not.
-
-        Each is asked for by itself, because only that is answered from the newest there is: a
-        new pod may have the name of one that has ended.
-        """
-        at_once = asyncio.Semaphore(_AT_ONCE)
-
-        async def ended(pod: PodName) -> bool:
-            try:
-                async with at_once:
-                    found = await self.access.find(requests.get_pod(pod.namespace, pod.name))
-                return found is not None and has_ended(found)
-            except ClusterFault as fault:
-                log.debug("it is not known whether a pod has ended", error=fault.message)
-                return False
-
-        try:
-            async with asyncio.timeout(within):
-                found = await asyncio.gather(*map(ended, pods))
-        except TimeoutError:
-            log.debug("it is not known which pods have ended", error="no answer in time")
-            return frozenset()
-        return frozenset(pod for pod, over in zip(pods, found, strict=True) if over)
 
 
 # --- a pod in JSON --------------------------------------------------------------------------------
@@ -188,6 +199,7 @@ def pod_of(pod: object) -> Pod:
             uid=text_in(metadata["uid"]),
             labels={k: text_in(v) for k, v in object_in(metadata.get("labels")).items()},
             phase=text_in(status.get("phase", "")),
+            ended=_has_ended(status),
             leaving=metadata.get("deletionTimestamp") is not None,
             controller=next(
                 (text_in(o["kind"]) for o in owners if o.get("controller") is True), ""
@@ -197,25 +209,16 @@ def pod_of(pod: object) -> Pod:
             environment=dict(_environment(spec)),
         )
     except (KeyError, TypeError) as error:
-        raise _no_pod() from error
+        raise strange_answer("a question about pods", "it is no pod") from error
 
 
-def has_ended(pod: object) -> bool:
-    """Whether it is over and none of its containers is reported as running."""
-    try:
-        _, _, status = parts_of(pod)
-        running = any(
-            "running" in object_in(container.get("state"))
-            for kind in _KINDS
-            for container in objects_in(status.get(f"{kind}Statuses"))
-        )
-    except TypeError as error:
-        raise _no_pod() from error
+def _has_ended(status: Mapping[str, Any]) -> bool:
+    running = any(
+        "running" in object_in(container.get("state"))
+        for kind in _KINDS
+        for container in objects_in(status.get(f"{kind}Statuses"))
+    )
     return status.get("phase") in ("Succeeded", "Failed") and not running
-
-
-def _no_pod() -> ClusterUnreachable:
-    return strange_answer("a question about pods", "it is no pod")
 
 
 def _selected(spec: Mapping[str, Any]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
 
 import structlog
 
@@ -15,32 +14,16 @@ from nodeagent.reconcile.event_log import EventType
 
 log = structlog.get_logger(__name__)
 
-ReportEvent = Callable[[EventType, str], None]
-
 
 class OtherManagers:
     """Detects them by the Node's view and its pods.
 
-    The pods are listed at first, while work is due, and while another manager objects: within
-    `within` seconds, and once in `unless_newer` seconds. Without an answer the last list counts,
-    else the node's labels. `source` is the agent's own plan source.
+    The pods are listed at first, while work is due, and while another manager objects. Without an
+    answer the last list counts, else the node's labels. `source` is the agent's own plan source.
     """
 
-    def __init__(
-        self,
-        node: DrainedNode,
-        *,
-        tolerated: Collection[Owner],
-        source: str,
-        report: ReportEvent,
-        within: float,
-        unless_newer: float,
-    ) -> None:
+    def __init__(self, node: DrainedNode, source: str) -> None:
         self._node = node
-        self._tolerated = tolerated
-        self._report_event = report
-        self._within = within
-        self._unless_newer = unless_newer
         self._reported: tuple[Problem, ...] = ()
         self._unchecked = False  # it was reported that the pods are not known
         self.source = source
@@ -52,10 +35,9 @@ class OtherManagers:
         `working`: GPUs are about to be changed; `unfinished`: some are not as planned.
         """
         node = self._node
-        if node.pods is None or working or self.refusing:
-            listed = await node.refresh_pods(within=self._within, unless_newer=self._unless_newer)
-            if listed and node.view is None:
-                await self._read_node()
+        needed = node.pods is None or working or self.refusing
+        if needed and await node.refresh_pods() and node.view is None:
+            await self._read_node()
         found = self.objections()
         self.refusing = unfinished and bool(found)
         self._report(found, working=working)
@@ -63,7 +45,8 @@ class OtherManagers:
     def objections(self) -> tuple[Problem, ...]:
         """Managers of this node's GPUs that are not tolerated, by what is known of the node."""
         node = self._node
-        return owned_by_others(node.known, node.pods, source=self.source, tolerated=self._tolerated)
+        tolerated = node.rules.tolerated
+        return owned_by_others(node.known, node.pods, source=self.source, tolerated=tolerated)
 
     def may_have_paused(self) -> bool:
         """Whether a manager is here, tolerated or not, that pauses the same labels for its work."""
@@ -72,7 +55,7 @@ class OtherManagers:
     async def _read_node(self) -> None:
         """Before the Node has been seen for the first time."""
         try:
-            async with asyncio.timeout(self._within):
+            async with asyncio.timeout(self._node.intervals.round_answer):
                 self._node.view = await self._node.read()
         except (ClusterFault, TimeoutError) as error:
             log.debug("the Node cannot be read", error=str(error))
@@ -81,7 +64,7 @@ class OtherManagers:
         if found and found != self._reported and not self.refusing:
             for problem in found:
                 log.warning("another manager splits the GPUs", who=problem.message)
-                self._report_event(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
+                self._node.report(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
         self._reported = found
         fault = self._node.pods_fault
         if fault is None:
@@ -91,4 +74,4 @@ class OtherManagers:
             by = "by the last list" if self._node.pods is not None else "by its labels alone"
             message = f"whether another manager splits the GPUs is judged {by}: {fault.message}"
             log.warning("the pods of the node are not known", error=fault.message)
-            self._report_event(EventType.UNCHECKED, message)
+            self._node.report(EventType.UNCHECKED, message)

@@ -13,16 +13,18 @@ from nodeagent.cluster.kubelet.allocations import PodName
 class Pod:
     """A pod on this node.
 
-    `controller` is the kind of its controlling owner ("DaemonSet"), "" without one. `mirror`: the
-    kubelet runs it from a file, and the API server cannot remove it. `selects` are the node labels
-    that its nodeSelector and its required node affinity name. `environment` is what its containers
-    are given literally. `uid` distinguishes it from a later pod of the same name.
+    `ended`: it is finished, and none of its containers is reported as running. `controller` is the
+    kind of its controlling owner ("DaemonSet"), "" without one. `mirror`: the kubelet runs it from
+    a file, and the API server cannot remove it. `selects` are the node labels that its nodeSelector
+    and its required node affinity name. `environment` is what its containers are given literally.
+    `uid` distinguishes it from a later pod of the same name.
     """
 
     namespace: str
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     phase: str = "Running"
+    ended: bool = False
     leaving: bool = False
     controller: str = ""
     mirror: bool = False

@@ -8,14 +8,13 @@ or an earlier agent, has ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.drain.changes import ClientCare, Rules, leaving_pods, preparations
-from nodeagent.cluster.drain.intervals import DrainIntervals
+from nodeagent.cluster.drain.changes import ClientCare, leaving_pods, preparations
 from nodeagent.cluster.drain.node import DrainedNode
 from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.plan.desired import DesiredNode
@@ -25,27 +24,15 @@ log = structlog.get_logger(__name__)
 
 
 class Preparation:
-    """Of one node; `pods_deadline` is how many seconds pods get to go.
+    """Of one node.
 
     A failed attempt is repeated with backoff and not with each look at the GPUs, since it may send
-    pods away and bring them back; `wake` requests the round that repeats it.
+    pods away and bring them back.
     """
 
-    def __init__(
-        self,
-        node: DrainedNode,
-        *,
-        rules: Rules,
-        pods_deadline: float,
-        intervals: DrainIntervals,
-        wake: Callable[[str], None],
-    ) -> None:
+    def __init__(self, node: DrainedNode) -> None:
         self._node = node
-        self._rules = rules
-        self._pods_deadline = pods_deadline
-        self._intervals = intervals
-        self._wake = wake
-        self._backoff = Backoff(*intervals.prepare)
+        self._backoff = Backoff(*node.intervals.prepare)
         self._desired: DesiredNode | None = None  # what the attempts so far were for
         self._failure: tuple[Problem, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
@@ -53,7 +40,7 @@ class Preparation:
     @property
     def is_needed(self) -> bool:
         """Whether the settings ask for anything before a change of devices."""
-        return self._rules.cordon or self._rules.care is not ClientCare.NOTHING
+        return self._node.rules.cordon or self._node.rules.care is not ClientCare.NOTHING
 
     def deferred(self, desired: DesiredNode | None) -> tuple[Problem, ...]:
         """Why this is not tried yet; empty when it may be. Another desired state always may, and
@@ -91,12 +78,13 @@ class Preparation:
 
     def _retry(self) -> None:
         self.forget()
-        self._wake("what could not be prepared is tried again")
+        self._node.wake("what could not be prepared is tried again")
 
     async def _attempt(self) -> tuple[Problem, ...]:
         try:
             node = await self._node.patch_all(
-                lambda node: preparations(node, self._rules), within=self._intervals.notify
+                lambda node: preparations(node, self._node.rules),
+                within=self._node.intervals.notify,
             )
         except ClusterFault as fault:
             message = (
@@ -104,17 +92,20 @@ class Preparation:
                 f"notified before: {fault.message}"
             )
             return (Problem(Code.CLUSTER, message, fault.remedy or "it is tried again"),)
-        if self._rules.care is not ClientCare.PAUSE_LABELS:
+        if self._node.rules.care is not ClientCare.PAUSE_LABELS:
             return ()
         return await self._pods_gone(leaving_pods(node.labels))
 
     async def _pods_gone(self, selectors: Sequence[PodSelector]) -> tuple[Problem, ...]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._pods_deadline
-        backoff = Backoff(*self._intervals.leaving_pods)
+        deadline = loop.time() + self._node.rules.pods_deadline
+        backoff = Backoff(*self._node.intervals.leaving_pods)
         while selectors:
             pods = await self._list(within=max(deadline - loop.time(), 1.0))
-            found = (_still_there(selector, pods, self._pods_deadline) for selector in selectors)
+            found = (
+                _still_there(selector, pods, self._node.rules.pods_deadline)
+                for selector in selectors
+            )
             problems = tuple(problem for problem in found if problem)
             if not problems:
                 break
@@ -127,7 +118,7 @@ class Preparation:
 
     async def _list(self, *, within: float) -> tuple[Pod, ...] | None:
         try:
-            return await self._node.list_pods(within=min(self._intervals.answer, within))
+            return await self._node.list_pods(within=min(self._node.intervals.answer, within))
         except ClusterFault:
             return None
 

@@ -20,15 +20,13 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import (
     PLUGIN_CONFIG,
     NodeChange,
-    Rules,
     restorations,
     restoring,
     uncordoning,
 )
 from nodeagent.cluster.drain.device_plugin import mismatches
-from nodeagent.cluster.drain.intervals import DrainIntervals
 from nodeagent.cluster.drain.node import DrainedNode
-from nodeagent.cluster.drain.other_managers import OtherManagers, ReportEvent
+from nodeagent.cluster.drain.other_managers import OtherManagers
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook, configuration_of
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.plan.observed import ObservedNode
@@ -103,33 +101,18 @@ class AwaitedAllocatable:
 class Restore:
     """Puts back while `run` runs, once a round has ended.
 
-    `deadline` is how many seconds the node may take to offer what it should. `wake` is called when
-    the problems are others, `restored` when all is put back. A cordon stays while `hold_cordon`
-    says so, paused labels while another manager may have paused them.
+    Each of `on_restored` is called when all is put back. A cordon stays while `hold_cordon` says
+    so, paused labels while another manager may have paused them.
     """
 
-    def __init__(
-        self,
-        node: DrainedNode,
-        outlook: PluginOutlook,
-        managers: OtherManagers,
-        *,
-        rules: Rules,
-        deadline: float,
-        intervals: DrainIntervals,
-        wake: Callable[[str], None],
-        restored: Callable[[], None],
-        report: ReportEvent,
-    ) -> None:
+    def __init__(self, node: DrainedNode, outlook: PluginOutlook, managers: OtherManagers) -> None:
         self._node = node
         self._outlook = outlook
         self._managers = managers
-        self._rules = rules
-        self._intervals = intervals
-        self._wake = wake
-        self._on_restored = restored
-        self._report = report
-        self._offer = AwaitedAllocatable(deadline=deadline, changed=self._offer_changed)
+        self.on_restored: list[Callable[[], None]] = []
+        self._offer = AwaitedAllocatable(
+            deadline=node.rules.allocatable_deadline, changed=self._offer_changed
+        )
         self._last_round: tuple[Judgement, ObservedNode] | None = None
         self._working = False  # from the beginning of work to the end of its round
         self._touched = False  # the view may be older than what was done to the Node
@@ -191,7 +174,7 @@ class Restore:
 
     async def run(self) -> NoReturn:
         """Put back whatever is due until cancelled."""
-        backoff = Backoff(*self._intervals.restore)
+        backoff = Backoff(*self._node.intervals.restore)
         try:
             while True:
                 await self._due.wait()
@@ -231,7 +214,8 @@ class Restore:
                 await self._restore()
                 self._touched = False
                 self._configured = True
-                self._on_restored()
+                for restored in self.on_restored:
+                    restored()
 
     def _record(self, fault: ClusterFault | None) -> None:
         before, self._failure = self._failure, ()
@@ -240,7 +224,7 @@ class Restore:
             problem = Problem(Code.CLUSTER, message, fault.remedy or "it is tried again")
             self._failure = (problem,)
         if self._failure != before:
-            self._wake("what is known of putting back has changed")
+            self._node.wake("what is known of putting back has changed")
 
     # --- what is left to do -----------------------------------------------------------------------
 
@@ -271,7 +255,7 @@ class Restore:
     def _changes(self, node: NodeView) -> tuple[NodeChange, ...]:
         return restorations(
             node,
-            self._rules,
+            self._node.rules,
             plugin_config=self._configuration_due(),
             stay_paused=not self._touched and self._managers.may_have_paused(),
         )
@@ -283,7 +267,7 @@ class Restore:
         for selector in selectors:
             if str(selector) in deleted:
                 continue
-            for pod in await self._node.list_pods(within=self._intervals.answer):
+            for pod in await self._node.list_pods(within=self._node.intervals.answer):
                 if pod.leaving or not selector.matches(pod):
                     continue
                 try:
@@ -327,6 +311,6 @@ class Restore:
 
     def _offer_changed(self, reason: str) -> None:
         for problem in self._offer.problems:
-            self._report(EventType.NOT_OFFERED, problem.message)
+            self._node.report(EventType.NOT_OFFERED, problem.message)
         self._due.set()
-        self._wake(reason)
+        self._node.wake(reason)

@@ -14,7 +14,7 @@ from typing import Any
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import NodeFollower
 from nodeagent.cluster.drain.hooks import ClusterHooks
-from nodeagent.cluster.drain.intervals import DrainIntervals
+from nodeagent.cluster.drain.node import DrainIntervals
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
@@ -116,7 +116,6 @@ async def agent(
             source=source,
             policy=Policy(),
             wake=woken.append,
-            restored=lambda: None,
             report=lambda kind, message: reported.append((kind, message)),
             intervals=intervals,
         )

@@ -39,7 +39,14 @@ H100 = with_instances(card("h100-80gb"), [("7g.80gb", 0)])
 
 def rules(care: ClientCare, *, cordon: bool = True) -> Rules:
     """The settings."""
-    return Rules(care, cordon, (PLUGIN_POD,))
+    return Rules(
+        care,
+        cordon,
+        (PLUGIN_POD,),
+        tolerated=frozenset(),
+        pods_deadline=1.0,
+        allocatable_deadline=1.0,
+    )
 
 
 def planned(desired: DesiredGpu) -> NodePlan:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.finished_pods import ended_pods
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import WhenInUse
 from nodeagent.plan.observed import Gpu, Usage, User
@@ -221,10 +221,9 @@ async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path:
     running = {"phase": "Failed", "containerStatuses": [{"state": {"running": {}}}]}
     server.patch_pod("b", {"status": running}, namespace="team")
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        node = DrainedNode(access, NODE)
-        assert await node.ended_pods([a, b, c], within=2.0) == {a}
+        assert await ended_pods(access, [a, b, c], within=2.0) == {a}
         server.faults.next(1, Answer(500), path="*/pods/a")
-        assert await node.ended_pods([a, b], within=2.0) == frozenset()
+        assert await ended_pods(access, [a, b], within=2.0) == frozenset()
 
 
 async def test_a_long_goodbye_costs_few_requests(server: ApiServer, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.faults import ClusterUnreachable
-from nodeagent.cluster.drain.node import has_ended, pod_of
+from nodeagent.cluster.drain.node import pod_of
 from nodeagent.cluster.drain.pods import Pod, PodSelector
 
 LEAST = {"metadata": {"namespace": "a", "name": "b", "uid": "1"}}
@@ -38,6 +38,7 @@ def test_a_whole_pod() -> None:
         "b",
         {"app": "x"},
         phase="Failed",
+        ended=True,
         leaving=True,
         controller="DaemonSet",
         mirror=True,
@@ -51,7 +52,6 @@ def test_the_least_there_can_be() -> None:
     """What is absent or null is nothing, and a pod without a phase has not ended."""
     pod = {**LEAST, "spec": {"containers": None}, "status": None}
     assert pod_of(pod) == Pod("a", "b", phase="", uid="1")
-    assert not has_ended(pod)
 
 
 def test_what_is_no_pod() -> None:
@@ -80,7 +80,7 @@ def test_when_a_pod_is_over() -> None:
         ({"phase": "Unknown"}, False),
     ]
     for status, over in cases:
-        assert has_ended({**LEAST, "status": status}) == over
+        assert pod_of({**LEAST, "status": status}).ended == over
 
 
 # --- selectors ------------------------------------------------------------------------------------
