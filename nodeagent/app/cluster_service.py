@@ -6,7 +6,6 @@ Imported by a node without a cluster too, so what is heavy is imported where it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,10 +15,10 @@ from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.loop_control import LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import NoPlan
-from nodeagent.settings import PlanSettings, Settings
+from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.plan_sources.node_source import NodeSource
+    from nodeagent.cluster.plan_sources.node_source import FollowFile, NodeSource
 
 log = structlog.get_logger(__name__)
 
@@ -74,24 +73,20 @@ class ClusterService:
             labels=self._settings.layout_labels,
         )
 
-    def use(
-        self, name: str, plan: PlanSettings, *, look_every: float, alive: Callable[[], None]
-    ) -> NodeSource | None:
+    def use(self, name: str, follow: FollowFile) -> NodeSource | None:
         """Take the plan from this source from now on; returned to be run, if it is on the Node.
 
-        See `make_source`.
+        `follow` makes the plan file, for a source that reads it.
         """
         source = None
         if name != "file":
             source = make_source(
                 name,
-                plan,
-                self._settings,
+                self._settings.nos_config_map,
                 access=self._access,
                 offer=self._offer,
                 rounds=lambda: self._states.newest.rounds,
-                look_every=look_every,
-                alive=alive,
+                follow=follow,
             )
         self._follows_node = source is not None
         self.hooks.use_source(name)

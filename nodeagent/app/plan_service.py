@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,17 +92,11 @@ class PlanService:
             self._hearts.forget(_WATCH)
 
     def _made(self, source: str, plan: PlanSettings) -> PlanFile | NodeSource:
-        every = self._settings.resync.interval
-        followed = None
-        if self._cluster is not None:
-            followed = self._cluster.use(source, plan, look_every=every, alive=self._alive)
-        return followed or PlanFile(
-            plan.file,
-            self._control.offer,
-            configuration=plan.name,
-            look_every=every,
-            alive=self._alive,
+        follow = partial(
+            PlanFile, plan.file, look_every=self._settings.resync.interval, alive=self._alive
         )
+        followed = self._cluster.use(source, follow) if self._cluster else None
+        return followed or follow(self._control.offer, configuration=plan.name)
 
     def _alive(self) -> None:
         self._hearts.beat(_WATCH, within=self._settings.resync.interval + _MARGIN)

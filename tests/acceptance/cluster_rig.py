@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from nodeagent.cluster.plan_sources.annotation import AnnotationSource
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.settings import KubernetesSettings
 from nodeagent.views.node_state import NodeState
@@ -86,7 +88,7 @@ class Member:
         self.source = AnnotationSource(
             self.rig.control.offer,
             rounds=lambda: self.rig.state.rounds,
-            plan_file=folder / "plan.yaml",
+            follow=partial(PlanFile, folder / "plan.yaml"),
         )
         self.publisher.use(self.source)
 

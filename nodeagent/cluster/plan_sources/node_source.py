@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from nodeagent.cluster.client.node_view import NodeView
@@ -18,14 +17,16 @@ NO_NODE = NoPlan("the cluster has no Node of this name")
 Requested = PlanUpdate | DeferredPlan
 Offer = Callable[[Requested], None]
 """Takes what a source offers."""
+FollowFile = Callable[[Callable[[PlanUpdate], None]], PlanFile]
+"""Makes the plan file that offers what it holds to this function."""
 
 
 class NodeSource:
     """Offers what the Node asks for, each thing once, and answers on the Node.
 
     A source implements `requested`, and `answer` and `withdrawal` if it writes to the Node; none of
-    them may take long. `rounds` is how many rounds the loop has finished by now. `plan_file` is
-    followed while `run` runs; `look_every` (seconds) and `alive` are those of `PlanFile`.
+    them may take long. `rounds` is how many rounds the loop has finished by now. The plan file that
+    `follow` makes is followed while `run` runs.
     """
 
     def __init__(
@@ -33,17 +34,11 @@ class NodeSource:
         offer: Offer,
         *,
         rounds: Callable[[], int],
-        plan_file: Path | None = None,
-        look_every: float | None = None,
-        alive: Callable[[], None] = lambda: None,
+        follow: FollowFile | None = None,
     ) -> None:
         self._offer = offer
         self._rounds = rounds
-        self._watch = (
-            PlanFile(plan_file, self._take_file, look_every=look_every, alive=alive)
-            if plan_file
-            else None
-        )
+        self._file = follow(self._take_file) if follow else None
         self._view: NodeView | None = None
         self._is_observed = False  # the Node, or that there is none
         self._rounds_before = 0  # when the last offer was made
@@ -52,8 +47,8 @@ class NodeSource:
 
     async def run(self) -> NoReturn:
         """Follow what the source needs beside the Node until cancelled."""
-        while self._watch is not None:
-            await self._watch.run()
+        while self._file is not None:
+            await self._file.run()
         await asyncio.Event().wait()
         raise AssertionError("nothing sets it")
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 if TYPE_CHECKING:
     from nodeagent.cluster.client.access import ClusterAccess
     from nodeagent.cluster.client.node_view import NodeView
-    from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
-    from nodeagent.settings import KubernetesSettings, PlanSettings
+    from nodeagent.cluster.plan_sources.node_source import FollowFile, NodeSource, Offer
 
 
 class Carrier(NamedTuple):
@@ -55,26 +54,23 @@ CARRIERS: Final = {
 
 def make_source(
     name: str,
-    plan: PlanSettings,
-    cluster: KubernetesSettings,
+    config_map: str | None,
     *,
     access: ClusterAccess,
     offer: Offer,
     rounds: Callable[[], int],
-    look_every: float,
-    alive: Callable[[], None],
+    follow: FollowFile,
 ) -> NodeSource:
     """The source of this name, to be run and used.
 
-    Every `look_every` seconds it looks at the plan file, if that matters to it, and is `alive`.
+    `config_map` is where nos' configuration of the device plugin is; `follow` makes the plan file,
+    for a source that reads it.
     """
     from nodeagent.cluster.plan_sources.annotation import AnnotationSource
     from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
     from nodeagent.cluster.plan_sources.nos.source import NosSource
 
     if name == "nos":
-        return NosSource(offer, access, cluster.nos_config_map, rounds=rounds)
+        return NosSource(offer, access, config_map, rounds=rounds)
     with_file = {"annotation": AnnotationSource, "mig-config": MigConfigSource}
-    return with_file[name](
-        offer, rounds=rounds, plan_file=plan.file, look_every=look_every, alive=alive
-    )
+    return with_file[name](offer, rounds=rounds, follow=follow)

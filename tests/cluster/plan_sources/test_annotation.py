@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, AnnotationSource
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.plan.problems import Code
+from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText
 from nodeagent.views.node_state import Phase
 from tests.cluster.node_rig import Home, at_home, view_of
@@ -35,7 +37,9 @@ async def annotated(folder: Path, **options: Any) -> AsyncIterator[Home]:
     """A node led by its annotations, with the plan file in `folder`."""
 
     def make(offer: Offer, rounds: Callable[[], int]) -> NodeSource:
-        return AnnotationSource(offer, rounds=rounds, plan_file=folder / "plan.yaml")
+        return AnnotationSource(
+            offer, rounds=rounds, follow=partial(PlanFile, folder / "plan.yaml")
+        )
 
     async with at_home(folder, make, name="annotation", **options) as home:
         yield home
@@ -121,7 +125,9 @@ async def test_no_plan_any_more(tmp_path: Path) -> None:
 async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
     """A plan does not wait for the file; a name alone does."""
     offers: list[object] = []
-    source = AnnotationSource(offers.append, rounds=lambda: 0, plan_file=tmp_path / "plan.yaml")
+    source = AnnotationSource(
+        offers.append, rounds=lambda: 0, follow=partial(PlanFile, tmp_path / "plan.yaml")
+    )
     source.observe(view_of({PLAN_NAME: "mine"}))
     assert offers == []
     source.observe(view_of({PLAN: "x", PLAN_NAME: "mine"}))

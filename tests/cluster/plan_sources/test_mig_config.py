@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.plan_sources.mig_config.source import SOURCE, STATE, MigConfigSource
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
+from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase
 from tests.cluster.node_rig import Home, at_home, view_of
@@ -34,7 +36,9 @@ async def labelled(folder: Path, **options: Any) -> AsyncIterator[Home]:
     """A node led by its label, with the mounted file in `folder`."""
 
     def make(offer: Offer, rounds: Callable[[], int]) -> NodeSource:
-        return MigConfigSource(offer, rounds=rounds, plan_file=folder / "mig-parted.yaml")
+        return MigConfigSource(
+            offer, rounds=rounds, follow=partial(PlanFile, folder / "mig-parted.yaml")
+        )
 
     async with at_home(folder, make, name=SOURCE, **options) as home:
         yield home
@@ -140,7 +144,9 @@ async def test_the_label_goes(tmp_path: Path) -> None:
 async def test_nothing_is_asked_for_before_the_file_was_looked_at(tmp_path: Path) -> None:
     """What is generated under a name of the file's might be something else."""
     offers: list[object] = []
-    source = MigConfigSource(offers.append, rounds=lambda: 0, plan_file=tmp_path / "none.yaml")
+    source = MigConfigSource(
+        offers.append, rounds=lambda: 0, follow=partial(PlanFile, tmp_path / "none.yaml")
+    )
     source.observe(view_of(labels={CONFIG: "all-balanced"}))
     assert offers == []
     following = asyncio.create_task(source.run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -10,7 +11,8 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import ANNOTATIONS, LABELS
 from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.cluster.plan_sources.registry import CARRIERS, make_source
-from nodeagent.settings import KubernetesSettings, PlanSettings
+from nodeagent.reconcile.plan_file import PlanFile
+from nodeagent.settings import PlanSettings
 from tests.cluster.client.rig import running
 from tests.cluster.node_rig import view_of
 
@@ -24,13 +26,11 @@ def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> N
         assert carrier.key.startswith(prefixes)
         source = make_source(
             name,
-            PlanSettings(file=tmp_path / "plan.yaml"),
-            KubernetesSettings(),
+            None,
             access=access,
             offer=lambda _: None,
             rounds=lambda: 0,
-            look_every=1.0,
-            alive=lambda: None,
+            follow=partial(PlanFile, tmp_path / "plan.yaml"),
         )
         source.observe(view_of())
 

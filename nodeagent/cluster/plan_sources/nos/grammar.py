@@ -110,7 +110,6 @@ _INTEGER = re.compile(r"([+-]?)0*([0-9]{1,19})")  # as Go reads one; at most 64 
 _LARGEST = 2**63 - 1
 _SPEC_PARTS = 4
 _STATUS_PARTS = 5
-_SPEC_SHAPE = f"{SPEC}-<index>-<profile>"
 
 
 class Mode(StrEnum):
@@ -147,8 +146,7 @@ def mode_of(labels: Mapping[str, str]) -> Mode | None:
     return next((mode for mode in Mode if mode.value == value), None)
 
 
-def annotation_path(key: str) -> str:
-    """Where an annotation is, for a problem's path."""
+def _path(key: str) -> str:
     return path_text(("metadata", "annotations", key))
 
 
@@ -164,22 +162,22 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
     wrong: list[Problem] = []
     ignored: list[Problem] = []
     for key, value in _with_prefix(annotations, SPEC):
-        found = _spec(key, value)
-        if isinstance(found, Problem):
-            ignored.append(found)
-        elif found.count < 0:
-            wrong.append(
-                Problem(
-                    Code.INVALID_VALUE,
-                    f"the annotation {shown(key)} asks for {found.count} devices",
-                    "write a number from 1 on, or take the annotation away",
-                    path=found.where,
+        match _spec(key, value):
+            case str(why):
+                message = f"is passed over, by nos too: {why}"
+                remedy = f"write {SPEC}-<index>-<profile> with a whole number as its value"
+                ignored.append(_fault(key, message, remedy))
+            case DeviceRequest(count=0):
+                message = (
+                    "asks for 0 devices, which is as if it were not there; nos never sees that as "
+                    "fulfilled"
                 )
-            )
-        elif found.count:
-            asked.append(found)
-        else:
-            ignored.append(_zero(key, found))
+                ignored.append(_fault(key, message, "take the annotation away"))
+            case DeviceRequest(count=count) if count < 0:
+                remedy = "write a number from 1 on, or take the annotation away"
+                wrong.append(_fault(key, f"asks for {count} devices", remedy))
+            case request:
+                asked.append(request)
     return Requests(tuple(asked), tuple(wrong), (*ignored, *_twice(asked)))
 
 
@@ -193,38 +191,24 @@ def requested_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, st
                 yield index, parts[3]
 
 
-def _spec(key: str, value: str) -> DeviceRequest | Problem:
+def _spec(key: str, value: str) -> DeviceRequest | str:
     """What one annotation asks for, or why nos does not see it."""
     parts = key.split("-")
     if len(parts) != _SPEC_PARTS:
         missing = len(parts) < _SPEC_PARTS
-        return _unread(key, "parts of it are missing" if missing else "its profile has a -")
+        return "parts of it are missing" if missing else "its profile has a -"
     index = _integer(parts[2])
     if index is None:
-        return _unread(key, f"{shown(parts[2])} is no GPU index")
+        return f"{shown(parts[2])} is no GPU index"
     count = _integer(value)
     if count is None:
-        return _unread(key, f"its value {shown(value)} is no whole number")
-    return DeviceRequest(index, parts[3], count, annotation_path(key))
+        return f"its value {shown(value)} is no whole number"
+    return DeviceRequest(index, parts[3], count, _path(key))
 
 
-def _unread(key: str, why: str) -> Problem:
-    return Problem(
-        Code.INVALID_VALUE,
-        f"the annotation {shown(key)} is passed over, by nos too: {why}",
-        f"write {_SPEC_SHAPE} with a whole number as its value",
-        path=annotation_path(key),
-    )
-
-
-def _zero(key: str, asked: DeviceRequest) -> Problem:
-    return Problem(
-        Code.INVALID_VALUE,
-        f"the annotation {shown(key)} asks for 0 devices, which is as if it were not there; nos "
-        "never sees that as fulfilled",
-        "take the annotation away",
-        path=asked.where,
-    )
+def _fault(key: str, what: str, remedy: str) -> Problem:
+    message = f"the annotation {shown(key)} {what}"
+    return Problem(Code.INVALID_VALUE, message, remedy, path=_path(key))
 
 
 def _twice(asked: list[DeviceRequest]) -> Iterator[Problem]:
