@@ -233,17 +233,18 @@ def mismatches(wanted: Mapping[str, int], allocatable: Mapping[str, str]) -> tup
 
     A resource of the plugin that should be gone and is still offered is among them.
     """
-    left = {name for name, amount in allocatable.items() if _is_plugins(name) and amount != "0"}
+    # By the names it gives on its own; others under nvidia.com/ are offered by others.
+    own = (GPU_RESOURCE, GPU_RESOURCE + _SHARED)
+    left = {
+        name
+        for name, amount in allocatable.items()
+        if amount != "0" and (name in own or name.startswith(MIG_RESOURCE))
+    }
     return tuple(
         _differs(name, wanted.get(name, 0), allocatable.get(name, "0"))
         for name in sorted({*wanted, *left})
         if allocatable.get(name, "0") != str(wanted.get(name, 0))
     )
-
-
-def _is_plugins(name: str) -> bool:
-    """By the names it gives on its own; others under nvidia.com/ are offered by others."""
-    return name in (GPU_RESOURCE, GPU_RESOURCE + _SHARED) or name.startswith(MIG_RESOURCE)
 
 
 def _differs(name: str, wanted: int, there: str) -> Problem:

@@ -25,7 +25,7 @@ from nodeagent.cluster.client.faults import (
 )
 from nodeagent.cluster.drain.changes import cordoning
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
-from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.node import DrainedNode, undone
 from nodeagent.cluster.drain.other_managers import OtherManagers
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.restore import Restore
@@ -129,8 +129,7 @@ class Evictor:
             self._report(problems, cordon=bool(self._leaving) or were_leaving)
             return self._until_next(found, were_leaving=were_leaving)
         except ClusterFault as fault:
-            message = f"no pod is evicted, since the API server cannot be asked: {fault.message}"
-            problem = Problem(Code.CLUSTER, message, fault.remedy or "it is tried again")
+            problem = undone("no pod is evicted, since the API server cannot be asked", fault)
             self._report((problem,), cordon=self._restore.holds_cordon)
             return self._backoff.next()
 

@@ -16,11 +16,9 @@ from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.drain.eviction import pod_of_user
+from nodeagent.cluster.drain.eviction import is_in_use, pod_of_user
 from nodeagent.cluster.drain.node import DrainedNode, pod_of
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.plan.plan import GpuPlan, Verdict
-from nodeagent.plan.problems import Code
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.views.text import users
 
@@ -69,9 +67,11 @@ class FinishedPods:
         Only suspects are asked for. One that has not ended is a new pod of the same name.
         """
         now = asyncio.get_running_loop().time()
-        suspects = {p: t for p, t in self._suspects.items() if t > now and p in listed}
+        self._suspects = {p: t for p, t in self._suspects.items() if t > now and p in listed}
+        suspects = frozenset(self._suspects)
         ended = await self._ended(suspects, within)
-        self._suspects = {pod: until for pod, until in suspects.items() if pod in ended}
+        for pod in suspects - ended:  # others may have been added meanwhile
+            self._suspects.pop(pod, None)
         return ended
 
 
@@ -105,11 +105,7 @@ async def ended_pods(
 
 def _known_to_the_kubelet_alone(judgement: Judgement) -> frozenset[PodName]:
     """Pods on blocked GPUs without a process that is known."""
-    blocked = [gpu for gpu in (judgement.plan.gpus if judgement.plan else ()) if _in_use(gpu)]
+    blocked = [gpu for gpu in (judgement.plan.gpus if judgement.plan else ()) if is_in_use(gpu)]
     found = [(pod_of_user(user), user.pid) for gpu in blocked for user in users(gpu.before)]
     running = {pod for pod, pid in found if pid}
     return frozenset(pod for pod, _ in found if pod and pod not in running)
-
-
-def _in_use(gpu: GpuPlan) -> bool:
-    return gpu.verdict is Verdict.BLOCKED and any(p.code is Code.IN_USE for p in gpu.problems)

@@ -34,6 +34,7 @@ from nodeagent.cluster.client.node_view import (
 )
 from nodeagent.cluster.drain.changes import NodeChange, Rules
 from nodeagent.cluster.drain.pods import Pod
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 
 log = structlog.get_logger(__name__)
@@ -179,6 +180,11 @@ class DrainedNode:
         except ClusterFault as fault:
             log.debug("the pods of the node cannot be listed", error=fault.message)
         return True
+
+
+def undone(what: str, fault: ClusterFault) -> Problem:
+    """That something could not be done, because of the API server."""
+    return Problem(Code.CLUSTER, f"{what}: {fault.message}", fault.remedy or "it is tried again")
 
 
 # --- a pod in JSON --------------------------------------------------------------------------------

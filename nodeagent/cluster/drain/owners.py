@@ -105,10 +105,6 @@ def _pods_with(pods: Pods, key: str, *values: str) -> Iterator[str]:
             yield f"its pod {pod} is here ({key}={pod.labels[key]})"
 
 
-def _mig_manager(_: NodeView, pods: Pods) -> Iterator[str]:
-    yield from _pods_with(pods, "app", "nvidia-mig-manager")
-
-
 def _nos(node: NodeView, pods: Pods) -> Iterator[str]:
     for pod in _running(pods):
         # The name alone is a common word; its DaemonSet goes where this node label is.
@@ -121,13 +117,9 @@ def _nos(node: NodeView, pods: Pods) -> Iterator[str]:
 def _dra(_: NodeView, pods: Pods) -> Iterator[str]:
     for pod in _running(pods):
         plugin = any(pod.labels.get(key) == "kubelet-plugin" for key in _DRA_COMPONENTS)
-        if plugin and _gate(pod, "DynamicMIG"):
+        gates = pod.environment.get("FEATURE_GATES", "").lower().split(",")
+        if plugin and "dynamicmig=true" in map(str.strip, gates):
             yield f"its pod {pod} is here with DynamicMIG switched on"
-
-
-def _gate(pod: Pod, name: str) -> bool:
-    gates = pod.environment.get("FEATURE_GATES", "").split(",")
-    return any(gate.strip().lower() == f"{name}=true".lower() for gate in gates)
 
 
 def _hami(node: NodeView, pods: Pods) -> Iterator[str]:
@@ -161,7 +153,7 @@ def _instaslice(node: NodeView, pods: Pods) -> Iterator[str]:
 _KNOWN: Final = {
     Owner.MIG_MANAGER: _Known(
         "NVIDIA's mig-manager",
-        _mig_manager,
+        lambda _, pods: _pods_with(pods, "app", "nvidia-mig-manager"),
         f"switch it off: the node label {MIG_MANAGER_LABEL}=false, or migManager.enabled=false in "
         "the GPU Operator's values",
         label=(MIG_MANAGER_LABEL, "true"),

@@ -31,6 +31,7 @@ from nodeagent.cluster.drain.device_plugin import (
     strategy_of,
 )
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
+from nodeagent.documents.findings import refuse
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import read_regular_file
 from nodeagent.plan.observed import Gpu, ObservedNode
@@ -90,12 +91,10 @@ def read_configuration_file(folder: Path, name: str) -> PluginConfiguration:
             f"{path} is no configuration of the device plugin: {error.message}",
             remedy=error.remedy,
         ) from error
-    except _Wrong as wrong:
-        raise NodeagentError(f"{path} is no configuration of the device plugin: {wrong}") from wrong
 
 
 def read_configuration(text: bytes | str) -> PluginConfiguration:
-    """Parse the text; raises DocumentError where it is no YAML, ValueError for wrong values."""
+    """Parse the text; raises DocumentError where it is no YAML, and for wrong values."""
     document = _map(read_tree(text).value, "the document")
     strategy = _map(document.get("flags"), "flags").get("migStrategy")
     if strategy is not None and not (isinstance(strategy, str) and strategy in set(Strategy)):
@@ -109,10 +108,6 @@ def read_configuration(text: bytes | str) -> PluginConfiguration:
             found = _sharing(given, f"sharing.{key}", by_mps=key == "mps")
             break
     return PluginConfiguration(Strategy(strategy) if strategy else None, found)
-
-
-class _Wrong(ValueError):
-    pass
 
 
 def _sharing(given: Mapping[str, Value], path: str, *, by_mps: bool) -> PluginSharing | None:
@@ -144,8 +139,8 @@ def _map(value: Value, place: str) -> Mapping[str, Value]:
     return value
 
 
-def _wrong(place: str, found: Value, accepted: str) -> _Wrong:
-    return _Wrong(f"{place} is {shown(found)}, and should be {accepted}")
+def _wrong(place: str, found: Value, accepted: str) -> DocumentError:
+    return refuse(f"{place} is {shown(found)}, and should be {accepted}")
 
 
 def _there(folder: Path) -> str:

@@ -15,7 +15,7 @@ import structlog
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.drain.changes import ClientCare, leaving_pods, preparations
-from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.node import DrainedNode, undone
 from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.problems import Code, Problem
@@ -87,11 +87,11 @@ class Preparation:
                 within=self._node.intervals.notify,
             )
         except ClusterFault as fault:
-            message = (
+            what = (
                 "the GPUs are not changed, since their other users in the cluster cannot be "
-                f"notified before: {fault.message}"
+                "notified before"
             )
-            return (Problem(Code.CLUSTER, message, fault.remedy or "it is tried again"),)
+            return (undone(what, fault),)
         if self._node.rules.care is not ClientCare.PAUSE_LABELS:
             return ()
         return await self._pods_gone(leaving_pods(node.labels))

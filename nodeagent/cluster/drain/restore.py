@@ -25,13 +25,13 @@ from nodeagent.cluster.drain.changes import (
     uncordoning,
 )
 from nodeagent.cluster.drain.device_plugin import mismatches
-from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.node import DrainedNode, undone
 from nodeagent.cluster.drain.other_managers import OtherManagers
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook, configuration_of
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Verdict
-from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
 
@@ -220,9 +220,7 @@ class Restore:
     def _record(self, fault: ClusterFault | None) -> None:
         before, self._failure = self._failure, ()
         if fault is not None:
-            message = f"what was done around a change is not put back: {fault.message}"
-            problem = Problem(Code.CLUSTER, message, fault.remedy or "it is tried again")
-            self._failure = (problem,)
+            self._failure = (undone("what was done around a change is not put back", fault),)
         if self._failure != before:
             self._node.wake("what is known of putting back has changed")
 

@@ -97,7 +97,7 @@ def test_what_is_no_configuration() -> None:
         ("&a [*a]", ""),
     ]
     for text, place in cases:
-        with pytest.raises((DocumentError, ValueError)) as error:
+        with pytest.raises(DocumentError) as error:
             read_configuration(text)
         assert place in str(error.value)
 

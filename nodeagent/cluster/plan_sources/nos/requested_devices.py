@@ -47,10 +47,6 @@ class GpuRequest:
     def uuid(self) -> str:
         return self.gpu.uuid if self.gpu else ""
 
-    @property
-    def has_devices(self) -> bool:
-        return self.gpu is not None and bool(self.gpu.instances)
-
 
 def requested_devices(
     mode: Mode, asked: Iterable[DeviceRequest], observed: ObservedNode
@@ -198,13 +194,8 @@ def mps_entry(counts: Mapping[int, int], card: int) -> dict[str, Any]:
     """
     return {
         "shares": {
-            share_name(size): {"count": counts[size], "memory": share_memory(size, card)}
+            f"{size}gb": {"count": counts[size], "memory": share_memory(size, card)}
             for size in sorted(counts)
         },
         "user": USER,
     }
-
-
-def share_name(size: int) -> str:
-    """What nos calls such a share, and what it is called in the plan."""
-    return f"{size}gb"

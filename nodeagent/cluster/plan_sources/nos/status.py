@@ -56,8 +56,10 @@ def status_annotations(
     wanted: dict[str, str | None] = {}
     if state.observed_at is not None:
         silent, counts = _counted(state, mode, annotations)
-        stale = (key for key in status_keys(annotations) if not _is_of(key, silent))
-        wanted = dict.fromkeys(stale)
+        for key in status_keys(annotations):
+            found = read_status(key)
+            if found is None or found.index not in silent:
+                wanted[key] = None
         wanted |= {str(key): str(counts[key]) for key in sorted(counts)}
     plan = annotations.get(SPEC_PLAN)
     if plan and (state.driver_error or (judged and _answered(state, offered, mode))):
@@ -89,11 +91,6 @@ def _answered(state: NodeState, offered: PlanUpdate | None, mode: Mode) -> bool:
     if state.refusal is not None and state.refusal.digest == digest:
         return True
     return state.digest == digest and state.phase is not Phase.WORKING
-
-
-def _is_of(key: str, indices: Iterable[int]) -> bool:
-    found = read_status(key)
-    return found is not None and found.index in indices
 
 
 # --- counting -------------------------------------------------------------------------------------

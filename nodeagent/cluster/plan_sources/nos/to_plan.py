@@ -7,7 +7,7 @@ of nos' plan: a new id that requests the same is the same plan, with the same di
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,10 @@ class DeferredNosPlan:
         faults = (*reading.wrong, *wrong)
         if faults:
             return UnreadablePlan(_as_one(faults))
-        text = _document([*requests.values(), *emptied(mode, requests, observed)], self.labels)
+        whole = [*requests.values(), *emptied(mode, requests, observed)]
+        gpus = [_entry(gpu, self.labels) for gpu in sorted(whole, key=lambda gpu: gpu.index)]
+        document = {"version": "v1", "gpus": gpus}
+        text = json.dumps(document, separators=(",", ":")).encode()
         return UnreadablePlan(_too_large(text)) if len(text) > LARGEST_PLAN else PlanText(text)
 
     def remarks(self, observed: ObservedNode) -> tuple[Problem, ...]:
@@ -82,7 +85,7 @@ class DeferredNosPlan:
         if mode is None or reading is None:
             return ()
         requests, _ = requested_devices(mode, reading.devices, observed)
-        going = [request for request in emptied(mode, requests, observed) if request.has_devices]
+        going = (r for r in emptied(mode, requests, observed) if r.gpu and r.gpu.instances)
         found = (*map(_is_emptied, going), *_unspeakable(mode, observed), *reading.ignored)
         if len(found) <= MOST_PROBLEMS:
             return found
@@ -183,13 +186,6 @@ def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
 
 
 # --- the text -------------------------------------------------------------------------------------
-
-
-def _document(requests: Iterable[GpuRequest], labels: Mapping[str, str]) -> bytes:
-    entries = [
-        _entry(request, labels) for request in sorted(requests, key=lambda request: request.index)
-    ]
-    return json.dumps({"version": "v1", "gpus": entries}, separators=(",", ":")).encode()
 
 
 def _entry(request: GpuRequest, labels: Mapping[str, str]) -> dict[str, Any]:
