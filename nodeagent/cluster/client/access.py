@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from typing import Final, Self
 
@@ -63,6 +63,7 @@ class _Session:
         await self.connections.close()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClusterAccess:
     """One API server. Enter it as a context manager; nothing is read or sent before the first use.
 
@@ -71,21 +72,14 @@ class ClusterAccess:
     old the credentials may get (both in seconds).
     """
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        *,
-        answer_within: float = 15.0,
-        reread_every: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._credentials = credentials
-        self._answer_within = answer_within
-        self._reread_every = reread_every
-        self._clock = clock
-        self._rereading = asyncio.Lock()
-        self._session: _Session | None = None
-        self._read_at = 0.0
+    credentials: Credentials
+    _: KW_ONLY
+    answer_within: float = 15.0
+    reread_every: float = 60.0
+    clock: Callable[[], float] = time.monotonic
+    _rereading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _session: _Session | None = field(default=None, init=False)
+    _read_at: float = field(default=0.0, init=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -158,7 +152,7 @@ class ClusterAccess:
     async def _answered(self, request: Request) -> aiohttp.ClientResponse:
         """The answer's beginning, once its status is good."""
         session = self._session
-        if session is None or self._clock() - self._read_at >= self._reread_every:
+        if session is None or self.clock() - self._read_at >= self.reread_every:
             session = await self._reread(session)
         try:
             return await self._sent(session, request)
@@ -173,9 +167,9 @@ class ClusterAccess:
 
     async def _sent(self, session: _Session, request: Request) -> aiohttp.ClientResponse:
         try:
-            async with asyncio.timeout(self._answer_within):
+            async with asyncio.timeout(self.answer_within):
                 response = await _send(
-                    session.api, request, seconds=self._answer_within + request.longer
+                    session.api, request, seconds=self.answer_within + request.longer
                 )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._error(request, error) from error
@@ -195,7 +189,7 @@ class ClusterAccess:
 
     async def _read(self, request: Request, response: aiohttp.ClientResponse) -> bytes:
         try:
-            async with asyncio.timeout(self._answer_within):
+            async with asyncio.timeout(self.answer_within):
                 return await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._error(request, error, cut=True) from error
@@ -217,13 +211,13 @@ class ClusterAccess:
                 return self._session  # another request did it meanwhile
             try:
                 # Files are read and, for a TLS context, 20 ms are spent: not in the loop.
-                identity, api = await asyncio.to_thread(_build, self._credentials, before)
+                identity, api = await asyncio.to_thread(_build, self.credentials, before)
             except CredentialsUnusable:
                 if before is None:
                     raise
-                self._read_at = self._clock()
+                self._read_at = self.clock()
                 return before
-            self._read_at = self._clock()
+            self._read_at = self.clock()
             if before is not None and before.identity == identity:
                 return before
             if before is not None and api is before.api:

@@ -56,9 +56,7 @@ class ClusterHooks(ChangeHooks):
         report: Callable[[EventType, str], None],
         intervals: DrainIntervals = DrainIntervals(),  # noqa: B008 - a frozen value
     ) -> None:
-        self._node = DrainedNode(
-            access, node, rules=rules_of(settings), intervals=intervals, wake=wake, report=report
-        )
+        self._node = DrainedNode(access, node, rules_of(settings), intervals, wake, report)
         self._managers = OtherManagers(self._node, source)
         self._outlook = PluginOutlook(settings.plugin_configs)
         self._preparation = Preparation(self._node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import structlog
@@ -63,6 +64,7 @@ class DrainIntervals:
     first_look: float = 0.5
 
 
+@dataclass(slots=True, eq=False)
 class DrainedNode:
     """The Node `name`, as it was followed and listed last, with what all that drain it need.
 
@@ -71,26 +73,16 @@ class DrainedNode:
     is None before they were listed, and `pods_fault` is why the last list failed.
     """
 
-    def __init__(
-        self,
-        access: ClusterAccess,
-        name: str,
-        *,
-        rules: Rules,
-        intervals: DrainIntervals,
-        wake: Callable[[str], None],
-        report: Callable[[EventType, str], None],
-    ) -> None:
-        self.access = access
-        self.name = name
-        self.rules = rules
-        self.intervals = intervals
-        self.wake = wake
-        self.report = report
-        self.view: NodeView | None = None
-        self.pods: tuple[Pod, ...] | None = None
-        self.pods_fault: ClusterFault | None = None
-        self._listed_at = float("-inf")
+    access: ClusterAccess
+    name: str
+    rules: Rules
+    intervals: DrainIntervals
+    wake: Callable[[str], None]
+    report: Callable[[EventType, str], None]
+    view: NodeView | None = None
+    pods: tuple[Pod, ...] | None = None
+    pods_fault: ClusterFault | None = None
+    _listed_at: float = -inf
 
     @property
     def known(self) -> NodeView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import structlog
 
@@ -15,6 +16,7 @@ from nodeagent.reconcile.event_log import EventType
 log = structlog.get_logger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class OtherManagers:
     """Detects them by the Node's view and its pods.
 
@@ -22,19 +24,18 @@ class OtherManagers:
     answer the last list counts, else the node's labels. `source` is the agent's own plan source.
     """
 
-    def __init__(self, node: DrainedNode, source: str) -> None:
-        self._node = node
-        self._reported: tuple[Problem, ...] = ()
-        self._unchecked = False  # it was reported that the pods are not known
-        self.source = source
-        self.refusing = False  # another manager was found when there was work
+    node: DrainedNode
+    source: str
+    refusing: bool = False  # another manager was found when there was work
+    _reported: tuple[Problem, ...] = ()
+    _unchecked: bool = False  # it was reported that the pods are not known
 
     async def refresh(self, *, working: bool, unfinished: bool) -> None:
         """Ask for what has to be known now.
 
         `working`: GPUs are about to be changed; `unfinished`: some are not as planned.
         """
-        node = self._node
+        node = self.node
         needed = node.pods is None or working or self.refusing
         if needed and await node.refresh_pods() and node.view is None:
             await self._read_node()
@@ -44,19 +45,19 @@ class OtherManagers:
 
     def objections(self) -> tuple[Problem, ...]:
         """Managers of this node's GPUs that are not tolerated, by what is known of the node."""
-        node = self._node
+        node = self.node
         tolerated = node.rules.tolerated
         return owned_by_others(node.known, node.pods, source=self.source, tolerated=tolerated)
 
     def may_have_paused(self) -> bool:
         """Whether a manager is here, tolerated or not, that pauses the same labels for its work."""
-        return Owner.MIG_MANAGER in claims(self._node.known, self._node.pods, source=self.source)
+        return Owner.MIG_MANAGER in claims(self.node.known, self.node.pods, source=self.source)
 
     async def _read_node(self) -> None:
         """Before the Node has been seen for the first time."""
         try:
-            async with asyncio.timeout(self._node.intervals.round_answer):
-                self._node.view = await self._node.read()
+            async with asyncio.timeout(self.node.intervals.round_answer):
+                self.node.view = await self.node.read()
         except (ClusterFault, TimeoutError) as error:
             log.debug("the Node cannot be read", error=str(error))
 
@@ -64,14 +65,14 @@ class OtherManagers:
         if found and found != self._reported and not self.refusing:
             for problem in found:
                 log.warning("another manager splits the GPUs", who=problem.message)
-                self._node.report(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
+                self.node.report(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
         self._reported = found
-        fault = self._node.pods_fault
+        fault = self.node.pods_fault
         if fault is None:
             self._unchecked = False
         elif working and not self._unchecked:
             self._unchecked = True
-            by = "by the last list" if self._node.pods is not None else "by its labels alone"
+            by = "by the last list" if self.node.pods is not None else "by its labels alone"
             message = f"whether another manager splits the GPUs is judged {by}: {fault.message}"
             log.warning("the pods of the node are not known", error=fault.message)
-            self._node.report(EventType.UNCHECKED, message)
+            self.node.report(EventType.UNCHECKED, message)

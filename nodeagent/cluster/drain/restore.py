@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 
 import structlog
@@ -40,6 +41,7 @@ log = structlog.get_logger(__name__)
 _MOST_CONFLICTS = 10
 
 
+@dataclass(slots=True, eq=False)
 class AwaitedAllocatable:
     """Compares what the node offers with what it should; requests nothing.
 
@@ -47,13 +49,12 @@ class AwaitedAllocatable:
     called when the wait is over or the problems are others.
     """
 
-    def __init__(self, *, deadline: float, changed: Callable[[str], None]) -> None:
-        self._deadline = deadline
-        self._changed = changed
-        self._expected: Mapping[str, int] | None = None
-        self._allocatable: Mapping[str, str] | None = None  # None: not known
-        self._timer: asyncio.TimerHandle | None = None
-        self.problems: tuple[Problem, ...] = ()
+    deadline: float
+    changed: Callable[[str], None]
+    problems: tuple[Problem, ...] = ()
+    _expected: Mapping[str, int] | None = None
+    _allocatable: Mapping[str, str] | None = None  # None: not known
+    _timer: asyncio.TimerHandle | None = None
 
     @property
     def expected(self) -> Mapping[str, int] | None:
@@ -66,7 +67,7 @@ class AwaitedAllocatable:
             return
         self.forget()
         self._expected = expected
-        self._timer = asyncio.get_running_loop().call_later(self._deadline, self._time_is_over)
+        self._timer = asyncio.get_running_loop().call_later(self.deadline, self._time_is_over)
         self._compare()
 
     def forget(self) -> None:
@@ -84,7 +85,7 @@ class AwaitedAllocatable:
         self._timer = None
         self._compare()
         if not self.problems:  # what the node offers is not known
-            self._changed("the node's offer was waited for long enough")
+            self.changed("the node's offer was waited for long enough")
 
     def _compare(self) -> None:
         if self._expected is None or self._allocatable is None:
@@ -92,10 +93,10 @@ class AwaitedAllocatable:
         found = mismatches(self._expected, self._allocatable)
         if not found:
             self.forget()
-            self._changed("the node offers what it should")
+            self.changed("the node offers what it should")
         elif self._timer is None and found != self.problems:
             self.problems = found
-            self._changed("the node does not offer what it should")
+            self.changed("the node does not offer what it should")
 
 
 class Restore:
@@ -110,9 +111,7 @@ class Restore:
         self._outlook = outlook
         self._managers = managers
         self.on_restored: list[Callable[[], None]] = []
-        self._offer = AwaitedAllocatable(
-            deadline=node.rules.allocatable_deadline, changed=self._offer_changed
-        )
+        self._offer = AwaitedAllocatable(node.rules.allocatable_deadline, self._offer_changed)
         self._last_round: tuple[Judgement, ObservedNode] | None = None
         self._working = False  # from the beginning of work to the end of its round
         self._touched = False  # the view may be older than what was done to the Node
