@@ -14,7 +14,6 @@ from nodeagent.cluster.plan_sources.registry import make_source
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.loop_control import LoopControl, NodeStates
-from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class ClusterService:
         self._offer = control.offer
         self._events = events
         self._states = states
-        self._follows_node = False
         credentials = credentials_of(self._settings.kubeconfig, self._settings.context)
         self._access = ClusterAccess(credentials)
         self.hooks = ClusterHooks(
@@ -69,7 +67,6 @@ class ClusterService:
             settings.node_name,
             self.hooks,
             events=events,
-            unreachable=self._unreachable,
             labels=self._settings.layout_labels,
         )
 
@@ -88,7 +85,6 @@ class ClusterService:
                 rounds=lambda: self._states.newest.rounds,
                 follow=follow,
             )
-        self._follows_node = source is not None
         self.hooks.use_source(name)
         self.publisher.use(source)
         return source
@@ -110,8 +106,3 @@ class ClusterService:
     def _report(self, kind: EventType, message: str) -> None:
         self._events.add(kind, message)
         log.warning(message, event_type=kind.value)
-
-    def _unreachable(self, why: str) -> None:
-        """Without a word from the Node the plan of an earlier life counts."""
-        if self._follows_node:
-            self._offer(NoPlan(why))

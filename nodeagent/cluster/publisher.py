@@ -55,9 +55,8 @@ class PublisherIntervals:
 class NodePublisher:
     """One Node of one cluster, while `run` runs.
 
-    `unreachable` gets the reason while there has never been a Node. `labels`: facts for schedulers
-    are labels too. `now` is the time of day in UTC, used in what is published; all waiting goes by
-    the loop's own clock.
+    `labels`: facts for schedulers are labels too. `now` is the time of day in UTC, used in what is
+    published; all waiting goes by the loop's own clock.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class NodePublisher:
         hooks: ClusterHooks,
         *,
         events: EventLog,
-        unreachable: Callable[[str], None],
         labels: bool = False,
         intervals: PublisherIntervals = PublisherIntervals(),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -77,7 +75,6 @@ class NodePublisher:
         self._hooks = hooks
         hooks.on_restored.append(self.refresh)
         self._event_log = events
-        self._unreachable = unreachable
         self._intervals = intervals
         self._now = now
         self._labels = labels
@@ -236,7 +233,8 @@ class NodePublisher:
         self._event_log.add(EventType.CONTESTED, f"{problem.message}; {problem.remedy}")
 
     def _go_without(self, why: str) -> None:
-        self._unreachable(f"the Node {self._node} is not known: {why}")
+        if self._source is not None:
+            self._source.go_without(f"the Node {self._node} is not known: {why}")
 
     # --- what is written --------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_file import PlanFile
-from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.settings import KubernetesSettings
 from nodeagent.views.node_state import NodeState
 from tests import rig
@@ -81,7 +80,6 @@ class Member:
             name,
             self.hooks,
             events=self.rig.events,
-            unreachable=lambda why: self.rig.control.offer(NoPlan(why)),
             intervals=intervals,
             now=lambda: datetime.now(UTC) + timedelta(seconds=self.jumped),
         )

@@ -34,7 +34,8 @@ class Labelling(NodeSource):
     """A source that keeps one label on the Node."""
 
     def __init__(self, label: str, annotation: str = "") -> None:
-        super().__init__(lambda _: None, rounds=lambda: 0)
+        self.offers: list[object] = []
+        super().__init__(self.offers.append, rounds=lambda: 0)
         self.label = label
         self.annotation = annotation
         self.seen: list[NodeView | None] = []
@@ -65,7 +66,6 @@ class PublishedNode:
     def __init__(self, server: ApiServer, access: ClusterAccess, node: str = "n") -> None:
         self.server = server
         self.events = EventLog()
-        self.without: list[str] = []
         self.hooks = CountingHooks(
             access,
             node,
@@ -80,7 +80,6 @@ class PublishedNode:
             node,
             self.hooks,
             events=self.events,
-            unreachable=self.without.append,
             intervals=PACE,
         )
 
@@ -187,20 +186,21 @@ async def test_what_is_too_large_keeps_nothing_else_back(member: PublishedNode) 
 
 async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:
     """An API server that does not answer at the start is reported, so that the work can go on."""
-    lonely = PublishedNode(server, access)
+    lonely, source = PublishedNode(server, access), Labelling("nvidia.com/first")
+    lonely.publisher.use(source)
     async with contextlib.AsyncExitStack() as stack:
         async with server.refusing():
             await stack.enter_async_context(running(lonely.publisher.run()))
             await stack.enter_async_context(asyncio.timeout(SOON))
-            while not (lonely.without and lonely.publisher.state.problem):
+            while not (source.offers and lonely.publisher.state.problem):
                 await asyncio.sleep(0.005)
             assert not lonely.publisher.state.reachable
         while not lonely.publisher.state.reachable:
             await asyncio.sleep(0.005)
         assert lonely.publisher.state.registered
-        reported = len(lonely.without)
+        reported = len(source.offers)
         await asyncio.sleep(2 * PACE.first_answer)
-        assert len(lonely.without) == reported
+        assert len(source.offers) == reported
 
 
 async def test_a_name_that_no_node_has_is_reported(

@@ -57,6 +57,10 @@ class NodeSource:
         self._view, self._is_observed = view, True
         self.update()
 
+    def go_without(self, why: str) -> None:
+        """There is no word from the Node so far: the plan of an earlier life counts."""
+        self._offer(NoPlan(why))
+
     def requested(self, view: NodeView) -> Requested | None:
         """What the Node asks for; None while that is not known."""
         raise NotImplementedError

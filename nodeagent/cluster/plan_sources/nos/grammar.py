@@ -87,6 +87,10 @@ class DeviceRequest:
     count: int
     where: str
 
+    def fault(self, code: Code, what: str, remedy: str, *, gpu: str = "") -> Problem:
+        """That this is wrong with it, on the GPU of this UUID."""
+        return Problem(code, f"{self.where} {what}", remedy, gpu=gpu, path=self.where)
+
 
 @dataclass(frozen=True, slots=True)
 class Requests:

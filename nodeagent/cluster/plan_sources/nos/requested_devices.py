@@ -72,13 +72,8 @@ def _take(
     """Add to what the GPU is asked to be, or say what is wrong with it."""
     size, name = share_size(one.profile), mig_profile(one.profile)
     if (_SHARES if size else _PROFILES if name else "") not in _ALLOWED[mode]:
-        return Problem(
-            Code.UNKNOWN_PROFILE,
-            f"{one.where} asks for {shown(one.profile)} on a node whose label {MODE_LABEL} is "
-            f"{mode.value}",
-            f"write {' or '.join(_ALLOWED[mode])}",
-            path=one.where,
-        )
+        what = f"asks for {shown(one.profile)} on a node whose label {MODE_LABEL} is {mode.value}"
+        return one.fault(Code.UNKNOWN_PROFILE, what, f"write {' or '.join(_ALLOWED[mode])}")
     request = requests.setdefault(one.index, GpuRequest(one.index, gpu, where=one.where))
     if size:
         request.shares[size] += one.count
@@ -92,57 +87,40 @@ def _no_such_gpu(one: DeviceRequest, known: Mapping[int, Gpu]) -> Problem | None
     if one.index in known or (not known and one.index <= LARGEST_INDEX):
         return None
     have = f"it has {listed(map(str, known))}" if known else f"the largest is {LARGEST_INDEX}"
-    return Problem(
-        Code.UNKNOWN_DEVICE,
-        f"{one.where} names GPU {one.index}, which this node does not have",
-        have,
-        path=one.where,
-    )
+    what = f"names GPU {one.index}, which this node does not have"
+    return one.fault(Code.UNKNOWN_DEVICE, what, have)
 
 
 def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> Problem | None:
     """Where the card's profiles are not known, it is found out when the plan is resolved."""
     if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
-        return Problem(
-            Code.NOT_MIG_CAPABLE,
-            f"{one.where} asks for {shown(one.profile)}, but {gpu.title} has no MIG",
-            f"take it away, or set the label {MODE_LABEL} to {Mode.MPS.value}",
-            gpu=gpu.uuid,
-            path=one.where,
-        )
+        what = f"asks for {shown(one.profile)}, but {gpu.title} has no MIG"
+        remedy = f"take it away, or set the label {MODE_LABEL} to {Mode.MPS.value}"
+        return one.fault(Code.NOT_MIG_CAPABLE, what, remedy, gpu=gpu.uuid)
     if gpu is None or not gpu.profiles or len(find(name, gpu.profiles)) == 1:
         return None
     names = [profile.name for profile in gpu.profiles]
     near = nearest_profile(str(name), names)
-    return Problem(
-        Code.UNKNOWN_PROFILE,
-        f"{one.where} asks for {shown(one.profile)}, which {gpu.title} has not",
-        f"{f'did you mean {near}? ' if near else ''}it offers {listed(names)}",
-        gpu=gpu.uuid,
-        path=one.where,
-    )
+    what = f"asks for {shown(one.profile)}, which {gpu.title} has not"
+    remedy = f"{f'did you mean {near}? ' if near else ''}it offers {listed(names)}"
+    return one.fault(Code.UNKNOWN_PROFILE, what, remedy, gpu=gpu.uuid)
 
 
 def _beyond(request: GpuRequest) -> Iterator[Problem]:
     """What no GPU can be."""
     instances, shares = request.instances.total(), request.shares.total()
     if instances and shares:
-        yield _of(
-            request,
-            f"GPU {request.index} is asked for MIG profiles and for shares",
-            "ask a GPU for one or the other",
-        )
+        yield _of(request, "MIG profiles and for shares", "ask a GPU for one or the other")
     for count, most, what in (
         (instances, MOST_INSTANCES, "MIG devices"),
         (shares, MOST_CLIENTS, "shares"),
     ):
         if count > most:
-            yield _of(
-                request, f"GPU {request.index} is asked for {count} {what}", f"at most {most} fit"
-            )
+            yield _of(request, f"{count} {what}", f"at most {most} fit")
 
 
-def _of(request: GpuRequest, message: str, remedy: str) -> Problem:
+def _of(request: GpuRequest, what: str, remedy: str) -> Problem:
+    message = f"GPU {request.index} is asked for {what}"
     return Problem(Code.DOES_NOT_FIT, message, remedy, gpu=request.uuid, path=request.where)
 
 
