@@ -17,6 +17,7 @@ from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Code, Problem
 
 STRATEGY_LABEL: Final = "nvidia.com/mig.strategy"
+SHARING_LABEL: Final = "nvidia.com/gpu.sharing-strategy"
 FEATURES_LABEL: Final = "nvidia.com/gfd.timestamp"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 MIG_RESOURCE: Final = "nvidia.com/mig-"
@@ -166,63 +167,58 @@ def _counted(kinds: Mapping[str, int]) -> str:
     return " + ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))
 
 
-SHARING_LABEL: Final = "nvidia.com/gpu.sharing-strategy"
 _SHARED = ".shared"
 
 
 @dataclass(frozen=True, slots=True)
-class PluginSharing:
-    """How the device plugin shares devices: how many it makes of each one, by resource.
+class PluginConfiguration:
+    """The plugin's strategy, and how many devices it makes of each one, by resource.
 
-    With `rename_by_default` each gets `.shared`. `by_mps`: not by time slicing.
+    `strategy` None: not known, such as where a file leaves it to the plugin's own flags. `replicas`
+    None: how many is not determined. NVIDIA's plugin ignores a resource's `rename` and `devices`,
+    and others that read the same file do not. With `rename_by_default` each shared resource gets
+    `.shared`. `by_mps`: not by time slicing.
     """
 
-    replicas: tuple[tuple[str, int], ...] = ()
+    strategy: Strategy | None = None
+    replicas: tuple[tuple[str, int], ...] | None = ()
     rename_by_default: bool = False
     by_mps: bool = False
 
+    def offer(self, gpus: Iterable[Gpu]) -> dict[str, int] | None:
+        """How many of which resource the node should have, by name; None if that is not known."""
+        if self.strategy is None or self.replicas is None:
+            return None
+        counts = offered(self.strategy, gpus)
+        result = dict(counts)
+        for resource, replicas in self.replicas:
+            there = counts.get(resource, 0)
+            if there:
+                name = resource + (_SHARED if self.rename_by_default else "")
+                result[resource] -= there
+                result[name] = result.get(name, 0) + there * replicas
+        return {name: count for name, count in sorted(result.items()) if count}
 
-NOT_SHARED: Final = PluginSharing()
-
-
-def sharing_of(labels: Mapping[str, str]) -> PluginSharing | None:
-    """By GPU feature discovery's label: not shared, or None: shared, without the details."""
-    return NOT_SHARED if labels.get(SHARING_LABEL, "none") == "none" else None
-
-
-def expected(strategy: Strategy, gpus: Iterable[Gpu], sharing: PluginSharing) -> dict[str, int]:
-    """How many of which resource there should be, by name."""
-    counts = offered(strategy, gpus)
-    result = dict(counts)
-    for resource, replicas in sharing.replicas:
-        there = counts.get(resource, 0)
-        if there:
-            name = resource + (_SHARED if sharing.rename_by_default else "")
-            result[resource] -= there
-            result[name] = result.get(name, 0) + there * replicas
-    return {name: count for name, count in sorted(result.items()) if count}
-
-
-def not_shareable(
-    strategy: Strategy, gpus: Iterable[Gpu], sharing: PluginSharing
-) -> tuple[Problem, ...]:
-    """What of the sharing the plugin refuses for these GPUs, and then offers nothing of."""
-    if not sharing.by_mps:
-        return ()
-    gpus = tuple(gpus)
-    counts = offered(strategy, gpus)
-    all_mig = strategy is Strategy.SINGLE and any(gpu.in_mig_mode for gpu in gpus)
-    return tuple(
-        Problem(
-            Code.UNSUPPORTED,
-            f"the device plugin's configuration shares {resource} by MPS, which it refuses for MIG "
-            "devices",
-            "leave MPS on MIG devices to this agent (mps in the plan), and choose a configuration "
-            "without it with devicePluginConfig",
+    def refuses(self, gpus: tuple[Gpu, ...]) -> tuple[Problem, ...]:
+        """Why the plugin could not offer these GPUs; then it offers nothing of them."""
+        if self.strategy is None:
+            return ()
+        problems = cannot_serve(self.strategy, gpus)
+        if not self.by_mps:
+            return problems
+        counts = offered(self.strategy, gpus)
+        all_mig = self.strategy is Strategy.SINGLE and any(gpu.in_mig_mode for gpu in gpus)
+        return problems + tuple(
+            Problem(
+                Code.UNSUPPORTED,
+                f"the device plugin's configuration shares {resource} by MPS, which it refuses for "
+                "MIG devices",
+                "leave MPS on MIG devices to this agent (mps in the plan), and choose a "
+                "configuration without it with devicePluginConfig",
+            )
+            for resource, _ in self.replicas or ()
+            if counts.get(resource) and (all_mig or resource.startswith(MIG_RESOURCE))
         )
-        for resource, _ in sharing.replicas
-        if counts.get(resource) and (all_mig or resource.startswith(MIG_RESOURCE))
-    )
 
 
 # --- afterwards -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,21 +20,17 @@ import structlog
 from nodeagent.cluster.drain.changes import PLUGIN_CONFIG
 from nodeagent.cluster.drain.device_plugin import (
     FEATURES_LABEL,
-    NOT_SHARED,
-    PluginSharing,
+    SHARING_LABEL,
+    PluginConfiguration,
     Strategy,
-    cannot_serve,
-    expected,
     gpus_after,
-    not_shareable,
-    sharing_of,
     strategy_of,
 )
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
 from nodeagent.documents.findings import refuse
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import read_regular_file
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
@@ -47,27 +43,6 @@ _LONGEST_RESOURCE: Final = 320  # characters; a prefix of 253, a name of 63
 
 class NoSuchConfiguration(NodeagentError):
     """The folder has no file of this name."""
-
-
-@dataclass(frozen=True, slots=True)
-class PluginConfiguration:
-    """`strategy` None: not known, such as where a file leaves it to the plugin's own flags.
-
-    `sharing` None: the file does not determine how many devices there will be. NVIDIA's plugin
-    ignores a resource's `rename` and `devices`, and others that read the same file do not.
-    """
-
-    strategy: Strategy | None = None
-    sharing: PluginSharing | None = NOT_SHARED
-
-    def refuses(self, gpus: tuple[Gpu, ...]) -> tuple[Problem, ...]:
-        """Why it could not offer these GPUs."""
-        if self.strategy is None:
-            return ()
-        problems = cannot_serve(self.strategy, gpus)
-        if self.sharing is not None:
-            problems += not_shareable(self.strategy, gpus, self.sharing)
-        return problems
 
 
 def read_configuration_file(folder: Path, name: str) -> PluginConfiguration:
@@ -100,17 +75,18 @@ def read_configuration(text: bytes | str) -> PluginConfiguration:
     if strategy is not None and not (isinstance(strategy, str) and strategy in set(Strategy)):
         raise _wrong("flags.migStrategy", strategy, "none, single or mixed")
     sharing = _map(document.get("sharing"), "sharing")
-    # Where both are given, the plugin shares by MPS.
-    found: PluginSharing | None = NOT_SHARED
-    for key in ("mps", "timeSlicing"):
+    known = Strategy(strategy) if strategy else None
+    for key in ("mps", "timeSlicing"):  # where both are given, the plugin shares by MPS
         given = _map(sharing.get(key), f"sharing.{key}")
         if given.get("resources"):
-            found = _sharing(given, f"sharing.{key}", by_mps=key == "mps")
-            break
-    return PluginConfiguration(Strategy(strategy) if strategy else None, found)
+            replicas, renames = _sharing(given, f"sharing.{key}")
+            return PluginConfiguration(known, replicas, renames, by_mps=key == "mps")
+    return PluginConfiguration(known)
 
 
-def _sharing(given: Mapping[str, Value], path: str, *, by_mps: bool) -> PluginSharing | None:
+def _sharing(
+    given: Mapping[str, Value], path: str
+) -> tuple[tuple[tuple[str, int], ...] | None, bool]:
     listed = given["resources"]
     if not isinstance(listed, list):
         raise _wrong(f"{path}.resources", listed, "a list")
@@ -128,7 +104,7 @@ def _sharing(given: Mapping[str, Value], path: str, *, by_mps: bool) -> PluginSh
             raise _wrong(f"{place}.replicas", replicas, "a whole number from 2 on")
         exact = exact and not one.get("rename") and one.get("devices", "all") == "all"
         resources.append((name, replicas))
-    return PluginSharing(tuple(resources), renames, by_mps) if exact else None
+    return tuple(resources) if exact else None, renames
 
 
 def _map(value: Value, place: str) -> Mapping[str, Value]:
@@ -179,7 +155,9 @@ class PluginOutlook:
         name = labels.get(PLUGIN_CONFIG, "")
         if strategy is None or (name != self._labelled_for and stamp == self._labelled_at):
             return  # sent away, or it has not looked since the configuration is another
-        self._labelled = PluginConfiguration(strategy, sharing_of(labels))
+        # The label says whether devices are shared, and not how many of what.
+        is_shared = labels.get(SHARING_LABEL, "none") != "none"
+        self._labelled = PluginConfiguration(strategy, None if is_shared else ())
         self._labelled_for, self._labelled_at = name, stamp
 
     async def objections(
@@ -209,9 +187,7 @@ class PluginOutlook:
             plugin = await self._plugin(labels, wanted)
         except NodeagentError:
             return None
-        if plugin.strategy is None or plugin.sharing is None:
-            return None
-        return expected(plugin.strategy, observed.gpus, plugin.sharing)
+        return plugin.offer(observed.gpus)
 
     async def _plugin(self, labels: Mapping[str, str], wanted: str | None) -> PluginConfiguration:
         """Raises NodeagentError for a file that the plan asks for and that cannot be used."""
@@ -228,9 +204,9 @@ class PluginOutlook:
                 raise
             self._complain(error)
             return by_labels
-        return PluginConfiguration(
-            found.strategy or await self._strategy_of_flags(name), found.sharing
-        )
+        if found.strategy is None:
+            return replace(found, strategy=await self._strategy_of_flags(name))
+        return found
 
     async def _strategy_of_flags(self, name: str) -> Strategy | None:
         """By the plugin's own flags, as far as the labels do not come from a file."""

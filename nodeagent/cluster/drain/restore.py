@@ -208,11 +208,12 @@ class Restore:
         async with self._lock:
             if self._working:
                 return
+            before = self._last_round
             await self._expect()
             if self._touched or not self._is_restored():
                 await self._restore()
                 self._touched = False
-                self._configured = True
+                self._configured = self._last_round is before
                 for restored in self.on_restored:
                     restored()
 
@@ -297,7 +298,9 @@ class Restore:
         if not self._changed and (due is None or labels.get(PLUGIN_CONFIG) == due):
             return
         self._changed = False
-        self._to_await = await self._outlook.expected(self._last_round[1], labels, wanted=due)
+        expected = await self._outlook.expected(self._last_round[1], labels, wanted=due)
+        if not self._changed:  # no work began meanwhile
+            self._to_await = expected
 
     def _awaits_offer(self) -> bool:
         """Whether an offer is awaited now; what was expected begins to be."""

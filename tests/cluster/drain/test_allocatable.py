@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from nodeagent.cluster.drain.device_plugin import (
-    NOT_SHARED,
-    SHARING_LABEL,
-    PluginSharing,
+    PluginConfiguration,
     Strategy,
-    expected,
     mismatches,
-    not_shareable,
-    sharing_of,
 )
 from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.structs import replace
@@ -19,63 +14,61 @@ from tests.plan.cards import card, with_instances
 H100 = card("h100-80gb")
 OFF = replace(H100, mig=MigMode(current=False, pending=False))
 SPLIT = with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1), ("3g.40gb", 4)])
+ALIKE = with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)])
 GPU, ONE, THREE = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 
 
-def sliced(*replicas: tuple[str, int], rename: bool = False) -> PluginSharing:
+def sliced(
+    *replicas: tuple[str, int], strategy: Strategy = Strategy.MIXED, rename: bool = False
+) -> PluginConfiguration:
     """Time slicing of these."""
-    return PluginSharing(replicas, rename)
+    return PluginConfiguration(strategy, replicas, rename)
 
 
-def by_mps(resource: str, replicas: int) -> PluginSharing:
+def by_mps(
+    resource: str, replicas: int, strategy: Strategy = Strategy.MIXED
+) -> PluginConfiguration:
     """One resource shared by MPS."""
-    return PluginSharing(((resource, replicas),), by_mps=True)
+    return PluginConfiguration(strategy, ((resource, replicas),), by_mps=True)
 
 
 def test_what_is_expected() -> None:
     """Replicas multiply, under another name where the file says so, and only what is shared."""
-    cases: list[tuple[PluginSharing, dict[str, int]]] = [
-        (NOT_SHARED, {GPU: 2, ONE: 2, THREE: 1}),
+    cases: list[tuple[PluginConfiguration, dict[str, int]]] = [
+        (sliced(), {GPU: 2, ONE: 2, THREE: 1}),
         (sliced((GPU, 4)), {GPU: 8, ONE: 2, THREE: 1}),
         (sliced((GPU, 4), rename=True), {f"{GPU}.shared": 8, ONE: 2, THREE: 1}),
         (sliced((ONE, 3), (GPU, 2)), {GPU: 4, ONE: 6, THREE: 1}),
         (sliced(("nvidia.com/mig-7g.80gb", 9)), {GPU: 2, ONE: 2, THREE: 1}),
         (by_mps(GPU, 10), {GPU: 20, ONE: 2, THREE: 1}),
     ]
-    for sharing, counts in cases:
-        gpus = (SPLIT, OFF, OFF)
-        assert expected(Strategy.MIXED, gpus, sharing) == dict(sorted(counts.items()))
+    for plugin, counts in cases:
+        assert plugin.offer((SPLIT, OFF, OFF)) == dict(sorted(counts.items()))
 
 
 def test_nothing_is_expected_of_nothing() -> None:
     """A node without GPUs offers none, and no zero is awaited."""
-    assert expected(Strategy.MIXED, (), sliced((GPU, 4))) == {}
+    assert sliced((GPU, 4)).offer(()) == {}
 
 
-def test_the_label_says_only_whether_devices_are_shared() -> None:
-    """How many replicas of what a future layout has, no label can tell."""
-    cases: list[tuple[dict[str, str], PluginSharing | None]] = [
-        ({}, NOT_SHARED),
-        ({SHARING_LABEL: "none"}, NOT_SHARED),
-        ({SHARING_LABEL: "mps"}, None),
-        ({SHARING_LABEL: "time-slicing"}, None),
-    ]
-    for labels, sharing in cases:
-        assert sharing_of(labels) == sharing
+def test_nothing_is_expected_where_it_is_not_known() -> None:
+    """Neither without the strategy, nor where the number of replicas is not determined."""
+    assert PluginConfiguration(None).offer((SPLIT,)) is None
+    assert PluginConfiguration(Strategy.MIXED, None).offer((SPLIT,)) is None
 
 
 def test_what_cannot_be_shared() -> None:
     """MPS on MIG devices, which the plugin refuses."""
-    cases: list[tuple[Strategy, tuple[Gpu, ...], PluginSharing, list[str]]] = [
-        (Strategy.MIXED, (SPLIT, OFF), by_mps(GPU, 4), []),
-        (Strategy.MIXED, (SPLIT,), by_mps(ONE, 4), [ONE]),
-        (Strategy.SINGLE, (SPLIT,), by_mps(GPU, 4), [GPU]),
-        (Strategy.SINGLE, (OFF,), by_mps(GPU, 4), []),
-        (Strategy.MIXED, (OFF,), by_mps(ONE, 4), []),
-        (Strategy.MIXED, (SPLIT,), sliced((ONE, 4)), []),
+    cases: list[tuple[tuple[Gpu, ...], PluginConfiguration, list[str]]] = [
+        ((SPLIT, OFF), by_mps(GPU, 4), []),
+        ((SPLIT,), by_mps(ONE, 4), [ONE]),
+        ((ALIKE,), by_mps(GPU, 4, Strategy.SINGLE), [GPU]),
+        ((OFF,), by_mps(GPU, 4, Strategy.SINGLE), []),
+        ((OFF,), by_mps(ONE, 4), []),
+        ((SPLIT,), sliced((ONE, 4)), []),
     ]
-    for strategy, gpus, sharing, words in cases:
-        problems = not_shareable(strategy, gpus, sharing)
+    for gpus, plugin, words in cases:
+        problems = plugin.refuses(gpus)
         assert len(problems) == len(words)
         for problem, part in zip(problems, words, strict=True):
             assert part in problem.message

@@ -34,7 +34,7 @@ from tests.cluster.drain.rig import (
 )
 from tests.plan.cards import wanted
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer
+from tests.simulated_cluster.faults import Answer, Slow
 
 pytestmark = pytest.mark.virtual_time
 CORDONED = "nodeagent.io/cordoned"
@@ -234,6 +234,18 @@ async def test_the_plugins_configuration_goes_with_the_layout(
         assert labels(server, CONFIG)[CONFIG] == "other", "no race with the program that sets it"
         await it.round(AFTER, AFTER, config="shared")
         await until(lambda: labels(server, CONFIG)[CONFIG] == "shared")
+
+
+async def test_a_configuration_that_is_asked_for_while_another_is_set(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """It is set as well, without another round."""
+    async with agent(server, tmp_path) as it:
+        server.faults.next(1, Slow(0.2), path=f"*/nodes/{NODE}")
+        it.around.settle(*judged([AFTER], config="one"))
+        await until(lambda: f"PATCH /api/v1/nodes/{NODE}" in asked(server))
+        it.around.settle(*judged([AFTER], config="two"))
+        await until(lambda: labels(server, CONFIG).get(CONFIG) == "two", seconds=5.0)
 
 
 async def test_changes_of_others_are_kept(server: ApiServer, tmp_path: Path) -> None:

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.drain.device_plugin import PluginSharing, Strategy
-from nodeagent.cluster.drain.plugin_outlook import (
+from nodeagent.cluster.drain.device_plugin import (
+    SHARING_LABEL,
     PluginConfiguration,
+    Strategy,
+)
+from nodeagent.cluster.drain.plugin_outlook import (
+    PluginOutlook,
     read_configuration,
     read_configuration_file,
 )
 from nodeagent.errors import DocumentError, NodeagentError
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code
 from tests.cluster.client.rig import until
 from tests.cluster.drain.rig import AFTER, MIXED, NODE, agent, asked, labels, offer
@@ -51,25 +56,22 @@ def test_what_a_configuration_says() -> None:
         ("{flags: {migStrategy: single}}", PluginConfiguration(Strategy.SINGLE)),
         (
             SHARED,
-            PluginConfiguration(
-                Strategy.MIXED,
-                PluginSharing(((THREE, 4),), rename_by_default=True),
-            ),
+            PluginConfiguration(Strategy.MIXED, ((THREE, 4),), rename_by_default=True),
         ),
         (
             (
                 "{sharing: {timeSlicing: {resources: [{name: a/b, replicas: 3}]}, "
                 "mps: {resources: [{name: nvidia.com/gpu, devices: all, replicas: 2}]}}}"
             ),
-            PluginConfiguration(None, PluginSharing((("nvidia.com/gpu", 2),), by_mps=True)),
+            PluginConfiguration(None, (("nvidia.com/gpu", 2),), by_mps=True),
         ),
         (
             "{sharing: {mps: {resources: [{name: a/b, rename: c, replicas: 3}]}}}",
-            PluginConfiguration(None, None),
+            PluginConfiguration(None, None, by_mps=True),
         ),
         (
             '{sharing: {mps: {resources: [{name: a/b, devices: ["0"], replicas: 3}]}}}',
-            PluginConfiguration(None, None),
+            PluginConfiguration(None, None, by_mps=True),
         ),
     ]
     for text, found in cases:
@@ -100,6 +102,19 @@ def test_what_is_no_configuration() -> None:
         with pytest.raises(DocumentError) as error:
             read_configuration(text)
         assert place in str(error.value)
+
+
+async def test_the_label_says_only_whether_devices_are_shared() -> None:
+    """How many replicas of what a future layout has, no label can tell."""
+    cases: list[tuple[dict[str, str], dict[str, int] | None]] = [
+        ({}, {THREE: 2}),
+        ({SHARING_LABEL: "none"}, {THREE: 2}),
+        ({SHARING_LABEL: "mps"}, None),
+        ({SHARING_LABEL: "time-slicing"}, None),
+    ]
+    for sharing, counts in cases:
+        outlook, observed = PluginOutlook(None), ObservedNode((AFTER,))
+        assert await outlook.expected(observed, {**MIXED, **sharing}, wanted=None) == counts
 
 
 def test_which_files_are_read(tmp_path: Path) -> None:

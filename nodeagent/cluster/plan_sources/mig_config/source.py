@@ -63,18 +63,13 @@ def state_of(
             return MigState.FAILED
         case NoPlan() | None:
             return MigState.PENDING
-        case PlanText():
-            return _of_text(offered, node)
+        case PlanText(text, configuration):
+            if node.refusal is not None:
+                return MigState.FAILED
+            is_current = (node.digest, node.configuration) == (digest_of(text), configuration)
+            return _of_phase(node) if is_current else MigState.PENDING
         case _:
             assert_never(offered)
-
-
-def _of_text(text: PlanText, node: NodeState) -> MigState:
-    if node.refusal is not None:
-        return MigState.FAILED
-    if (node.digest, node.configuration) != (digest_of(text.text), text.configuration):
-        return MigState.PENDING
-    return _of_phase(node)
 
 
 def _of_phase(node: NodeState) -> MigState:
