@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nodeagent.files.open_directory import PathRefused
 from nodeagent.gpu.original_settings import FILE_NAME
-from nodeagent.mps.files.directories import DirectoryRefused, directories_of
+from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.setup import MpsPlaces, places_of
 from nodeagent.settings import Settings
@@ -45,6 +46,6 @@ def _has_room(run_dir: Path) -> bool:
     """Whether sockets of any device's daemon have paths there that are not too long."""
     try:
         directories_of(run_dir.absolute(), _LONGEST_DEVICE)
-    except DirectoryRefused:
+    except PathRefused:
         return False
     return True

@@ -50,7 +50,7 @@ _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
 
 
 class Supervisor:
-    """Supervises one device's daemon, of which `record` says what is known. Raises DirectoryRefused
+    """Supervises one device's daemon, of which `record` says what is known. Raises PathRefused
     where the device can have no directories.
     """
 

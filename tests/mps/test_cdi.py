@@ -13,9 +13,9 @@ from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
-from nodeagent.mps.files.client_files import NotForContainers, cdi_device, cdi_file, device_name
+from nodeagent.files.cdi import cdi_device, cdi_specification
+from nodeagent.mps.files.client_files import KIND, NotPlain, slot_device
 from nodeagent.mps.shares import client_environment
-from nodeagent.plan.shares import Share
 from tests.mps.plans import GPU, MIG, spec_of, wanted
 
 SCHEMA = Path(__file__).parents[1] / "data/cdi"
@@ -37,11 +37,11 @@ def document() -> dict[str, Any]:
     """All slots of a plan with two shares, on a GPU and on a MIG device."""
     plan = wanted()
     devices = [
-        cdi_device(spec_of(plan, device), slot, shm=f"/run/nodeagent/mps/{device}/shm")
+        slot_device(spec_of(plan, device), slot, shm=f"/run/nodeagent/mps/{device}/shm")
         for device in (GPU, MIG)
         for slot in plan.sharing.slots
     ]
-    found: dict[str, Any] = json.loads(cdi_file(devices))
+    found: dict[str, Any] = json.loads(cdi_specification(KIND, devices))
     return found
 
 
@@ -81,7 +81,7 @@ def test_what_a_container_gets() -> None:
     plan = wanted()
     [slot, *_] = plan.sharing.slots
     spec = spec_of(plan)
-    device = cdi_device(spec, slot, shm="/run/x/shm")
+    device = slot_device(spec, slot, shm="/run/x/shm")
     assert device["containerEdits"] == {
         "env": [
             f"{name}={value}" for name, value in sorted(client_environment(spec, slot).items())
@@ -111,9 +111,9 @@ def test_what_a_container_gets() -> None:
 @pytest.mark.parametrize("share", ["a/b", "../a", "a\nb", "a b", "a,b", "a=b", "ä", "a\0"])
 def test_names_that_are_no_device(share: str) -> None:
     """Are refused, and shown."""
-    with pytest.raises(NotForContainers, match="is no name of a CDI device") as caught:
-        device_name(GPU, Share(share, 1, 1, 1.0).slots[0])
-    assert "\n" not in caught.value.message
+    with pytest.raises(ValueError, match="is no name of a CDI device") as caught:
+        cdi_device(f"{GPU}-{share}-0", environment={}, annotations={})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_directories_that_are_not_mounted(path: str) -> None:
     """Relative ones, those that lead elsewhere, and what is no plain path."""
     plan = wanted()
     [slot, *_] = plan.sharing.slots
-    with pytest.raises(NotForContainers, match=r"the shm directory .* cannot be mounted"):
-        cdi_device(spec_of(plan), slot, shm=path)
-    with pytest.raises(NotForContainers, match=r"the pipe directory .* cannot be mounted"):
-        cdi_device(spec_of(plan, pipe=path), slot, shm="/run/x/shm")
+    with pytest.raises(NotPlain, match=r"the shm directory .* cannot be mounted"):
+        slot_device(spec_of(plan), slot, shm=path)
+    with pytest.raises(NotPlain, match=r"the pipe directory .* cannot be mounted"):
+        slot_device(spec_of(plan, pipe=path), slot, shm="/run/x/shm")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import (
     DEFAULT_DIRECTORIES,
     LONGEST_SOCKET_PATH,
-    DirectoryRefused,
     directories_of,
     make_directories,
     remove_directories,
@@ -62,7 +62,7 @@ def test_a_volume_that_everyone_can_write(run_dir: Path) -> None:
     """Is refused for any owner; the remedy, a new directory in it, is accepted."""
     run_dir.mkdir()
     run_dir.chmod(0o2777)
-    with pytest.raises(DirectoryRefused, match=r"can be written by others \(mode 2777\)"):
+    with pytest.raises(PathRefused, match=r"can be written by others \(mode 2777\)"):
         make_directories(run_dir, GPU, uid=ME, gid=MINE)
     assert not list(run_dir.iterdir())
     made = make_directories(run_dir / "own", GPU, uid=ME, gid=MINE)
@@ -103,7 +103,7 @@ def test_made_again(run_dir: Path) -> None:
 )
 def test_no_place_for_sockets(run_dir_text: str, device: str, reason: str) -> None:
     """Refused before anything is made, with what is wrong and what to do."""
-    with pytest.raises(DirectoryRefused, match=reason) as caught:
+    with pytest.raises(PathRefused, match=reason) as caught:
         make_directories(Path(run_dir_text), device, uid=ME, gid=MINE)
     assert caught.value.remedy
 
@@ -114,7 +114,7 @@ def test_the_longest_path() -> None:
     run_dir = Path("/" + "x" * (LONGEST_SOCKET_PATH - rest - 1))
     socket = f"{directories_of(run_dir, GPU).pipe}/control_privileged"
     assert len(socket) == LONGEST_SOCKET_PATH
-    with pytest.raises(DirectoryRefused):
+    with pytest.raises(PathRefused):
         directories_of(Path(f"{run_dir}x"), GPU)
 
 
@@ -141,7 +141,7 @@ def test_something_else_in_the_way(
 ) -> None:
     """On every level; the path is in the message."""
     hostile(run_dir, place)
-    with pytest.raises(DirectoryRefused, match=reason) as caught:
+    with pytest.raises(PathRefused, match=reason) as caught:
         make_directories(run_dir, GPU, uid=ME, gid=MINE)
     assert str(run_dir / place) in caught.value.message
 
@@ -152,7 +152,7 @@ def test_foreign_owner(run_dir: Path, place: str) -> None:
     """The owner could put anything there."""
     (run_dir / place).mkdir(parents=True)
     os.chown(run_dir / place, 4711, -1)
-    with pytest.raises(DirectoryRefused, match="belongs to user 4711") as caught:
+    with pytest.raises(PathRefused, match="belongs to user 4711") as caught:
         make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     assert str(run_dir / place) in caught.value.message
 
@@ -162,7 +162,7 @@ def test_a_symlink_among_the_sockets(run_dir: Path, name: str) -> None:
     """The daemon would open what it leads to."""
     pipe = Path(make_directories(run_dir, GPU, uid=ME, gid=MINE).pipe)
     (pipe / name).symlink_to("/etc/passwd")
-    with pytest.raises(DirectoryRefused, match=f"pipe/{name} is a symlink"):
+    with pytest.raises(PathRefused, match=f"pipe/{name} is a symlink"):
         make_directories(run_dir, GPU, uid=ME, gid=MINE)
 
 
@@ -172,7 +172,7 @@ def test_a_foreign_file_among_the_sockets(run_dir: Path) -> None:
     pipe = Path(make_directories(run_dir, GPU, uid=OTHER, gid=OTHER).pipe)
     (pipe / "control").touch()
     os.chown(pipe / "control", 4711, -1)
-    with pytest.raises(DirectoryRefused, match="pipe/control belongs to user 4711"):
+    with pytest.raises(PathRefused, match="pipe/control belongs to user 4711"):
         make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
 
 
@@ -180,7 +180,7 @@ def test_a_foreign_file_among_the_sockets(run_dir: Path) -> None:
 def test_a_parent_that_the_user_may_not_pass(run_dir: Path) -> None:
     """Its servers would end at once and say nothing."""
     run_dir.parent.chmod(0o700)
-    with pytest.raises(DirectoryRefused, match=f"user 1000 may not pass {run_dir.parent}"):
+    with pytest.raises(PathRefused, match=f"user 1000 may not pass {run_dir.parent}"):
         make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     make_directories(run_dir, GPU, uid=0, gid=0)
 
@@ -188,7 +188,7 @@ def test_a_parent_that_the_user_may_not_pass(run_dir: Path) -> None:
 @pytest.mark.skipif(ME == 0, reason="root may give directories to anyone")
 def test_without_the_right_to_give(run_dir: Path) -> None:
     """Nothing half-made is left."""
-    with pytest.raises(DirectoryRefused, match="run as root"):
+    with pytest.raises(PathRefused, match="run as root"):
         make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     assert not (run_dir / "mps" / GPU / "pipe").exists()
 

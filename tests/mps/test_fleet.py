@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.errors import StillInUse
-from nodeagent.mps.files.directories import DirectoryRefused
+from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.fleet import Fleet, NotReady
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
@@ -103,7 +103,7 @@ async def test_a_place_that_is_not_ours(rig: FleetRig) -> None:
     (rig.run_dir / "mps").mkdir(parents=True)
     (rig.run_dir / "mps" / GPU).symlink_to("/tmp")
     async with rig.fleet() as fleet:
-        with pytest.raises(DirectoryRefused, match="is a symlink"):
+        with pytest.raises(PathRefused, match="is a symlink"):
             await fleet.start(GPU, wanted())
     assert rig.processes() == []
 

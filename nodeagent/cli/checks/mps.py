@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
-from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, DirectoryRefused, directories_of
+from nodeagent.files.open_directory import PathRefused
+from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, directories_of
 from nodeagent.mps.launch.command import OPEN_FILES
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
@@ -144,7 +145,7 @@ def path_finding(run_dir: Path, *, wanted: bool) -> Finding:
     check = "mps sockets"
     try:
         directories = directories_of(run_dir, _LONGEST_DEVICE)
-    except DirectoryRefused as refusal:
+    except PathRefused as refusal:
         return (error if wanted else warning)(check, refusal.message, refusal.remedy)
     return ok(check, f"{Path(directories.pipe).parents[1]} is short enough for sockets")
 

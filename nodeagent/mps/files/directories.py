@@ -19,11 +19,19 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from nodeagent.errors import NodeagentError
-from nodeagent.files.state import make_open_directory
-from nodeagent.mps.files.published import keep_others_out
+from nodeagent.files.open_directory import (
+    DIRECTORY_FLAGS,
+    OpenDirectory,
+    PathRefused,
+    Remedies,
+    refusing,
+)
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REMEDIES = Remedies(
+    owner="see who made it; remove it when no daemon runs there",
+    symlink="remove it, or set run.dir to where it leads",
+    system="run as root, or set run.dir to a directory that can be written",
+)
 
 
 def remove_tree(top: Path) -> None:
@@ -56,7 +64,7 @@ def _lift_and_remove(top: int) -> None:
 @contextmanager
 def _taken(path: Path | str, above: int | None = None) -> Iterator[int]:
     """An open directory that from now on only this process' user can change."""
-    descriptor = os.open(path, _DIRECTORY, dir_fd=above)
+    descriptor = os.open(path, DIRECTORY_FLAGS, dir_fd=above)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
             os.fchown(descriptor, os.geteuid(), -1)
@@ -86,16 +94,11 @@ LONGEST_SOCKET_NAME = "control_privileged"  # of those that the daemon makes
 DEFAULT_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps", "/var/log/nvidia-mps")  # noqa: S108  # to refuse them
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
-_PARENT_MODE = 0o755  # clients and servers of every user have to pass
 _MODES = {
     "pipe": 0o755,  # clients of other users must reach it, or they would silently run without MPS
     "log": 0o750,
     "shm": 0o1777,  # stands in for /dev/shm, and is as that is
 }
-
-
-class DirectoryRefused(NodeagentError):
-    """A directory for MPS cannot be had, or not safely; nothing was changed in what is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +111,11 @@ class Directories:
 
 
 def directories_of(run_dir: Path, device: str) -> Directories:
-    """Where they are. Raises DirectoryRefused for what cannot be a path of sockets."""
+    """Where they are. Raises PathRefused for what cannot be a path of sockets."""
     top = _top(run_dir, device)
     socket = os.fsencode(f"{top}/pipe/{LONGEST_SOCKET_NAME}")
     if len(socket) > LONGEST_SOCKET_PATH:
-        raise DirectoryRefused(
+        raise PathRefused(
             f"{os.fsdecode(socket)} has {len(socket)} bytes, a socket's path at most "
             f"{LONGEST_SOCKET_PATH}",
             remedy="set run.dir to a shorter path",
@@ -123,20 +126,21 @@ def directories_of(run_dir: Path, device: str) -> Directories:
 def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Directories:
     """Make them for this user, or see that they are as they must be.
 
-    Raises DirectoryRefused with what was found where. Blocks for as long as the file system does.
+    Raises PathRefused with what was found where. Blocks for as long as the file system does.
     """
     found = directories_of(run_dir, device)
     with ExitStack() as stack:
-        above = stack.enter_context(_opened_run_dir(run_dir))
+        opened = OpenDirectory.opened(run_dir, make=True, remedies=_REMEDIES, group=True)
+        above = stack.enter_context(opened)
         _check_passable(Path(os.path.realpath(run_dir)), uid, gid)
-        here = run_dir
         for name in ("mps", device):
-            here = here / name
-            above = stack.enter_context(_made(above, here, _PARENT_MODE, os.geteuid(), None))
+            above = stack.enter_context(above.child(name, make=True))
         for name, mode in _MODES.items():
-            inside = stack.enter_context(_made(above, here / name, mode, uid, gid))
-            if name == "pipe":
-                _check_contents(inside, here / name, uid)
+            is_pipe = name == "pipe"  # sealed when its last daemon had answered
+            made = above.child(name, make=True, mode=mode, owner=(uid, gid), retake=is_pipe)
+            inside = stack.enter_context(made)
+            if is_pipe:
+                _check_contents(inside, uid)
     return found
 
 
@@ -146,7 +150,7 @@ def seal_pipe_directory(pipe: str) -> None:
     """
     if os.geteuid() != 0:
         return
-    descriptor = os.open(pipe, _DIRECTORY)
+    descriptor = os.open(pipe, DIRECTORY_FLAGS)
     try:
         found = os.fstat(descriptor)
         if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) != (0, 0, _MODES["pipe"]):
@@ -168,13 +172,13 @@ def had_by_another(directories: Directories, uid: int) -> bool:
 def remove_directories(run_dir: Path, device: str) -> None:
     """Take away all of the device's, as when another user is to have it. No daemon may run there.
 
-    Raises DirectoryRefused when something could not be removed; symlinks are not followed.
+    Raises PathRefused when something could not be removed; symlinks are not followed.
     """
     top = Path(_top(run_dir, device))
     try:
         remove_tree(top)  # the record goes last, so that after a crash the rest is still known
     except OSError as error:
-        raise DirectoryRefused(
+        raise PathRefused(
             f"{error.filename or top} cannot be removed: {error.strerror}",
             remedy=f"remove {top} by hand",
         ) from error
@@ -186,23 +190,23 @@ def remove_directories(run_dir: Path, device: str) -> None:
 def _top(run_dir: Path, device: str) -> str:
     text = str(run_dir)
     if not run_dir.is_absolute() or ".." in run_dir.parts:
-        raise DirectoryRefused(
+        raise PathRefused(
             f"run.dir {text!r} is no absolute path without ..",
             remedy="write it from / on, without ..",
         )
     if not text.isprintable() or ":" in text:
-        raise DirectoryRefused(
+        raise PathRefused(
             f"run.dir {text!r} has characters that would break environment files and mounts",
             remedy="use letters, digits, -, _ and .",
         )
     if not _DEVICE.fullmatch(device):
-        raise DirectoryRefused(
+        raise PathRefused(
             f"the device {device!r} makes no directory name",
             remedy="give the UUID of a GPU or MIG device",
         )
     top = f"{text}/mps/{device}"
     if any(f"{text}/".startswith(f"{default}/") for default in DEFAULT_DIRECTORIES):
-        raise DirectoryRefused(
+        raise PathRefused(
             f"{top} is within a default directory of MPS, where programs that should not have it "
             "would find it",
             remedy="set run.dir to another path",
@@ -210,100 +214,22 @@ def _top(run_dir: Path, device: str) -> str:
     return top
 
 
-# --- each level -----------------------------------------------------------------------------------
+# --- what is there --------------------------------------------------------------------------------
 
 
-@contextmanager
-def _opened_run_dir(run_dir: Path) -> Iterator[int]:
-    try:
-        make_open_directory(run_dir)
-        descriptor = os.open(run_dir, _DIRECTORY)
-    except OSError as error:
-        raise _cannot("used", run_dir, error) from error
-    try:
-        found = os.fstat(descriptor)
-        if found.st_uid != 0:
-            _check_own(found, run_dir, os.geteuid())
-        if found.st_mode & stat.S_IWOTH:
-            raise DirectoryRefused(
-                f"{run_dir} can be written by others (mode {stat.S_IMODE(found.st_mode):o})",
-                remedy=keep_others_out(run_dir, found),
-            )
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _made(above: int, path: Path, mode: int, uid: int, gid: int | None) -> Iterator[int]:
-    """The directory `path`, a name in the open directory `above`, open in turn."""
-    new = True
-    try:
-        os.mkdir(path.name, 0o700, dir_fd=above)
-    except FileExistsError:
-        new = False
-    except OSError as error:
-        raise _cannot("made", path, error) from error
-    try:
-        descriptor = os.open(path.name, _DIRECTORY, dir_fd=above)
-    except OSError as error:
-        raise _cannot("used", path, error) from error
-    try:
-        # A pipe directory was sealed when its last daemon had answered.
-        if new or (path.name == "pipe" and os.fstat(descriptor).st_uid == os.geteuid() != uid):
-            _give(above, descriptor, path, uid, gid)
-        found = os.fstat(descriptor)
-        _check_own(found, path, uid)
-        if stat.S_IMODE(found.st_mode) != mode:
-            os.fchmod(descriptor, mode)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _give(above: int, descriptor: int, path: Path, uid: int, gid: int | None) -> None:
-    try:
-        os.fchown(descriptor, uid, -1 if gid is None else gid)
-    except OSError as error:
-        with suppress(OSError):  # one that is not empty stays
-            os.rmdir(path.name, dir_fd=above)
-        raise DirectoryRefused(
-            f"{path} cannot be given to user {uid}: {error.strerror}", remedy="run as root"
-        ) from error
-
-
-def _check_own(found: os.stat_result, path: Path, uid: int) -> None:
-    if found.st_uid != uid:
-        raise DirectoryRefused(
-            f"{path} belongs to user {found.st_uid}, not {uid}",
-            remedy="see who made it; remove it when no daemon runs there",
-        )
-
-
-def _cannot(what: str, path: Path, error: OSError) -> DirectoryRefused:
-    if path.is_symlink():
-        return DirectoryRefused(
-            f"{path} is a symlink, which could lead anywhere",
-            remedy="remove it, or set run.dir to where it leads",
-        )
-    return DirectoryRefused(
-        f"{path} cannot be {what}: {error.strerror}",
-        remedy="run as root, or set run.dir to a directory that can be written",
-    )
-
-
-def _check_contents(pipe: int, path: Path, uid: int) -> None:
+def _check_contents(pipe: OpenDirectory, uid: int) -> None:
     """What a daemon left is its user's own, and no symlink."""
-    with os.scandir(pipe) as entries:
+    path = pipe.path
+    with os.scandir(pipe.descriptor) as entries:
         for entry in entries:
             if entry.is_symlink():
-                raise DirectoryRefused(
+                raise PathRefused(
                     f"{path / entry.name} is a symlink, which no daemon makes",
                     remedy="see who made it, and remove it",
                 )
             owner = entry.stat(follow_symlinks=False).st_uid
             if owner not in {uid, 0, os.geteuid()}:
-                raise DirectoryRefused(
+                raise PathRefused(
                     f"{path / entry.name} belongs to user {owner}, not {uid}",
                     remedy="see who made it, and remove it",
                 )
@@ -318,13 +244,11 @@ def _check_passable(path: Path, uid: int, gid: int) -> None:
     if uid == 0:
         return
     for level in (*reversed(path.parents), path):
-        try:
+        with refusing("looked at", level, _REMEDIES):
             found = level.stat()
-        except OSError as error:
-            raise _cannot("looked at", level, error) from error
         bit = 0o100 if found.st_uid == uid else 0o010 if found.st_gid == gid else 0o001
         if not found.st_mode & bit:
-            raise DirectoryRefused(
+            raise PathRefused(
                 f"user {uid} may not pass {level} (mode {stat.S_IMODE(found.st_mode):o})",
                 remedy=f"chmod o+x {level}, or set run.dir to another path",
             )

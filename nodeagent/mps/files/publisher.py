@@ -8,21 +8,21 @@ runtimes), so nothing goes in that was not checked, and nothing is written where
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files.cdi import Json, cdi_specification
+from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
 from nodeagent.mps.files.client_files import (
     FILE_NAME,
+    KIND,
     SUFFIX,
-    Json,
-    cdi_device,
-    cdi_file,
     env_file,
     file_name,
+    slot_device,
 )
-from nodeagent.mps.files.published import FileRefused, PublicDirectory
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import WantedMps
@@ -30,6 +30,14 @@ from nodeagent.plan.shares import WantedMps
 ENV_DIRECTORY = "env"
 
 Shared = Mapping[str, tuple[DaemonSpec, WantedMps]]  # by device UUID
+Files = Mapping[str, bytes]  # contents by name
+
+_REMOVE = "see who made it, and remove it"
+_REMEDIES = Remedies(
+    owner=_REMOVE,
+    symlink=f"{_REMOVE}, or set the directory to where it leads",
+    system="run as root, or set run.dir and cdi.dir to directories that can be written",
+)
 
 
 class Publisher:
@@ -49,107 +57,80 @@ class Publisher:
         A slot that could not be said safely is left out of both. Blocks on the file system.
         """
         problems: list[Problem] = []
-        files: dict[str, dict[str, bytes]] = {}
-        devices: list[Json] = []
+        env_files: dict[str, Files] = {}
+        slots: list[Json] = []
         for device, (spec, wanted) in sorted(shared.items()):
-            try:
-                files[device], slots = self._of_device(device, spec, wanted)
-                devices += slots
-            except (NodeagentError, ValueError) as error:
-                problems.append(_problem(device, error))
-        problems += self._publish_env_files(files)
-        problems += self._publish_cdi(devices)
+            with _noted(problems, device):
+                env_files[device], of_device = self._of_device(device, spec, wanted)
+                slots += of_device
+        # A directory where nothing can be published does not matter while nothing is to be there.
+        if env_files or os.path.lexists(self._run_dir / "mps"):
+            with _noted(problems):
+                self._publish_env_files(env_files, problems)
+        if slots or os.path.lexists(self._cdi_dir / FILE_NAME):
+            cdi = {FILE_NAME: cdi_specification(KIND, slots)} if slots else {}
+            with _noted(problems), self._opened(self._cdi_dir, make=bool(cdi)) as directory:
+                _publish(directory, cdi, (FILE_NAME,), problems)
         return tuple(problems)
 
     def _of_device(
         self, device: str, spec: DaemonSpec, wanted: WantedMps
-    ) -> tuple[dict[str, bytes], list[Json]]:
+    ) -> tuple[Files, list[Json]]:
         """All slots of a device or none: some without others would only puzzle."""
         if spec.device != device:
             raise ValueError(f"the daemon is that of {spec.device!r}")
         shm = str(self._shm(spec))
         slots = wanted.sharing.slots
         files = {file_name(s.name): env_file(client_environment(spec, s)) for s in slots}
-        return files, [cdi_device(spec, slot, shm=shm) for slot in slots]
+        return files, [slot_device(spec, slot, shm=shm) for slot in slots]
 
-    # --- env files ------------------------------------------------------------------------------
+    def _publish_env_files(self, files: Mapping[str, Files], problems: list[Problem]) -> None:
+        """By device; those of other devices are removed, and their directories."""
+        make = bool(files)
+        with self._opened(self._run_dir, make=make) as run, run.child("mps", make=make) as top:
+            for device in sorted({*files, *top.directories()}):
+                wanted, before = files.get(device, {}), len(problems)
+                if not wanted and not os.path.lexists(top.path / device / ENV_DIRECTORY):
+                    continue
+                with _noted(problems, device), top.child(device, make=bool(wanted)) as below:
+                    with below.child(ENV_DIRECTORY, make=bool(wanted)) as directory:
+                        _publish(directory, wanted, directory.names(), problems, device)
+                    if not wanted and len(problems) == before:
+                        below.remove_child(ENV_DIRECTORY)
 
-    def _publish_env_files(self, files: Mapping[str, Mapping[str, bytes]]) -> Iterator[Problem]:
-        """By device and file name; those of other devices are removed."""
-        if not files and not os.path.lexists(self._run_dir / "mps"):
-            return  # so a directory where nothing could be published does not matter yet
-        with ExitStack() as stack:
-            try:
-                run = stack.enter_context(PublicDirectory.opened(self._run_dir, make=bool(files)))
-                top = run and stack.enter_context(run.child("mps", make=bool(files)))
-                if top is None:
-                    return
-                devices = sorted({*files, *top.directories()})
-            except FileRefused as error:
-                yield _problem("", error)
-                return
-            for device in devices:
-                wanted = files.get(device, {})
-                try:
-                    yield from _publish_device(top, device, wanted)
-                except FileRefused as error:
-                    yield _problem(device, error)
-
-    # --- CDI ------------------------------------------------------------------------------------
-
-    def _publish_cdi(self, devices: list[Json]) -> Iterator[Problem]:
-        if not devices and not os.path.lexists(self._cdi_dir / FILE_NAME):
-            return
-        try:
-            with PublicDirectory.opened(self._cdi_dir, make=bool(devices)) as directory:
-                if directory is None:
-                    return
-                if devices:
-                    directory.put(FILE_NAME, cdi_file(devices))
-                else:
-                    directory.remove(FILE_NAME)
-        except FileRefused as error:
-            yield _problem("", error)
+    @staticmethod
+    def _opened(path: Path, *, make: bool) -> AbstractContextManager[OpenDirectory]:
+        return OpenDirectory.opened(path, make=make, remedies=_REMEDIES)
 
 
-def _publish_device(
-    top: PublicDirectory, device: str, files: Mapping[str, bytes]
-) -> Iterator[Problem]:
-    """Exactly these env files of one device; none, and their directory goes too."""
-    with ExitStack() as stack:
-        below = stack.enter_context(top.child(device, make=bool(files)))
-        found = below and stack.enter_context(below.child(ENV_DIRECTORY, make=bool(files)))
-        if below is None or found is None:
-            return
-        refused = False
-        for name in (*files, *(other for other in found.names() if other not in files)):
-            try:
-                if name in files:
-                    found.put(name, files[name])
-                else:
-                    _take_away(found, name)
-            except FileRefused as error:
-                refused = True
-                yield _problem(device, error)
-        if not files and not refused:
-            below.remove_child(ENV_DIRECTORY)
+def _publish(
+    directory: OpenDirectory,
+    files: Files,
+    there: Iterable[str],
+    problems: list[Problem],
+    device: str = "",
+) -> None:
+    """Write these files, and withdraw what else is `there` of the agent's."""
+    for name in (*files, *(name for name in there if name not in files)):
+        with _noted(problems, device):
+            if name in files:
+                directory.put(name, files[name])
+            elif name == FILE_NAME or name.removesuffix(".new").endswith(SUFFIX):
+                directory.remove(name)
+            else:
+                raise PathRefused(
+                    f"{directory.path / name} is none of the agent's files", remedy=_REMOVE
+                )
 
 
-def _take_away(directory: PublicDirectory, name: str) -> None:
-    if not name.removesuffix(".new").endswith(SUFFIX):
-        raise FileRefused(
-            f"{directory.path / name} is none of the agent's files",
-            remedy="see who made it, and remove it",
-        )
-    directory.remove(name)
-
-
-def _problem(device: str, error: NodeagentError | ValueError) -> Problem:
+@contextmanager
+def _noted(problems: list[Problem], device: str = "") -> Iterator[None]:
+    """Notes why something cannot be published."""
     where = f"of {device} " if device else ""
-    return Problem(
-        Code.MPS,
-        f"the files for MPS clients {where}cannot be published: "
-        f"{error.message if isinstance(error, NodeagentError) else error}",
-        error.remedy if isinstance(error, NodeagentError) else "",
-        gpu=device,
-    )
+    what = f"the files for MPS clients {where}cannot be published"
+    try:
+        yield
+    except NodeagentError as error:
+        problems.append(Problem(Code.MPS, f"{what}: {error.message}", error.remedy, gpu=device))
+    except ValueError as error:
+        problems.append(Problem(Code.MPS, f"{what}: {error}", gpu=device))

@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.files.published import FileRefused, PublicDirectory
+from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
 
+REMEDIES = Remedies("of its owner", "of a symlink", "of the system")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[PublicDirectory]:
+def directory(tmp_path: Path) -> Iterator[OpenDirectory]:
     """An open one."""
-    with PublicDirectory.opened(tmp_path / "some/where", make=True) as opened:
-        assert opened is not None
-        yield opened
+    with opened(tmp_path / "some/where", make=True) as found:
+        yield found
+
+
+def opened(path: Path, *, make: bool = False) -> AbstractContextManager[OpenDirectory]:
+    """An open one, with remedies that can be told apart."""
+    return OpenDirectory.opened(path, make=make, remedies=REMEDIES)
 
 
 def mode(path: Path) -> int:
@@ -27,7 +33,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_file_is_written_once(directory: PublicDirectory) -> None:
+def test_a_file_is_written_once(directory: OpenDirectory) -> None:
     """Readable for everybody whatever the umask is; left alone where it is right already."""
     before = os.umask(0o077)
     try:
@@ -44,7 +50,7 @@ def test_a_file_is_written_once(directory: PublicDirectory) -> None:
         os.umask(before)
 
 
-def test_a_reader_never_sees_half_a_file(directory: PublicDirectory) -> None:
+def test_a_reader_never_sees_half_a_file(directory: OpenDirectory) -> None:
     """A reader that has the old file open reads on in that, as it was."""
     directory.put("a", b"old" * 1000)
     with (directory.path / "a").open("rb") as reader:
@@ -52,7 +58,7 @@ def test_a_reader_never_sees_half_a_file(directory: PublicDirectory) -> None:
         assert reader.read() == b"old" * 1000
 
 
-def test_permissions_are_set_right(directory: PublicDirectory) -> None:
+def test_permissions_are_set_right(directory: OpenDirectory) -> None:
     """A file that others could write is made anew, though it says the right thing."""
     directory.put("a", b"x")
     (directory.path / "a").chmod(0o666)
@@ -60,7 +66,7 @@ def test_permissions_are_set_right(directory: PublicDirectory) -> None:
     assert mode(directory.path / "a") == 0o644
 
 
-def test_a_file_with_a_second_name(directory: PublicDirectory, tmp_path: Path) -> None:
+def test_a_file_with_a_second_name(directory: OpenDirectory, tmp_path: Path) -> None:
     """Is replaced, and what it was linked to stays as it is."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"x")
@@ -70,7 +76,7 @@ def test_a_file_with_a_second_name(directory: PublicDirectory, tmp_path: Path) -
     assert victim.stat().st_nlink == 1
 
 
-def test_what_a_killed_process_left(directory: PublicDirectory) -> None:
+def test_what_a_killed_process_left(directory: OpenDirectory) -> None:
     """The leftover file is in no later write's way, not even as a symlink."""
     (directory.path / ".a.new").symlink_to("/etc/passwd")
     assert directory.put("a", b"x")
@@ -78,38 +84,38 @@ def test_what_a_killed_process_left(directory: PublicDirectory) -> None:
 
 
 @pytest.mark.parametrize("act", ["put", "remove"])
-def test_symlinks_are_not_followed(directory: PublicDirectory, tmp_path: Path, act: str) -> None:
+def test_symlinks_are_not_followed(directory: OpenDirectory, tmp_path: Path, act: str) -> None:
     """They and what they lead to are left as they are."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"x")
     (directory.path / "a").symlink_to(victim)
-    with pytest.raises(FileRefused, match=f"{directory.path}/a is a symlink"):
+    with pytest.raises(PathRefused, match=f"{directory.path}/a is a symlink"):
         directory.put("a", b"y") if act == "put" else directory.remove("a")
     assert victim.read_bytes() == b"x"
     assert (directory.path / "a").is_symlink()
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo"])
-def test_what_is_no_file(directory: PublicDirectory, kind: str) -> None:
+def test_what_is_no_file(directory: OpenDirectory, kind: str) -> None:
     """Is named, and a fifo does not block."""
     path = directory.path / "a"
     if kind == "fifo":
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(FileRefused, match="is no plain file"):
+    with pytest.raises(PathRefused, match="is no plain file"):
         directory.put("a", b"x")
     assert path.exists()
 
 
 @as_root
-def test_another_users_file(directory: PublicDirectory) -> None:
+def test_another_users_file(directory: OpenDirectory) -> None:
     """The file is named with its owner."""
     directory.put("a", b"x")
     os.chown(directory.path / "a", 1000, 1000)
-    with pytest.raises(FileRefused, match="a belongs to user 1000, not 0"):
+    with pytest.raises(PathRefused, match="a belongs to user 1000, not 0"):
         directory.put("a", b"x")
-    with pytest.raises(FileRefused, match="a belongs to user 1000, not 0"):
+    with pytest.raises(PathRefused, match="a belongs to user 1000, not 0"):
         directory.remove("a")
     assert (directory.path / "a").exists()
 
@@ -120,25 +126,24 @@ def test_another_users_directory(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     os.chown(tmp_path / "in", 1000, 1000)
     with (
-        pytest.raises(FileRefused, match="in belongs to user 1000, not 0"),
-        PublicDirectory.opened(tmp_path / "in", make=True),
+        pytest.raises(PathRefused, match="in belongs to user 1000, not 0"),
+        opened(tmp_path / "in", make=True),
     ):
         pass
-    with PublicDirectory.opened(tmp_path, make=False) as top:
-        assert top is not None
-        with (
-            pytest.raises(FileRefused, match="in belongs to user 1000, not 0"),
-            top.child("in", make=True),
-        ):
-            pass
+    with (
+        opened(tmp_path) as top,
+        pytest.raises(PathRefused, match="in belongs to user 1000, not 0"),
+        top.child("in", make=True),
+    ):
+        pass
 
 
 def test_a_directory_that_others_can_write(tmp_path: Path) -> None:
     """Is refused, and what to do is said."""
     tmp_path.chmod(0o777)
     with (
-        pytest.raises(FileRefused, match=r"can be written by others \(mode 777\)") as caught,
-        PublicDirectory.opened(tmp_path, make=False),
+        pytest.raises(PathRefused, match=r"can be written by others \(mode 777\)") as caught,
+        opened(tmp_path),
     ):
         pass
     assert caught.value.remedy == f"chmod go-w {tmp_path}"
@@ -149,28 +154,26 @@ def test_a_directory_that_is_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "real/cdi").mkdir(parents=True)
     (tmp_path / "var").symlink_to("real")
     (tmp_path / "cdi").symlink_to("real/cdi")
-    with PublicDirectory.opened(tmp_path / "var/cdi", make=False) as opened:
-        assert opened is not None
+    with opened(tmp_path / "var/cdi"):
+        pass
     with (
-        pytest.raises(FileRefused, match="cdi is a symlink"),
-        PublicDirectory.opened(tmp_path / "cdi", make=True),
+        pytest.raises(PathRefused, match="cdi is a symlink"),
+        opened(tmp_path / "cdi", make=True),
     ):
         pass
-    with PublicDirectory.opened(tmp_path, make=False) as top:
-        assert top is not None
+    with opened(tmp_path) as top:
         assert top.directories() == ("real",)
-        with pytest.raises(FileRefused, match="cdi is a symlink"), top.child("cdi", make=True):
+        with pytest.raises(PathRefused, match="cdi is a symlink"), top.child("cdi", make=True):
             pass
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    """A missing directory is nothing to look at, and is not made without `make`."""
-    with PublicDirectory.opened(tmp_path / "no", make=False) as opened:
-        assert opened is None
-    with PublicDirectory.opened(tmp_path, make=False) as top:
-        assert top is not None
-        with top.child("no", make=False) as child:
-            assert child is None
+    """A missing directory is refused, and is not made without `make`."""
+    with pytest.raises(PathRefused, match="no cannot be used"), opened(tmp_path / "no"):
+        pass
+    with opened(tmp_path) as top:
+        with pytest.raises(PathRefused, match="no cannot be used"), top.child("no", make=False):
+            pass
         assert not top.remove("no")
         top.remove_child("no")
     assert list(tmp_path.iterdir()) == []
@@ -180,14 +183,14 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_paths_that_are_none(path: str) -> None:
     """Are refused before anything is looked at."""
     with (
-        pytest.raises(FileRefused, match="no absolute path"),
-        PublicDirectory.opened(Path(path), make=True),
+        pytest.raises(PathRefused, match="no absolute path"),
+        opened(Path(path), make=True),
     ):
         pass
 
 
-def test_a_directory_that_vanishes(directory: PublicDirectory) -> None:
+def test_a_directory_that_vanishes(directory: OpenDirectory) -> None:
     """A removal while it is open is reported, like all that the system refuses."""
     directory.path.rmdir()
-    with pytest.raises(FileRefused, match="a cannot be written: No such file"):
+    with pytest.raises(PathRefused, match="a cannot be written: No such file"):
         directory.put("a", b"x")

@@ -1,0 +1,237 @@
+"""Open directories of this process, in which files are published and other directories are made.
+
+Nothing here follows a symlink: each directory is opened in the one above it, and each name is
+looked at, written and removed in the open directory. What another user put there is named and
+left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from nodeagent.errors import NodeagentError
+from nodeagent.files.state import make_open_directory
+
+FILE_MODE = 0o644
+DIRECTORY_MODE = 0o755
+LARGEST = 16 * 1024**2  # bytes; a file beyond that is none of ours, and is not read
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_NEW = ".new"  # while it is written; readers of a directory go by the ending
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PathRefused(NodeagentError):
+    """A file or directory cannot be had, or not safely; what is there was left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """What to do about what is refused: of another user, a symlink, or refused by the system."""
+
+    owner: str
+    symlink: str
+    system: str
+
+
+class OpenDirectory:
+    """An open directory. `path` is for messages alone, `remedies` also for those of what is in
+    it.
+    """
+
+    def __init__(self, path: Path, descriptor: int, remedies: Remedies) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self._remedies = remedies
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, path: Path, *, make: bool, remedies: Remedies, group: bool = False
+    ) -> Iterator[Self]:
+        """One that a setting names, made where it is missing if `make`. It is of this process' user
+        or root's, and no other user may write there, nor, unless `group` allows it, another group.
+
+        Symlinks above it are the administrator's own (/var/run is one). Raises PathRefused.
+        """
+        if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
+            raise PathRefused(
+                f"{str(path)!r} is no absolute path without ..", remedy="write it from / on"
+            )
+        with ExitStack() as stack:
+            with refusing("used", path, remedies):
+                if make and not os.path.lexists(path):
+                    make_open_directory(path)
+                descriptor = _open(stack, path)
+            found = os.fstat(descriptor)
+            if found.st_uid != 0:
+                _check_owner(path, found, os.geteuid(), remedies)
+            _check_writers(path, found, group=group)
+            yield cls(path, descriptor, remedies)
+
+    @contextmanager
+    def child(
+        self,
+        name: str,
+        *,
+        make: bool,
+        mode: int = DIRECTORY_MODE,
+        owner: tuple[int, int] | None = None,
+        retake: bool = False,
+    ) -> Iterator[Self]:
+        """A directory in it, made where it is missing if `make`. It is this process' user's, or
+        that of the user and group in `owner`, who gets it when it is new, or, with `retake`, when
+        this process' user has it. Raises PathRefused.
+        """
+        path, remedies, new = self.path / name, self._remedies, False
+        with ExitStack() as stack:
+            if make:
+                with refusing("made", path, remedies), suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=self.descriptor)
+                    new = True
+            with refusing("used", path, remedies):
+                descriptor = _open(stack, Path(name), self.descriptor)
+            uid = owner[0] if owner else os.geteuid()
+            if owner and (new or (retake and os.fstat(descriptor).st_uid == os.geteuid() != uid)):
+                self._give(name, descriptor, owner)
+            found = os.fstat(descriptor)
+            _check_owner(path, found, uid, remedies)
+            if make and stat.S_IMODE(found.st_mode) != mode:
+                with refusing("used", path, remedies):
+                    os.fchmod(descriptor, mode)
+            yield type(self)(path, descriptor, remedies)
+
+    def _give(self, name: str, descriptor: int, owner: tuple[int, int]) -> None:
+        try:
+            os.fchown(descriptor, *owner)
+        except OSError as error:
+            with suppress(OSError):  # one that is not empty stays
+                os.rmdir(name, dir_fd=self.descriptor)
+            raise PathRefused(
+                f"{self.path / name} cannot be given to user {owner[0]}: {error.strerror}",
+                remedy="run as root",
+            ) from error
+
+    def names(self) -> tuple[str, ...]:
+        """Of all that is in it, sorted."""
+        with refusing("read", self.path, self._remedies):
+            return tuple(sorted(os.listdir(self.descriptor)))  # noqa: PTH208  # of an open one
+
+    def directories(self) -> tuple[str, ...]:
+        """The names of those in it, sorted; what a symlink leads to is none."""
+        with refusing("read", self.path, self._remedies), os.scandir(self.descriptor) as entries:
+            return tuple(sorted(e.name for e in entries if e.is_dir(follow_symlinks=False)))
+
+    def put(self, name: str, content: bytes) -> bool:
+        """Make a file be this; whether it was not before. Readers see the old or the new one.
+
+        Raises PathRefused when something is there that this process' user did not make.
+        """
+        if self._read(name) == content:
+            return False
+        with refusing("written", self.path / name, self._remedies):
+            new, here = f".{name}{_NEW}", self.descriptor
+            with suppress(FileNotFoundError):  # left by a process that was killed
+                os.unlink(new, dir_fd=here)
+            descriptor = os.open(new, _CREATE, FILE_MODE, dir_fd=here)
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, FILE_MODE)  # whatever the umask is
+                file.write(content)
+            os.rename(new, name, src_dir_fd=here, dst_dir_fd=here)
+        return True
+
+    def remove(self, name: str) -> bool:
+        """Take a file away; whether there was one. Raises PathRefused as `put` does."""
+        if self._checked(name) is None:
+            return False
+        with refusing("removed", self.path / name, self._remedies), suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.descriptor)
+        return True
+
+    def remove_child(self, name: str) -> None:
+        """Take an empty directory away, if there is one."""
+        with refusing("removed", self.path / name, self._remedies), suppress(FileNotFoundError):
+            os.rmdir(name, dir_fd=self.descriptor)
+
+    def _checked(self, name: str) -> os.stat_result | None:
+        """A plain file of this process' user; None when there is nothing."""
+        path = self.path / name
+        with refusing("looked at", path, self._remedies):
+            try:
+                found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+        if stat.S_ISLNK(found.st_mode):
+            raise _symlink(path, self._remedies)
+        if not stat.S_ISREG(found.st_mode):
+            raise PathRefused(f"{path} is no plain file", remedy="see who made it, and remove it")
+        _check_owner(path, found, os.geteuid(), self._remedies)
+        return found
+
+    def _read(self, name: str) -> bytes | None:
+        """What the file says; None when it has to be written anew anyway."""
+        found = self._checked(name)
+        if found is None or stat.S_IMODE(found.st_mode) != FILE_MODE or found.st_nlink != 1:
+            return None
+        if found.st_size > LARGEST:
+            return None
+        with refusing("read", self.path / name, self._remedies):
+            descriptor = os.open(name, _READ, dir_fd=self.descriptor)
+            with os.fdopen(descriptor, "rb") as file:
+                return file.read(LARGEST)
+
+
+def _open(stack: ExitStack, path: Path, above: int | None = None) -> int:
+    """Closed with the stack."""
+    descriptor = os.open(path, DIRECTORY_FLAGS, dir_fd=above)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def refusing(what: str, path: Path, remedies: Remedies) -> Iterator[None]:
+    """Raises an error of the system as PathRefused."""
+    try:
+        yield
+    except OSError as error:
+        if path.is_symlink():
+            raise _symlink(path, remedies) from error
+        raise PathRefused(
+            f"{path} cannot be {what}: {error.strerror}", remedy=remedies.system
+        ) from error
+
+
+def _symlink(path: Path, remedies: Remedies) -> PathRefused:
+    return PathRefused(f"{path} is a symlink, which could lead anywhere", remedy=remedies.symlink)
+
+
+def _check_owner(path: Path, found: os.stat_result, uid: int, remedies: Remedies) -> None:
+    if found.st_uid != uid:
+        raise PathRefused(
+            f"{path} belongs to user {found.st_uid}, not {uid}", remedy=remedies.owner
+        )
+
+
+def _check_writers(path: Path, found: os.stat_result, *, group: bool) -> None:
+    """A kubelet's volumes are root's, of mode 0777 or, with fsGroup, 2777: no pod can change
+    that.
+    """
+    others = found.st_mode & stat.S_IWOTH
+    own = group or found.st_gid in {0, os.getegid()}
+    if others or (found.st_mode & stat.S_IWGRP and not own):
+        raise PathRefused(
+            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})",
+            remedy=f"chmod go-w {path}"
+            if found.st_uid == os.geteuid()
+            else f"set run.dir, or for CDI cdi.dir, to a new directory in it, such as {path}/own",
+        )
