@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 
 from nodeagent.mps.context import Check, MpsContext
-from nodeagent.mps.control.commands import get_default_memory_limit, get_default_threads
+from nodeagent.mps.control.commands import get_memory_limit, get_threads
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet
@@ -239,9 +239,7 @@ async def ready(fleet: Fleet, device: str = GPU, *, within: float = 60.0) -> Dae
 async def limits(fleet: Fleet, device: str = GPU) -> tuple[str, float]:
     """The memory and thread limits in force, as the daemon itself reports them."""
     [daemon] = [running for running in fleet.running() if running.device == device]
-    memory, threads = await daemon.control.ask_each(
-        get_default_memory_limit(), get_default_threads()
-    )
+    memory, threads = await daemon.control.ask_each(get_memory_limit(), get_threads())
     return str(memory), threads
 
 

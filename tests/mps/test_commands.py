@@ -14,15 +14,11 @@ from nodeagent.mps.control import commands
 from nodeagent.mps.control.commands import (
     Command,
     get_client_list,
-    get_default_memory_limit,
-    get_default_threads,
     get_memory_limit,
     get_server_list,
     get_server_status,
     get_threads,
     quit_daemon,
-    set_default_memory_limit,
-    set_default_threads,
     set_memory_limit,
     set_threads,
     terminate_client,
@@ -33,15 +29,15 @@ EVERYTHING: list[tuple[Command[Any], str]] = [
     (get_server_list(), "get_server_list"),
     (get_server_status(7), "get_server_status 7"),
     (get_client_list(7), "get_client_list 7"),
-    (set_default_threads(25), "set_default_active_thread_percentage 25"),
-    (set_default_threads(33.33), "set_default_active_thread_percentage 33.33"),
-    (set_default_threads(0.1), "set_default_active_thread_percentage 0.1"),
-    (get_default_threads(), "get_default_active_thread_percentage"),
-    (set_threads(7, 100.0), "set_active_thread_percentage 7 100"),
+    (set_threads(25), "set_default_active_thread_percentage 25"),
+    (set_threads(33.33), "set_default_active_thread_percentage 33.33"),
+    (set_threads(0.1), "set_default_active_thread_percentage 0.1"),
+    (get_threads(), "get_default_active_thread_percentage"),
+    (set_threads(100.0, 7), "set_active_thread_percentage 7 100"),
     (get_threads(7), "get_active_thread_percentage 7"),
-    (set_default_memory_limit(40960), "set_default_device_pinned_mem_limit 0 40960M"),
-    (get_default_memory_limit(), "get_default_device_pinned_mem_limit 0"),
-    (set_memory_limit(7, 1), "set_device_pinned_mem_limit 7 0 1M"),
+    (set_memory_limit(40960), "set_default_device_pinned_mem_limit 0 40960M"),
+    (get_memory_limit(), "get_default_device_pinned_mem_limit 0"),
+    (set_memory_limit(1, 7), "set_device_pinned_mem_limit 7 0 1M"),
     (get_memory_limit(7), "get_device_pinned_mem_limit 7 0"),
     (terminate_client(7, 8), "terminate_client 7 8"),
     (quit_daemon(None), "quit"),
@@ -62,7 +58,7 @@ def test_every_command_is_in_the_table() -> None:
         for name, function in inspect.getmembers(commands, inspect.isfunction)
         if str(function.__annotations__.get("return")).startswith("Command[")
     }
-    shown = {line.split()[0] for _, line in EVERYTHING}
+    shown = {line.split()[0].replace("_default", "") for _, line in EVERYTHING}
     assert len(found) == len(shown)
 
 
@@ -78,7 +74,7 @@ DANGEROUS = [
 def test_no_dangerous_memory_can_be_said(value: Any) -> None:
     """Each is refused before there is a line."""
     with pytest.raises(ValueError, match="expected a whole number from 1 to"):
-        set_default_memory_limit(value)
+        set_memory_limit(value)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +83,7 @@ def test_no_dangerous_memory_can_be_said(value: Any) -> None:
 def test_no_dangerous_percentage_can_be_said(value: Any) -> None:
     """Where the daemon would keep the old one and say so in its log alone."""
     with pytest.raises(ValueError, match="percentage"):
-        set_default_threads(value)
+        set_threads(value)
 
 
 @pytest.mark.parametrize("pid", ["7", "7 8", "7\nquit", 0, -1, 1.0, True, None, 2**22 + 1])
@@ -105,10 +101,10 @@ def test_no_text_passes_for_a_pid(pid: Any) -> None:
         lambda: get_memory_limit(0),
         lambda: terminate_client(7, 0),
         lambda: terminate_client(0, 7),
-        lambda: set_threads(0, 1),
-        lambda: set_threads(7, 0),
-        lambda: set_memory_limit(0, 1),
-        lambda: set_memory_limit(7, 0),
+        lambda: set_threads(1, 0),
+        lambda: set_threads(0, 7),
+        lambda: set_memory_limit(1, 0),
+        lambda: set_memory_limit(0, 7),
     ],
 )
 def test_every_command_checks_what_it_says(make: Callable[[], object]) -> None:
@@ -127,9 +123,9 @@ def test_no_text_passes_for_seconds(seconds: Any) -> None:
 @given(mebibytes=st.integers(1, LARGEST_LIMIT), hundredths=st.integers(10, 10_000))
 def test_every_line_is_one_line_of_safe_forms(mebibytes: int, hundredths: int) -> None:
     """Whatever the numbers: plain digits, unit M, at most two decimals."""
-    memory = set_default_memory_limit(mebibytes).line
+    memory = set_memory_limit(mebibytes).line
     assert memory == f"set_default_device_pinned_mem_limit 0 {mebibytes:d}M"
-    threads = set_default_threads(hundredths / 100).line.split()[1]
+    threads = set_threads(hundredths / 100).line.split()[1]
     assert round(float(threads) * 100) == hundredths
     assert set(threads) <= set("0123456789.")
     assert len(threads) <= 5

@@ -22,10 +22,10 @@ from nodeagent.mps.control.client import (
 from nodeagent.mps.control.commands import (
     UnexpectedReply,
     get_client_list,
-    get_default_memory_limit,
+    get_memory_limit,
     get_server_list,
-    set_default_memory_limit,
-    set_default_threads,
+    set_memory_limit,
+    set_threads,
     terminate_client,
 )
 from nodeagent.mps.programs import Programs
@@ -72,7 +72,7 @@ async def test_a_batch(front_end: FrontEnd) -> None:
     """One connection for all of it; a reply that is wrong is an error in its own place."""
     client = front_end.client()
     pids, wrong, threads = await client.ask_each(
-        get_client_list(1), terminate_client(7, 8), set_default_threads(5)
+        get_client_list(1), terminate_client(7, 8), set_threads(5)
     )
     assert (pids, threads) == ((11, 12), 5.0)
     assert isinstance(wrong, UnexpectedReply)
@@ -85,8 +85,8 @@ async def test_a_batch(front_end: FrontEnd) -> None:
 async def test_a_truly_empty_reply(front_end: FrontEnd) -> None:
     """Only the complaint about the nonsense word came: there is nothing, and it was asked once."""
     client = front_end.client()
-    assert await client.ask(get_default_memory_limit()) is None
-    await client.ask(set_default_memory_limit(1))
+    assert await client.ask(get_memory_limit()) is None
+    await client.ask(set_memory_limit(1))
     assert len(front_end.noted("calls")) == 2
 
 

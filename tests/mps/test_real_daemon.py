@@ -18,12 +18,11 @@ import pytest
 from nodeagent.mps.control.client import ControlClient, DaemonDead, DaemonSilent
 from nodeagent.mps.control.commands import (
     UnknownServer,
-    get_default_memory_limit,
-    get_default_threads,
+    get_memory_limit,
     get_server_list,
     get_threads,
-    set_default_memory_limit,
-    set_default_threads,
+    set_memory_limit,
+    set_threads,
     terminate_client,
     threads_agree,
 )
@@ -67,25 +66,26 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
 async def test_limits_are_set_and_read_back(spec: DaemonSpec) -> None:
     """Exactly below 1G, cut down from there on, and gone with the daemon."""
     async with daemon(spec) as (_, client):
-        assert await client.ask(get_default_memory_limit()) is None
-        assert await client.ask(get_default_threads()) == 100.0
+        assert await client.ask(get_memory_limit()) is None
+        assert await client.ask(get_threads()) == 100.0
         for mebibytes in (1, 512, 1023, 1024, 1500, 5000, 40960, 81559):
-            await client.ask(set_default_memory_limit(mebibytes))
-            printed = await client.ask(get_default_memory_limit())
+            await client.ask(set_memory_limit(mebibytes))
+            printed = await client.ask(get_memory_limit())
             assert printed is not None
             assert printed.agrees_with(mebibytes), (printed, mebibytes)
         for percentage in (0.1, 0.5, 12.35, 25, 33.33, 66.66, 99.99, 100):
-            printed_threads = await client.ask(set_default_threads(percentage))
+            printed_threads = await client.ask(set_threads(percentage))
+            assert printed_threads is not None
             assert threads_agree(printed_threads, percentage), (printed_threads, percentage)
-            assert await client.ask(get_default_threads()) == printed_threads
+            assert await client.ask(get_threads()) == printed_threads
 
 
 async def test_a_hundred_callers(spec: DaemonSpec) -> None:
     """None lost, none wrong, in order."""
     async with daemon(spec) as (_, client):
-        replies = await asyncio.gather(*(client.ask(set_default_threads(n)) for n in range(1, 101)))
+        replies = await asyncio.gather(*(client.ask(set_threads(n)) for n in range(1, 101)))
         assert replies == [float(n) for n in range(1, 101)]
-        assert await client.ask(get_default_threads()) == 100.0
+        assert await client.ask(get_threads()) == 100.0
 
 
 async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
@@ -102,7 +102,7 @@ async def test_beside_other_front_ends(spec: DaemonSpec) -> None:
             for seed in range(8)
         ]
         replies = await asyncio.gather(
-            *(one.ask_each(get_default_threads(), get_server_list()) for one in (client, *others))
+            *(one.ask_each(get_threads(), get_server_list()) for one in (client, *others))
         )
         assert replies == [(100.0, ())] * 9
 

@@ -19,9 +19,9 @@ import pytest
 from nodeagent.errors import StillInUse
 from nodeagent.mps.control.commands import (
     Command,
-    get_default_memory_limit,
-    get_default_threads,
+    get_memory_limit,
     get_server_list,
+    get_threads,
 )
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
@@ -61,9 +61,7 @@ def reachable(path: Path) -> bool:
 async def limits(fleet: Fleet) -> tuple[str, float]:
     """What is really in force."""
     [daemon] = fleet.running()
-    memory, threads = await daemon.control.ask_each(
-        get_default_memory_limit(), get_default_threads()
-    )
+    memory, threads = await daemon.control.ask_each(get_memory_limit(), get_threads())
     return str(memory), threads
 
 

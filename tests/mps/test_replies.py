@@ -15,15 +15,12 @@ from nodeagent.mps.control.commands import (
     UnknownCommand,
     UnknownServer,
     get_client_list,
-    get_default_memory_limit,
-    get_default_threads,
     get_memory_limit,
     get_server_list,
     get_server_status,
     get_threads,
     quit_daemon,
-    set_default_memory_limit,
-    set_default_threads,
+    set_memory_limit,
     set_threads,
     terminate_client,
     threads_agree,
@@ -42,13 +39,13 @@ from nodeagent.mps.lifecycle.model import ServerStatus
         (get_server_status(7), "", None),
         (get_client_list(7), "12\n", (12,)),
         (get_client_list(7), "0\n0\n", (0, 0)),
-        (set_default_threads(33.33), "33.3", 33.3),
-        (get_default_threads(), "100.0", 100.0),
+        (set_threads(33.33), "33.3", 33.3),
+        (get_threads(), "100.0", 100.0),
         (get_threads(7), "", None),
-        (set_threads(7, 5), "5.0", 5.0),
-        (set_default_memory_limit(1), "", None),
-        (get_default_memory_limit(), "", None),
-        (get_default_memory_limit(), "2G", MemoryLimit(2, "G")),
+        (set_threads(5, 7), "5.0", 5.0),
+        (set_memory_limit(1), "", None),
+        (get_memory_limit(), "", None),
+        (get_memory_limit(), "2G", MemoryLimit(2, "G")),
         (get_memory_limit(7), "512M", MemoryLimit(512, "M")),
         (terminate_client(7, 8), "0", 0),
         (quit_daemon(1), "", None),
@@ -73,10 +70,10 @@ def test_values(command: Command[Any], reply: str, value: object) -> None:
         (get_server_list(), "4194305", UnexpectedReply),
         (get_server_list(), "\n".join(map(str, range(1, 1026))), UnexpectedReply),
         (get_client_list(7), "4194305", UnexpectedReply),
-        (get_default_threads(), "", UnexpectedReply),
-        (get_default_threads(), "33.3\n33.3", UnexpectedReply),
-        (get_default_memory_limit(), "much", UnexpectedReply),
-        (set_default_memory_limit(1), "Invalid", UnexpectedReply),
+        (get_threads(), "", UnexpectedReply),
+        (get_threads(), "33.3\n33.3", UnexpectedReply),
+        (get_memory_limit(), "much", UnexpectedReply),
+        (set_memory_limit(1), "Invalid", UnexpectedReply),
         (terminate_client(7, 8), "", UnexpectedReply),
     ],
 )
@@ -106,7 +103,7 @@ def test_refusals(command: Command[Any], reply: str, kind: type[UnexpectedReply]
 )
 def test_the_floor_rule(printed: str, mebibytes: int, agrees: bool) -> None:
     """The daemon cuts down to whole G from 1G up; what was set is known exactly."""
-    limit = get_default_memory_limit().read([printed])
+    limit = get_memory_limit().read([printed])
     assert limit is not None
     assert str(limit) == printed
     assert limit.agrees_with(mebibytes) is agrees
@@ -128,7 +125,7 @@ def test_no_reply_crashes_the_reading(text: str) -> None:
         get_client_list(7),
         get_server_list(),
         get_server_status(7),
-        get_default_memory_limit(),
+        get_memory_limit(),
     ):
         try:
             command.read(text.splitlines())

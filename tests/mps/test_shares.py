@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.mps.control.commands import set_default_memory_limit
+from nodeagent.mps.control.commands import set_memory_limit
 from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment, spec_for
 from nodeagent.plan.desired import MpsEntry, ShareEntry
 from nodeagent.plan.observed import Gpu
@@ -240,7 +240,7 @@ def test_from_the_document_to_what_is_said(written: object, mebibytes: int | Non
     wanted = WantedMps(found, Account(1000, 1000))
     daemon = spec_for(wanted, GPU, pipe_directory="/run/x/pipe", log_directory="/run/x/log")
     assert daemon.memory_limit is not None
-    said = set_default_memory_limit(daemon.memory_limit).line
+    said = set_memory_limit(daemon.memory_limit).line
     assert said == f"set_default_device_pinned_mem_limit 0 {mebibytes}M"
     [client] = found.slots
     assert client_environment(daemon, client)[MEMORY_VARIABLE] == f"0={mebibytes}M"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from nodeagent.errors import NodeagentError
@@ -22,6 +23,7 @@ from nodeagent.plan.shares import percentage_text
 
 DEVICE = 0  # a daemon has one device, so its ordinal is this
 LARGEST_PID = 2**22  # the kernel's own limit
+_THREADS, _MEMORY = "active_thread_percentage", "device_pinned_mem_limit"
 _MOST = 1024  # pids in one reply; a device has some tens of clients at most
 
 T_co = TypeVar("T_co", covariant=True)
@@ -101,16 +103,15 @@ def _pids(reply: Reply, least: int = 1) -> tuple[int, ...]:
     return found
 
 
-def _client_pids(reply: Reply) -> tuple[int, ...]:
-    return _pids(reply, least=0)
+def _percentage(server: int | None) -> Callable[[Reply], float | None]:
+    """Only a server can be busy, and reply nothing."""
 
+    def parse(reply: Reply) -> float | None:
+        if not reply and server is not None:
+            return None
+        return float(_one(r"[0-9]{1,3}(\.[0-9]{1,6})?", reply)[0])
 
-def _percentage(reply: Reply) -> float:
-    return float(_one(r"[0-9]{1,3}(\.[0-9]{1,6})?", reply)[0])
-
-
-def _percentage_unless_busy(reply: Reply) -> float | None:
-    return _percentage(reply) if reply else None
+    return parse
 
 
 def _memory_limit(reply: Reply) -> MemoryLimit | None:
@@ -170,54 +171,37 @@ def get_server_status(server: int) -> Command[ServerStatus | None]:
 
 def get_client_list(server: int) -> Command[tuple[int, ...]]:
     """The pids of a server's clients; 0 for one in a pid namespace that the daemon cannot see."""
-    return Command(f"get_client_list {_pid(server)}", _client_pids)
+    return Command(f"get_client_list {_pid(server)}", partial(_pids, least=0))
 
 
-def set_default_threads(percentage: float) -> Command[float]:
-    """The percentage of threads for later servers; the reply is what is in force."""
+def set_threads(percentage: float, server: int | None = None) -> Command[float | None]:
+    """The percentage of threads for later clients of a server (None: for later servers). The reply
+    is what is in force, None from a server that is busy.
+    """
     check_percentage(percentage)
-    text = percentage_text(percentage)
-    return Command(f"set_default_active_thread_percentage {text}", _percentage)
+    return Command(
+        f"{_limit('set', _THREADS, server)} {percentage_text(percentage)}", _percentage(server)
+    )
 
 
-def get_default_threads() -> Command[float]:
-    """The percentage of threads for later servers."""
-    return Command("get_default_active_thread_percentage", _percentage)
+def get_threads(server: int | None = None) -> Command[float | None]:
+    """The percentage of threads as for `set_threads`; None: the server is busy."""
+    return Command(_limit("get", _THREADS, server), _percentage(server))
 
 
-def set_threads(server: int, percentage: float) -> Command[float | None]:
-    """The percentage of threads for later clients of a server; None: it is busy."""
-    check_percentage(percentage)
-    text = percentage_text(percentage)
-    return Command(f"set_active_thread_percentage {_pid(server)} {text}", _percentage_unless_busy)
-
-
-def get_threads(server: int) -> Command[float | None]:
-    """The percentage of threads for later clients of a server; None: it is busy."""
-    return Command(f"get_active_thread_percentage {_pid(server)}", _percentage_unless_busy)
-
-
-def set_default_memory_limit(mebibytes: int) -> Command[None]:
-    """The MiB for each client of later servers. No reply, right or wrong."""
+def set_memory_limit(mebibytes: int, server: int | None = None) -> Command[None]:
+    """The MiB for each later client of a server (None: of later servers); no reply."""
     check_memory(mebibytes)
-    return Command(f"set_default_device_pinned_mem_limit {DEVICE} {mebibytes}M", _nothing)
+    return Command(f"{_limit('set', _MEMORY, server)} {DEVICE} {mebibytes}M", _nothing)
 
 
-def get_default_memory_limit() -> Command[MemoryLimit | None]:
-    """The limit of each client of later servers; None: no limit."""
-    return Command(f"get_default_device_pinned_mem_limit {DEVICE}", _memory_limit)
+def get_memory_limit(server: int | None = None) -> Command[MemoryLimit | None]:
+    """The limit as for `set_memory_limit`; None: no limit, or the server is busy."""
+    return Command(f"{_limit('get', _MEMORY, server)} {DEVICE}", _memory_limit)
 
 
-def set_memory_limit(server: int, mebibytes: int) -> Command[None]:
-    """The MiB for each later client of a server."""
-    check_memory(mebibytes)
-    line = f"set_device_pinned_mem_limit {_pid(server)} {DEVICE} {mebibytes}M"
-    return Command(line, _nothing)
-
-
-def get_memory_limit(server: int) -> Command[MemoryLimit | None]:
-    """The limit of each later client of a server; None: no limit, or it is busy."""
-    return Command(f"get_device_pinned_mem_limit {_pid(server)} {DEVICE}", _memory_limit)
+def _limit(verb: str, what: str, server: int | None) -> str:
+    return f"{verb}_default_{what}" if server is None else f"{verb}_{what} {_pid(server)}"
 
 
 def terminate_client(server: int, client: int) -> Command[int]:

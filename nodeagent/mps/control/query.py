@@ -19,14 +19,10 @@ from nodeagent.mps.control.commands import (
     UnknownCommand,
     UnknownServer,
     get_client_list,
-    get_default_memory_limit,
-    get_default_threads,
     get_memory_limit,
     get_server_list,
     get_server_status,
     get_threads,
-    set_default_memory_limit,
-    set_default_threads,
     set_memory_limit,
     set_threads,
     threads_agree,
@@ -57,7 +53,7 @@ class Seen:
 
     servers: tuple[SeenServer, ...]
     memory_limit: MemoryLimit | Wrong | None
-    threads: float | Wrong
+    threads: float | Wrong | None
     tells_status: bool = True
 
     @property
@@ -79,7 +75,7 @@ async def ask_everything(
     `status`: whether to ask for the status of servers. Raises ControlError, and UnexpectedReply if
     not even the list of servers could be read.
     """
-    defaults = get_server_list(), get_default_memory_limit(), get_default_threads()
+    defaults = get_server_list(), get_memory_limit(), get_threads()
     listed, memory, threads, *answers = await control.ask_each(
         *defaults, *_questions(servers, status=status)
     )
@@ -132,33 +128,32 @@ async def set_limits(control: ControlClient, spec: DaemonSpec) -> None:
     """The daemon's defaults, then those of the servers it has. Whether they were taken is only
     known by reading them back; what the daemon says here is no proof. Raises ControlError.
     """
-    defaults: list[Command[Any]] = [set_default_threads(spec.thread_percentage)]
-    if spec.memory_limit is not None:
-        defaults.append(set_default_memory_limit(spec.memory_limit))
-    *_, servers = await control.ask_each(*defaults, get_server_list())
-    commands: list[Command[Any]] = []
-    for server in () if isinstance(servers, UnexpectedReply) else servers:
-        commands.append(set_threads(server, spec.thread_percentage))
-        if spec.memory_limit is not None:
-            commands.append(set_memory_limit(server, spec.memory_limit))
+    *_, servers = await control.ask_each(*_limits(spec, None), get_server_list())
+    listed = () if isinstance(servers, UnexpectedReply) else servers
+    commands = [command for server in listed for command in _limits(spec, server)]
     if commands:
         await control.ask_each(*commands)
+
+
+def _limits(spec: DaemonSpec, server: int | None) -> Iterator[Command[Any]]:
+    yield set_threads(spec.thread_percentage, server)
+    if spec.memory_limit is not None:
+        yield set_memory_limit(spec.memory_limit, server)
 
 
 def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
     """What is in force and not as `spec` wants it, in words. Of a server that is busy nothing is
     known; it is asked again when it is not.
     """
-    found = [*_of("", seen.memory_limit, seen.threads, spec)]
+    found = [*_differences("", seen, spec)]
     for server in seen.servers:
         if server.clients is not None:
-            found += _of(f"server {server.pid}: ", server.memory_limit, server.threads, spec)
+            found += _differences(f"server {server.pid}: ", server, spec)
     return tuple(found)
 
 
-def _of(
-    whose: str, memory: MemoryLimit | Wrong | None, threads: float | Wrong | None, spec: DaemonSpec
-) -> Iterator[str]:
+def _differences(whose: str, seen: Seen | SeenServer, spec: DaemonSpec) -> Iterator[str]:
+    memory, threads = seen.memory_limit, seen.threads
     if isinstance(memory, UnexpectedReply):
         yield f"{whose}memory limit not known ({memory.message})"
     elif spec.memory_limit is None:
