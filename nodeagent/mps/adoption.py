@@ -26,7 +26,7 @@ from nodeagent.mps.control.query import Seen, ask_everything, differences
 from nodeagent.mps.files.directories import Directories, directories_of
 from nodeagent.mps.files.records import Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets
-from nodeagent.mps.launch.process import DaemonProcess, NotTheDaemon, adopt
+from nodeagent.mps.launch.process import DaemonProcess, adopt
 from nodeagent.mps.lifecycle.model import Phase
 from nodeagent.mps.processes import CONTROL, Identity, identify, processes_of
 from nodeagent.mps.programs import Programs
@@ -115,10 +115,8 @@ def found_process(spec: DaemonSpec, noted: Identity | None) -> DaemonProcess | N
     if noted is None or identify(noted.pid) != noted:
         candidates = list(processes_of(spec.pipe_directory, CONTROL))
     for identity in candidates:
-        try:
-            return adopt(identity, spec)
-        except NotTheDaemon:
-            continue
+        if process := adopt(identity, spec):
+            return process
     return None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.files.log import LogWatch
-from nodeagent.mps.launch.command import Launcher
+from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec

@@ -21,14 +21,12 @@ class Programs:
 
     `control` is the program with leading arguments, if any; `path` is its PATH, in which it looks
     for the server (distributions put that into /usr/sbin); `library_path` says where libcuda is,
-    if not where the loader looks. `multi_user_flag` asks for a server of all users in the form
-    that the installed program understands ("": in none; `probing` finds out).
+    if not where the loader looks.
     """
 
     control: tuple[str, ...] = (CONTROL,)
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     library_path: str = ""
-    multi_user_flag: str = "-multiuser-server"
 
     def environment(self, pipe_directory: str, log_directory: str) -> dict[str, str]:
         """All that a program of the daemon at this place has in its environment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from nodeagent.mps.context import START_PATIENCE, Check, MpsContext
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher, can_put_shm
-from nodeagent.mps.launch.command import AnyUserLauncher, Launcher, shm_directory
-from nodeagent.mps.launch.probing import Probe, probe
+from nodeagent.mps.launch.launcher import Launcher, shm_directory
+from nodeagent.mps.launch.probing import probe
 from nodeagent.mps.launch.service import ServiceLauncher
 from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.programs import Programs
@@ -120,17 +120,20 @@ def launch_of(settings: MpsSettings, *, simulated: bool) -> str:
 
 
 def _launcher(settings: MpsSettings, places: MpsPlaces) -> Launcher:
+    programs, way = places.programs, launch_of(settings, simulated=places.simulated)
     private = has_private_shm(settings, simulated=places.simulated)
-    way = launch_of(settings, simulated=places.simulated)
 
-    def make(programs: Programs) -> Launcher:
-        if way == "child":
-            return ChildLauncher(programs, private_shm=private)
-        host = way == "hostSystemd"
-        return ServiceLauncher(programs, host=host, private_shm=private, deadline=_SERVICE_DEADLINE)
-
-    def try_out() -> Awaitable[Probe]:
+    async def find_flag() -> str:
         scratch = places.run_dir / _PROBES
-        return probe(places.programs, scratch=scratch, deadline=settings.answer_deadline)
+        found = await probe(programs, scratch=scratch, deadline=settings.answer_deadline)
+        return found.multi_user_flag or ""
 
-    return AnyUserLauncher(places.programs, make=make, probe=try_out)
+    if way == "child":
+        return ChildLauncher(programs, private_shm=private, find_flag=find_flag)
+    return ServiceLauncher(
+        programs,
+        host=way == "hostSystemd",
+        deadline=_SERVICE_DEADLINE,
+        private_shm=private,
+        find_flag=find_flag,
+    )

@@ -19,7 +19,7 @@ from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.command import Launcher, shm_directory
+from nodeagent.mps.launch.launcher import Launcher, shm_directory
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -93,16 +93,30 @@ def spec_for(folder: Path, uid: int, gid: int, *, device: str = GPU) -> DaemonSp
 
 @asynccontextmanager
 async def running(
-    spec: DaemonSpec, programs: Programs, *, private_shm: bool = False
+    spec: DaemonSpec,
+    programs: Programs,
+    *,
+    private_shm: bool = False,
+    find_flag: Callable[[], Awaitable[str]] | None = None,
 ) -> AsyncIterator[DaemonProcess]:
     """A daemon that has noted what it was given; killed in the end."""
-    process = await ChildLauncher(programs, private_shm=private_shm).launch(spec)
+    launcher = ChildLauncher(programs, private_shm=private_shm, find_flag=find_flag)
+    process = await launcher.launch(spec)
     try:
         await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
         yield process
     finally:
         process.kill()
         await process.wait()
+
+
+def flag(known: str) -> Callable[[], Awaitable[str]]:
+    """Finds this flag of servers for all users."""
+
+    async def find_flag() -> str:
+        return known
+
+    return find_flag
 
 
 def seen(spec: DaemonSpec) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.command import Launcher
+from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.mps.processes import CONTROL, SERVER, Identity, identify
 from nodeagent.mps.programs import Programs

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.command import AnyUserLauncher
-from nodeagent.mps.launch.probing import Probe, probe
+from nodeagent.mps.launch.probing import probe
 from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.programs import Programs
@@ -31,11 +30,12 @@ class Trying:
             control=(str(folder / "bin" / CONTROL),), path=f"{folder}/bin:/usr/bin:/bin"
         )
         self.trials = 0
-        self.launcher = AnyUserLauncher(self._programs, make=ChildLauncher, probe=self._try)
+        self.launcher = ChildLauncher(self._programs, find_flag=self._find_flag)
 
-    async def _try(self) -> Probe:
+    async def _find_flag(self) -> str:
         self.trials += 1
-        return await probe(self._programs, scratch=self._scratch, deadline=60)
+        found = await probe(self._programs, scratch=self._scratch, deadline=60)
+        return found.multi_user_flag or ""
 
 
 @as_root

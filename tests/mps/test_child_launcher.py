@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.command import shm_directory
+from nodeagent.mps.launch.launcher import shm_directory
 from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.processes import CONTROL, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
-from tests.mps.conftest import running, seen, spec_for
+from tests.mps.conftest import flag, running, seen, spec_for
 from tests.mps.fleet_rig import GPU
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
@@ -96,7 +96,8 @@ async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> N
 
 async def test_a_multi_user_server_is_asked_for(spec: DaemonSpec, programs: Programs) -> None:
     """By the flag that the daemon takes beside -f."""
-    async with running(replace(spec, multi_user=True), programs):
+    wanted = replace(spec, multi_user=True)
+    async with running(wanted, programs, find_flag=flag("-multiuser-server")):
         assert seen(spec)["arguments"] == ["-f", "-multiuser-server"]
 
 
@@ -200,8 +201,8 @@ async def test_a_driver_without_servers_for_all(spec: DaemonSpec, programs: Prog
     """It is said, instead of started as something else; another form of the flag is used."""
     wanted = replace(spec, multi_user=True)
     with pytest.raises(StartError, match="has no server for all users"):
-        await ChildLauncher(replace(programs, multi_user_flag="")).launch(wanted)
-    async with running(wanted, replace(programs, multi_user_flag="-M")):
+        await ChildLauncher(programs, find_flag=flag("")).launch(wanted)
+    async with running(wanted, programs, find_flag=flag("-M")):
         assert seen(spec)["arguments"] == ["-f", "-M"]
 
 

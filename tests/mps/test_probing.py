@@ -20,7 +20,7 @@ from tests.simulation.mps.rig import CONTROL as REAL
 from tests.simulation.mps.rig import real_programs
 
 BY_ROOT = os.geteuid() == 0
-BOTH = "-multiuser-server" if BY_ROOT else ""
+BOTH = "-multiuser-server"
 
 
 def programs_in(folder: Path) -> Programs:
@@ -52,11 +52,11 @@ def _processes_below(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("535", Probe("", False, False, False, (), "")),
-        ("550", Probe("", False, False, False, (), "")),
-        ("555", Probe("", True, False, False, (), BOTH)),
-        ("580", Probe("13000", True, False, False, (), BOTH)),
-        ("615", Probe("13030", True, True, True, (), BOTH)),
+        ("535", Probe("", "", False, False, ())),
+        ("550", Probe("", "", False, False, ())),
+        ("555", Probe("", BOTH, False, False, ())),
+        ("580", Probe("13000", BOTH, False, False, ())),
+        ("615", Probe("13030", BOTH, True, True, ())),
     ],
 )
 async def test_each_version(
@@ -65,7 +65,7 @@ async def test_each_version(
     """Every version is recognised; servers for all users only root can find out about."""
     install(open_folder / "bin", version=version)
     found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
-    assert found == (expected if BY_ROOT else replace(expected, multi_user=None))
+    assert found == (expected if BY_ROOT else replace(expected, multi_user_flag=None))
 
 
 @pytest.mark.skipif(shutil.which(REAL) is None, reason=f"no {REAL} on PATH")

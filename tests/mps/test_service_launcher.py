@@ -17,7 +17,7 @@ from nodeagent.mps.processes import CONTROL, identify, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
-from tests.mps.conftest import seen, spec_for, wait_for
+from tests.mps.conftest import flag, seen, spec_for, wait_for
 from tests.mps.fleet_rig import GPU
 from tests.mps.systemd_programs import SystemdPrograms
 
@@ -33,10 +33,16 @@ def systemd(open_folder: Path, programs: Programs) -> SystemdPrograms:
 
 @asynccontextmanager
 async def service(
-    spec: DaemonSpec, programs: Programs, *, host: bool = False, private_shm: bool = False
+    spec: DaemonSpec,
+    programs: Programs,
+    *,
+    host: bool = False,
+    private_shm: bool = False,
 ) -> AsyncIterator[DaemonProcess]:
     """A daemon that has noted what it was given; killed in the end."""
-    launcher = ServiceLauncher(programs, host=host, private_shm=private_shm, deadline=60)
+    launcher = ServiceLauncher(
+        programs, host=host, deadline=60, private_shm=private_shm, find_flag=flag("-M")
+    )
     process = await launcher.launch(spec)
     try:
         await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
@@ -85,7 +91,7 @@ async def test_what_systemd_is_asked_for(
         "--property=OOMScoreAdjust=-500",
         f"--property=BindPaths={Path(spec.pipe_directory).parent}/shm:/dev/shm",
     } < set(call)
-    assert call[call.index("--") + 1 :] == [*programs.control, "-f", "-multiuser-server"]
+    assert call[call.index("--") + 1 :] == [*programs.control, "-f", "-M"]
 
 
 @pytest.mark.parametrize("host", [False, True])
@@ -107,6 +113,7 @@ async def test_another_agent_adopts_it(
     """It is no agent's child, so nothing of the first one's is needed."""
     async with service(spec, programs) as process:
         adopted = adopt(process.identity, spec)
+        assert adopted is not None
         os.kill(process.pid, signal.SIGKILL)
         assert (
             await adopted.wait() == "its status is not known, because an earlier agent started it"
@@ -140,7 +147,7 @@ async def test_one_that_ends_at_once(
 ) -> None:
     """Seen as its end, or, where it is quicker, as a start that failed; with its status."""
     (Path(spec.log_directory) / "end").touch()
-    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=60)
+    launcher = ServiceLauncher(programs, host=False, deadline=60)
     try:
         how = await (await launcher.launch(spec)).wait()
     except StartError as error:
@@ -151,7 +158,7 @@ async def test_one_that_ends_at_once(
 async def test_no_program(spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms) -> None:
     """systemd gives a number alone; its meaning is said, and the unit does not stay."""
     missing = replace(programs, control=("/nowhere/control",))
-    launcher = ServiceLauncher(missing, host=False, private_shm=False, deadline=60)
+    launcher = ServiceLauncher(missing, host=False, deadline=60)
     with pytest.raises(StartError, match=r"Job for .* failed .*\(the program cannot be run\)"):
         await launcher.launch(spec)
     assert systemd.units() == []
@@ -171,7 +178,7 @@ async def test_a_unit_that_runs_already(
 ) -> None:
     """It is named, not replaced: another program may use it."""
     systemd.turn(UNIT, ActiveState="active", MainPID=815)
-    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=60)
+    launcher = ServiceLauncher(programs, host=False, deadline=60)
     with pytest.raises(StartError, match=f"{UNIT} runs already, with pid 815"):
         await launcher.launch(spec)
 
@@ -181,7 +188,7 @@ async def test_systemd_does_not_answer(
 ) -> None:
     """The deadline ends it, and what may come late is taken back."""
     (systemd.folder / "hang").touch()
-    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=0.5)
+    launcher = ServiceLauncher(programs, host=False, deadline=0.5)
     with pytest.raises(StartError, match=r"has not started .* within 0\.5 s"):
         await launcher.launch(spec)
     assert systemd.calls()[-1] == ["systemctl", "stop", "--no-block", UNIT]
@@ -198,7 +205,7 @@ async def test_no_systemd(
         True: ("nsenter", "nsenter: failed to execute systemctl: No such file", "hostPID"),
     }[host]
     (systemd.folder / program).write_text(f"#!/bin/sh\necho '{complaint}' >&2\nexit 1\n")
-    launcher = ServiceLauncher(programs, host=host, private_shm=False, deadline=60)
+    launcher = ServiceLauncher(programs, host=host, deadline=60)
     with pytest.raises(StartError, match=complaint) as refusal:
         await launcher.launch(spec)
     assert remedy in (refusal.value.remedy or "")
@@ -212,7 +219,6 @@ async def test_what_systemd_could_misread(
     launcher = ServiceLauncher(
         replace(programs, library_path=f"/opt/{hostile}"),
         host=False,
-        private_shm=False,
         deadline=60,
     )
     with pytest.raises(StartError, match="systemd could take for its own"):
@@ -228,7 +234,7 @@ async def test_a_log_that_leads_elsewhere(
     victim.touch()
     log = Path(spec.log_directory) / "daemon.log"
     log.symlink_to(victim)
-    launcher = ServiceLauncher(programs, host=False, private_shm=False, deadline=60)
+    launcher = ServiceLauncher(programs, host=False, deadline=60)
     with pytest.raises(StartError, match="remove what is in its place"):
         await launcher.launch(spec)
     log.unlink()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli.parser import parse
-from nodeagent.mps.launch.command import OPEN_FILES
+from nodeagent.mps.launch.launcher import OPEN_FILES
 from nodeagent.settings import load_settings
 
 UNITS = Path(__file__).parents[2] / "systemd"

@@ -15,7 +15,7 @@ from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, directories_of
-from nodeagent.mps.launch.command import OPEN_FILES
+from nodeagent.mps.launch.launcher import OPEN_FILES
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
 from nodeagent.plan.desired import PlanDocument

@@ -16,23 +16,28 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 
-from nodeagent.mps.launch.command import (
+from nodeagent.mps.launch.launcher import (
     OOM_SCORE,
     OPEN_FILES,
     UMASK,
-    daemon_command,
-    daemon_environment,
+    Launcher,
+    Start,
     open_log,
-    shm_directory,
 )
-from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, StartError, in_words
-from nodeagent.mps.processes import CONTROL, Identity, identify
-from nodeagent.mps.programs import Programs
+from nodeagent.mps.launch.process import (
+    UNKNOWN_END,
+    DaemonProcess,
+    StartError,
+    identity_of,
+    in_words,
+)
+from nodeagent.mps.processes import Identity
 from nodeagent.mps.shares import DaemonSpec
 
 T = TypeVar("T")
@@ -45,18 +50,17 @@ _MS_SLAVE = 1 << 19
 _SHARED_MEMORY = b"/dev/shm"
 
 
-def _put_shm(spec: DaemonSpec) -> None:
+def _put_shm(device: str, directory: Path) -> None:
     """Give the calling thread the device's own /dev/shm. There is no way back: it must end soon.
 
     What is mounted elsewhere later still appears, what is mounted here appears nowhere else.
     """
-    directory = shm_directory(spec, private=True)
     try:
         done = _part().mount(os.fsencode(directory), _SHARED_MEMORY, None, _MS_BIND, None)
         _check(done, f"{directory} cannot be mounted on /dev/shm")
     except OSError as error:
         raise StartError(
-            f"the daemon of {spec.device} cannot have a /dev/shm of its own: {error.strerror}",
+            f"the daemon of {device} cannot have a /dev/shm of its own: {error.strerror}",
             remedy="run as root with CAP_SYS_ADMIN (a privileged container; under systemd "
             "RestrictNamespaces=mnt), or set mps.shm to host",
         ) from error
@@ -89,24 +93,19 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-class ChildLauncher:
-    """Each with a session of its own, and its words in a file, not in a pipe that would break.
-
-    With `private_shm` each device has a /dev/shm of its own, which takes CAP_SYS_ADMIN.
+@dataclass(eq=False)
+class ChildLauncher(Launcher):
+    """Each with a session of its own, and its words in a file, not in a pipe that would break. A
+    /dev/shm of its own takes CAP_SYS_ADMIN.
     """
 
-    def __init__(self, programs: Programs, *, private_shm: bool = False) -> None:
-        self._programs = programs
-        self._private_shm = private_shm
-        # A fork stops the whole interpreter for some milliseconds; in between, the loop has its
-        # turn.
-        self._one_by_one = asyncio.Lock()
+    # A fork stops the whole interpreter for some milliseconds; in between, the loop has its turn.
+    _one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def launch(self, spec: DaemonSpec) -> DaemonProcess:
-        """Start a daemon as `spec` says; its directories have been made. Raises StartError."""
+    async def _start(self, start: Start) -> DaemonProcess:
         async with self._one_by_one:
             # A thread of its own, not one of a pool: it may get another mount namespace, for good.
-            starting = _in_new_thread(lambda: self._start(spec))
+            starting = _in_new_thread(lambda: _spawned(start))
             try:
                 identity = await asyncio.shield(asyncio.wrap_future(starting))
             except asyncio.CancelledError:
@@ -117,47 +116,42 @@ class ChildLauncher:
         except OSError as error:  # no descriptor left, say: it would run on without anybody's care
             await asyncio.to_thread(_take_back, starting)
             raise StartError(
-                f"the daemon of {spec.device} cannot be watched: {error.strerror}",
+                f"the daemon of {start.spec.device} cannot be watched: {error.strerror}",
                 remedy="see how many files the agent may have open (LimitNOFILE)",
             ) from error
 
-    def _start(self, spec: DaemonSpec) -> Identity:
-        """Blocks until the program is loaded."""
-        command = daemon_command(spec, self._programs)
-        log = open_log(spec)
-        try:
-            if self._private_shm:
-                _put_shm(spec)
-            child = self._spawn(spec, command, log)
-        finally:
-            os.close(log)
-        _allow_open_files(child.pid)
-        _spare(child.pid)
-        child.returncode = 0  # waited for by pidfd from here on; that it runs needs no warning
-        started = identify(child.pid)
-        return started or Identity(child.pid, 0, spec.uid, CONTROL, spec.pipe_directory)
 
-    def _spawn(self, spec: DaemonSpec, command: list[str], log: int) -> subprocess.Popen[bytes]:
-        try:
-            child: subprocess.Popen[bytes] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=daemon_environment(spec, self._programs),
-                start_new_session=True,
-                umask=UMASK,
-                **_credentials(spec),  # type: ignore[call-overload]  # user and groups, or none
-            )
-            return child
-        except (OSError, subprocess.SubprocessError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise StartError(
-                f"{command[0]} cannot be run as user {spec.uid}: {reason}",
-                remedy="install it, or set the path of it; run as root to run it as another user, "
-                "under systemd with systemd/mps-children.conf",
-            ) from error
+def _spawned(start: Start) -> Identity:
+    """Blocks until the program is loaded."""
+    spec = start.spec
+    log = open_log(spec)
+    try:
+        if start.shm is not None:
+            _put_shm(spec.device, start.shm)
+        child: subprocess.Popen[bytes] = subprocess.Popen(
+            start.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=start.environment,
+            start_new_session=True,
+            umask=UMASK,
+            **_credentials(spec),  # type: ignore[call-overload]  # user and groups, or none
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StartError(
+            f"{start.command[0]} cannot be run as user {spec.uid}: {reason}",
+            remedy="install it, or set the path of it; run as root to run it as another user, "
+            "under systemd with systemd/mps-children.conf",
+        ) from error
+    finally:
+        os.close(log)
+    _allow_open_files(child.pid)
+    _spare(child.pid)
+    child.returncode = 0  # waited for by pidfd from here on; that it runs needs no warning
+    return identity_of(child.pid, spec)
 
 
 def _in_new_thread(start: Callable[[], T]) -> Future[T]:

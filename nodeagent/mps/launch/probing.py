@@ -92,15 +92,19 @@ _VERSION = re.compile(r"\bversion:?\s+(\d[\w.]*)", re.IGNORECASE)
 @dataclass(frozen=True, slots=True)
 class Probe:
     """What was found. `version` is what the control program calls itself, "" where it says
-    nothing (before 580). None: it could not be found out, and `problems` may say why.
+    nothing (before 580). `multi_user_flag` asks for a server of all users in the form that is
+    understood, "" where none is. None: it could not be found out, and `problems` may say why.
     """
 
     version: str
-    multi_user: bool | None
+    multi_user_flag: str | None
     static_partitioning: bool | None
     protocol_v3: bool | None
     problems: tuple[Problem, ...]
-    multi_user_flag: str = ""  # the form of it that is understood
+
+    @property
+    def multi_user(self) -> bool | None:
+        return None if self.multi_user_flag is None else self.multi_user_flag != ""
 
 
 async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
@@ -167,11 +171,10 @@ class _Trials:
             self._try("static", "-S", question="lspart"),
             self._try("newer", "-p", "3", words=("server", "list")),
         )
-        multi_user, flag = _multi_user(first, second)
+        found = _VERSION.search(plain.said) or _VERSION.search(await self._output_of("-v"))
         return Probe(
-            version=_version(plain.said) or _version(await self._output_of("-v")),
-            multi_user=multi_user,
-            multi_user_flag=flag,
+            version=found[1] if found else "",
+            multi_user_flag=_multi_user_flag(first, second),
             static_partitioning=static.understood,
             protocol_v3=newer.understood,
             problems=self._problems(first, second, static, newer),
@@ -197,7 +200,8 @@ class _Trials:
         `question`. Raises OSError when the program cannot be run.
         """
         folder = self._folder / name
-        await asyncio.to_thread(_make_trial, folder)
+        for directory in (folder, folder / "pipe", folder / "log"):
+            await asyncio.to_thread(directory.mkdir, mode=0o700)
         reply: tuple[str, ...] | None = None
         async with self._daemon(folder, flags) as process:
             try:
@@ -206,7 +210,8 @@ class _Trials:
                 accepted: bool | None = reply is not None
             except (TimeoutError, ControlError):
                 accepted = False if await _has_ended(process) else None
-        return _Trial(accepted, await asyncio.to_thread(_said, folder), reply or ())
+        said = await asyncio.to_thread((folder / "said").read_text, errors="replace")
+        return _Trial(accepted, said, reply or ())
 
     async def _ask(
         self,
@@ -271,34 +276,20 @@ class _Trials:
         return self._programs.environment(str(folder / "pipe"), str(folder / "log"))
 
 
-def _make_trial(folder: Path) -> None:
-    for directory in (folder, folder / "pipe", folder / "log"):
-        directory.mkdir(mode=0o700)
-
-
-def _said(folder: Path) -> str:
-    return (folder / "said").read_text(errors="replace")
-
-
 async def _has_ended(process: asyncio.subprocess.Process) -> bool:
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), _DYING)
     return process.returncode is not None
 
 
-def _version(text: str) -> str:
-    found = _VERSION.search(text)
-    return found[1] if found else ""
-
-
-def _multi_user(first: _Trial, second: _Trial) -> tuple[bool | None, str]:
-    """Whether there are servers for all users, and the flag that asks for one."""
+def _multi_user_flag(*trials: _Trial) -> str | None:
+    """The first that is understood, of trials of each."""
     if os.geteuid() != 0:
-        return None, ""  # whatever the program is, it refuses everybody but root
-    for trial, flag in zip((first, second), MULTI_USER_FLAGS, strict=True):
+        return None  # whatever the program is, it refuses everybody but root
+    for trial, flag in zip(trials, MULTI_USER_FLAGS, strict=True):
         if trial.accepted:
-            return True, flag
-    return (None if None in (first.accepted, second.accepted) else False), ""
+            return flag
+    return None if any(trial.accepted is None for trial in trials) else ""
 
 
 def _nothing(message: str, remedy: str) -> Probe:

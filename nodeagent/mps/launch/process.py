@@ -22,10 +22,6 @@ class StartError(NodeagentError):
     """The daemon's process could not be started."""
 
 
-class NotTheDaemon(NodeagentError):
-    """The process is not the daemon it was taken for, and is left alone."""
-
-
 class DaemonProcess:
     """A running daemon, this process' child or not; made inside the event loop.
 
@@ -66,36 +62,25 @@ class DaemonProcess:
         return await self._find_end()
 
 
-def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess:
-    """Take over a daemon that an earlier agent started and noted as `identity`.
+def identity_of(pid: int, spec: DaemonSpec) -> Identity:
+    """Of a process that was just started as `spec`; without a start time where it has ended."""
+    return identify(pid) or Identity(pid, 0, spec.uid, CONTROL, spec.pipe_directory)
 
-    Raises NotTheDaemon with the first thing that differs.
+
+def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess | None:
+    """Take over a daemon that an earlier agent started as `spec` and noted as `identity`; None for
+    any other process, which is left alone.
     """
     try:
         process = DaemonProcess(identity)
-    except OSError as error:
-        raise NotTheDaemon(f"there is no process {identity.pid} any more") from error
-    # Looked at only now, when the pid cannot be used again unnoticed.
-    found = identify(identity.pid)
-    difference = _difference(identity, found, spec)
-    if difference:
-        process.close()
-        raise NotTheDaemon(
-            f"process {identity.pid} is not the daemon of {spec.device}: {difference}"
-        )
-    return process
-
-
-def _difference(expected: Identity, found: Identity | None, spec: DaemonSpec) -> str:
-    if found is None or found.program != CONTROL:
-        return f"it does not run {CONTROL}"
-    if found.start_time != expected.start_time:
-        return "it was started at another time, so the number was used again"
-    if found.pipe_directory != spec.pipe_directory:
-        return f"its pipe directory is {found.pipe_directory!r}, not {spec.pipe_directory!r}"
-    if found.uid != spec.uid:
-        return f"it runs as user {found.uid}, not {spec.uid}"
-    return ""
+    except OSError:
+        return None
+    daemon = Identity(identity.pid, identity.start_time, spec.uid, CONTROL, spec.pipe_directory)
+    # Identified only now, when the pid cannot be used again unnoticed.
+    if identify(identity.pid) == daemon:
+        return process
+    process.close()
+    return None
 
 
 def in_words(status: int) -> str:

@@ -10,20 +10,24 @@ import asyncio
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from nodeagent.mps.launch.command import (
+from nodeagent.mps.launch.launcher import (
     OOM_SCORE,
     OPEN_FILES,
     UMASK,
-    daemon_command,
-    daemon_environment,
+    Launcher,
+    Start,
     open_log,
-    shm_directory,
 )
-from nodeagent.mps.launch.process import UNKNOWN_END, DaemonProcess, StartError, in_words
-from nodeagent.mps.processes import CONTROL, Identity, identify
-from nodeagent.mps.programs import Output, Programs, run_program
+from nodeagent.mps.launch.process import (
+    UNKNOWN_END,
+    DaemonProcess,
+    StartError,
+    identity_of,
+    in_words,
+)
+from nodeagent.mps.programs import Output, run_program
 from nodeagent.mps.shares import DaemonSpec
 
 _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -77,29 +81,25 @@ _EXIT_STATUSES = {  # of services whose program was not even reached: systemd.ex
 }
 
 
-class ServiceLauncher:
+@dataclass(eq=False)
+class ServiceLauncher(Launcher):
     """With `host`, from inside a container, as services of the host: paths are the host's, and the
     directories of daemons must be at the same place in both. `deadline` is for one start, in
     seconds. Needs systemd 240 or later, and root.
     """
 
-    def __init__(
-        self, programs: Programs, *, host: bool, private_shm: bool, deadline: float
-    ) -> None:
-        self._programs = programs
-        self._host = host
-        self._private_shm = private_shm
-        self._deadline = deadline
+    host: bool = field(kw_only=True)
+    deadline: float = field(kw_only=True)
 
-    async def launch(self, spec: DaemonSpec) -> DaemonProcess:
-        """Start a daemon as `spec` says; its directories have been made. Raises StartError."""
+    async def _start(self, start: Start) -> DaemonProcess:
+        spec = start.spec
         unit = unit_of(spec)
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(self.deadline):
                 await self._clear(unit)
                 log = await asyncio.to_thread(open_log, spec)
                 try:
-                    await self._run(unit, spec, log)
+                    await self._run(unit, start, log)
                 finally:
                     os.close(log)
                 return await self._started(unit, spec)
@@ -107,7 +107,7 @@ class ServiceLauncher:
             # It may still come, unknown to the agent.
             await self._call("systemctl", "stop", "--no-block", unit)
             raise StartError(
-                f"systemd has not started {unit} within {self._deadline:g} s",
+                f"systemd has not started {unit} within {self.deadline:g} s",
                 remedy="see systemctl list-jobs",
             ) from None
 
@@ -129,11 +129,8 @@ class ServiceLauncher:
                 case _:
                     await asyncio.sleep(_PAUSE)
 
-    async def _run(self, unit: str, spec: DaemonSpec, log: int) -> None:
-        command = daemon_command(spec, self._programs)
-        environment = daemon_environment(spec, self._programs)
-        shm = str(shm_directory(spec, private=True)) if self._private_shm else None
-        for text in (*command, *environment.values(), shm or ""):
+    async def _run(self, unit: str, start: Start, log: int) -> None:
+        for text in (*start.command, *start.environment.values(), str(start.shm or "")):
             if not _PLAIN.fullmatch(text):
                 raise StartError(
                     f"{text!r} has characters that systemd could take for its own",
@@ -146,11 +143,11 @@ class ServiceLauncher:
             "--no-ask-password",
             "--service-type=exec",  # it waits until the program is loaded
             f"--slice={SLICE}",
-            f"--description=MPS control daemon of {spec.device}",
-            *(f"--property={text}" for text in _properties(spec, log, shm)),
-            *(f"--setenv={name}={value}" for name, value in environment.items()),
+            f"--description=MPS control daemon of {start.spec.device}",
+            *(f"--property={text}" for text in _properties(start, log)),
+            *(f"--setenv={name}={value}" for name, value in start.environment.items()),
             "--",
-            *command,
+            *start.command,
         )
         if done.status != 0:
             status = (await self._show(unit)).status
@@ -163,13 +160,10 @@ class ServiceLauncher:
 
     async def _started(self, unit: str, spec: DaemonSpec) -> DaemonProcess:
         state = await self._show(unit)
-        found = await asyncio.to_thread(identify, state.main_pid) if state.main_pid else None
-        identity = found or Identity(state.main_pid, 0, spec.uid, CONTROL, spec.pipe_directory)
-        try:
-            if state.main_pid:
+        if state.main_pid:
+            identity = await asyncio.to_thread(identity_of, state.main_pid, spec)
+            with suppress(ProcessLookupError):
                 return DaemonProcess(identity, lambda: self._how_it_ended(unit))
-        except ProcessLookupError:
-            pass
         raise StartError(
             f"{unit} ended at once: {await self._how_it_ended(unit)}",
             remedy=f"see {spec.log_directory}",
@@ -207,7 +201,7 @@ class ServiceLauncher:
             raise StartError(
                 f"systemctl: "
                 f"{_first_line(done.stderr) or f'status {done.status}, {done.stdout[:200]!r}'}",
-                remedy=_NO_HOST if self._host else _NO_SYSTEMD,
+                remedy=_NO_HOST if self.host else _NO_SYSTEMD,
             ) from None
 
     async def _forget(self, unit: str) -> None:
@@ -216,16 +210,16 @@ class ServiceLauncher:
 
     async def _call(self, *command: str) -> Output:
         """Raises StartError when it cannot be run."""
-        if self._host:
+        if self.host:
             command = (*_TO_THE_HOST, *command)
         # Programs are looked for here first, by this process and by systemd-run.
-        environment = {"PATH": f"{self._programs.path}:{_PROGRAMS}", "LC_ALL": "C"}
+        environment = {"PATH": f"{self.programs.path}:{_PROGRAMS}", "LC_ALL": "C"}
         try:
             return await run_program(command, environment)
         except OSError as error:
             raise StartError(
                 f"{command[0]} cannot be run: {error.strerror}",
-                remedy=_NO_HOST if self._host else _NO_SYSTEMD,
+                remedy=_NO_HOST if self.host else _NO_SYSTEMD,
             ) from error
 
 
@@ -234,7 +228,8 @@ def unit_of(spec: DaemonSpec) -> str:
     return f"nodeagent-mps-{spec.device}.service"
 
 
-def _properties(spec: DaemonSpec, log: int, shm: str | None) -> list[str]:
+def _properties(start: Start, log: int) -> list[str]:
+    spec = start.spec
     # systemd opens it as root. By its name it would follow a symlink that the log directory's
     # owner can make; this is the file itself that was looked at.
     said = f"append:/proc/{os.getpid()}/fd/{log}"
@@ -252,7 +247,7 @@ def _properties(spec: DaemonSpec, log: int, shm: str | None) -> list[str]:
         "TasksMax=infinity",  # a server has threads for each client
         # Servers are the agent's to end: one whose daemon died may still serve its clients.
         "KillMode=process",
-        *([f"BindPaths={shm}:/dev/shm"] if shm else []),
+        *([f"BindPaths={start.shm}:/dev/shm"] if start.shm else []),
     ]
 
 

@@ -23,7 +23,7 @@ from nodeagent.mps.files.directories import (
     remove_directories,
 )
 from nodeagent.mps.files.sockets import DaemonSockets
-from nodeagent.mps.launch.command import Launcher
+from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.mps.launch.process import DaemonProcess, StartError
 from nodeagent.mps.processes import CONTROL, SERVER, Identity, ended, identify, opened, processes_of
 from nodeagent.mps.shares import DaemonSpec

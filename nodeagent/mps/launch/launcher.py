@@ -1,0 +1,102 @@
+"""How a daemon is started: command line, environment, log; the ways to do so are `child` and
+`service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodeagent.mps.launch.process import DaemonProcess, StartError
+from nodeagent.mps.programs import Programs
+from nodeagent.mps.shares import LOG_NAME, DaemonSpec
+
+OPEN_FILES = 16_384  # fewer, and servers fail to make shared memory for their clients
+# Below 0: when memory runs out, others go first. The end of a daemon or server would be the end of
+# the work of all its clients. Far from -1000, so that a server that eats all memory can be ended.
+OOM_SCORE = -500
+UMASK = 0o022
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # no file is made there by this process
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start: `command` runs the daemon in the foreground, `environment` is all that it, and so
+    its servers, have; `shm` is what it has as /dev/shm (None: the one there is).
+    """
+
+    spec: DaemonSpec
+    command: list[str]
+    environment: dict[str, str]
+    shm: Path | None
+
+
+@dataclass(eq=False)
+class Launcher(ABC):
+    """Starts daemons. With `private_shm` each device has a /dev/shm of its own. `find_flag` finds
+    the flag that asks the installed program for a server of all users, "" where it has none.
+    """
+
+    programs: Programs
+    private_shm: bool = field(default=False, kw_only=True)
+    find_flag: Callable[[], Awaitable[str]] | None = field(default=None, kw_only=True)
+    _flag: str = field(default="", init=False)
+    _finding: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def launch(self, spec: DaemonSpec) -> DaemonProcess:
+        """Start a daemon as `spec` says; its directories have been made. Raises StartError."""
+        command = [*self.programs.control, "-f"]
+        if spec.multi_user:
+            command.append(await self._multi_user_flag(spec.device))
+        environment = self.programs.environment(spec.pipe_directory, spec.log_directory)
+        environment["CUDA_VISIBLE_DEVICES"] = spec.device
+        shm = shm_directory(spec, private=True) if self.private_shm else None
+        return await self._start(Start(spec, command, environment, shm))
+
+    @abstractmethod
+    async def _start(self, start: Start) -> DaemonProcess:
+        """Raises StartError."""
+
+    async def _multi_user_flag(self, device: str) -> str:
+        """Looked for until there is one: the program may be replaced by one that has it."""
+        async with self._finding:
+            if not self._flag and self.find_flag is not None:
+                self._flag = await self.find_flag()
+        if not self._flag:
+            raise StartError(
+                f"the MPS of this driver has no server for all users, which {device} is to have",
+                remedy="name one user in the plan, or install a driver of branch 555 or later",
+            )
+        return self._flag
+
+
+def shm_directory(spec: DaemonSpec, private: bool) -> Path:
+    """What has to be /dev/shm for the clients of this daemon, since daemon, server and clients
+    share memory there: the device's own directory, or that of the host.
+    """
+    return Path(spec.pipe_directory).parent / "shm" if private else _SHARED_MEMORY
+
+
+def open_log(spec: DaemonSpec) -> int:
+    """Its log, to append to. The directory is the daemon's user's, who could put anything there.
+
+    Raises StartError; blocks for as long as the file system does.
+    """
+    path = Path(spec.log_directory) / LOG_NAME
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        log = os.open(path, flags, 0o640)
+    except OSError as error:
+        raise StartError(
+            f"{path} cannot be written: {error.strerror}", remedy="remove what is in its place"
+        ) from error
+    found = os.fstat(log)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(log)
+        raise StartError(f"{path} is no plain file", remedy="remove what is in its place")
+    return log
