@@ -142,10 +142,11 @@ def test_the_tighter_holds() -> None:
 
 def test_compared_with_a_share() -> None:
     """Equal, tighter, looser in one."""
-    assert Limits(8 * GIB, 15.0).equal(SMALL)
-    assert Limits(4 * GIB, 15.0).within(SMALL)
-    assert not Limits(4 * GIB, 15.0).equal(SMALL)
-    assert not Limits(4 * GIB, 15.01).within(SMALL)
-    assert not Limits(None, 15.0).within(SMALL)
-    assert Limits(None, 100.0).equal(Share("a", 1, None, None))
+    small, free = Limits.of(SMALL.memory, SMALL.threads), Limits.of(None, None)
+    assert Limits(8 * GIB, 15.0).equal(small)
+    assert Limits(4 * GIB, 15.0).within(small)
+    assert not Limits(4 * GIB, 15.0).equal(small)
+    assert not Limits(4 * GIB, 15.01).within(small)
+    assert not Limits(None, 15.0).within(small)
+    assert Limits(None, 100.0).equal(free)
     assert str(Limits(None, 33.33)) == "all of the memory, 33.33% of the threads"

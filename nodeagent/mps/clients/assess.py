@@ -12,13 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from nodeagent.mps.clients.limits import (
-    Limits,
-    bytes_of,
-    limits_in_force,
-    sets_limits,
-    threads_of,
-)
+from nodeagent.mps.clients.limits import Limits, limits_in_force, own_limits
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
 from nodeagent.plan.shares import (
     ALL_THREADS,
@@ -97,36 +91,15 @@ class Offence:
         return f"MPS client {client.pid}{command}{pod} {self.message}{outcome}"
 
 
-def assess(clients: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
-    """Each client of `device` (a UUID) with its share, its limits, and what is wrong with it."""
-    found = tuple(Judged(facts, wanted.sharing, device) for facts in clients)
-    for share in wanted.sharing.shares:
-        if share.count is not None:
-            _judge_crowd([c for c in found if c.share == share], share.name, share.count)
-    return found
-
-
-# --- one client -----------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Judged:
     """A client with its share and limits, and all that is wrong with it."""
 
     facts: ClientFacts
-    sharing: Sharing
-    device: str
-    limits: Limits = field(init=False)
-    share: Share | None = field(init=False, default=None)
-    slot: str = field(init=False, default="")
-    wrongs: list[tuple[OffenceKind, str]] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.limits = limits_in_force(self.facts.environment, self.sharing, self.device)
-        self._find_share()
-        if self.share is not None:
-            self._compare_limits(self.share)
-        self._compare_memory()
+    limits: Limits
+    share: Share | None = None
+    slot: str = ""
+    wrongs: list[tuple[OffenceKind, str]] = field(default_factory=list)
 
     @property
     def state(self) -> ClientState:
@@ -144,96 +117,116 @@ class Judged:
         state = self.state
         return tuple(Offence(state, kind, message) for kind, message in self.wrongs)
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """The older one is the lesser."""
+        return self.facts.start_time, self.facts.pid
+
     def add(self, kind: OffenceKind, message: str) -> None:
         self.wrongs.append((kind, message))
 
-    def _find_share(self) -> None:
-        named = self._variable(SLOT_VARIABLE)
-        for slot in self.sharing.slots:
-            if named == f"{self.device}/{slot.name}":
-                self.share, self.slot = slot.share, slot.name
-                return
+
+def assess(clients: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
+    """Each client of `device` (a UUID) with its share, its limits, and what is wrong with it."""
+    found = tuple(_judged(facts, wanted.sharing, device) for facts in clients)
+    for share in wanted.sharing.shares:
+        if share.count is not None:
+            _judge_crowd([c for c in found if c.share == share], share.name, share.count)
+    return found
+
+
+# --- one client -----------------------------------------------------------------------------------
+
+
+def _judged(facts: ClientFacts, sharing: Sharing, device: str) -> Judged:
+    client = Judged(facts, limits_in_force(facts.environment, sharing, device))
+    named = None if facts.environment is None else facts.environment.get(SLOT_VARIABLE)
+    slot = next((s for s in sharing.slots if named == f"{device}/{s.name}"), None)
+    if slot is not None:
+        client.share, client.slot = slot.share, slot.name
+    else:
         if named is not None:
-            self.add(
+            client.add(
                 OffenceKind.UNKNOWN_SLOT,
                 f"names the slot {_shown(named)}, which this device does not have",
             )
-        self._find_share_by_limits()
+        _find_share_by_limits(client, sharing.shares, device)
+    most = Limits.of(client.share.memory, client.share.threads) if client.share else None
+    if client.share is not None and most is not None:
+        _compare_limits(client, client.share.name, most)
+    _compare_memory(client, most)
+    return client
 
-    def _find_share_by_limits(self) -> None:
-        shares = self.sharing.shares
-        if len(shares) > 1 and self.facts.environment is None:
-            self.add(
-                OffenceKind.UNREADABLE,
-                "the environment it was started with cannot be read, so its share is not known, "
-                f"nor are its limits beyond the daemon's own ({self.limits})",
-            )
-            return
-        if len(shares) == 1:  # a client with less than the one share can have no other
-            fits = [share for share in shares if self.limits.within(share)]
-        elif sets_limits(self.facts.environment, self.device):
-            fits = [share for share in shares if self.limits.equal(share)]
-        else:  # was given nothing; that the daemon grants what some share has, says nothing
-            fits = []
-        if len(fits) == 1:
-            self.share = fits[0]
-            if fits[0].count is None:
-                self.slot = fits[0].slots[0].name
-        elif fits:
-            names = " and ".join(share.name for share in fits)
-            self.add(
-                OffenceKind.UNCLEAR_SHARE,
-                f"it is not clear which share it has: its limits ({self.limits}) are those of "
-                f"{names}, and {SLOT_VARIABLE} does not say",
-            )
-        else:
-            self.add(
-                OffenceKind.NO_SHARE,
-                f"has no share of the plan: it has no slot, and what it may use ({self.limits}) "
-                "was not given to it by any share",
-            )
 
-    def _compare_limits(self, share: Share) -> None:
-        if self.limits.loose_memory(share):
-            has, most = self.limits.memory, bytes_of(share) or 0
-            self.add(
-                OffenceKind.LOOSER_MEMORY,
-                f"may use {'all' if has is None else written_bytes(has)} of the memory, but its "
-                f"share {share.name} allows {written_bytes(most)} "
-                f"({self._as_set(MEMORY_VARIABLE)})",
-            )
-        if self.limits.loose_threads(share):
-            self.add(
-                OffenceKind.LOOSER_THREADS,
-                f"may use {percentage_text(self.limits.threads)}% of the threads, but its share "
-                f"{share.name} allows {percentage_text(threads_of(share))}% "
-                f"({self._as_set(THREADS_VARIABLE)})",
-            )
+def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) -> None:
+    environment, limits = client.facts.environment, client.limits
+    if len(shares) > 1 and environment is None:
+        client.add(
+            OffenceKind.UNREADABLE,
+            "the environment it was started with cannot be read, so its share is not known, "
+            f"nor are its limits beyond the daemon's own ({limits})",
+        )
+        return
+    if len(shares) == 1:  # a client with less than the one share can have no other
+        fits = [share for share in shares if limits.within(Limits.of(share.memory, share.threads))]
+    elif own_limits(environment, device) != (None, None):
+        fits = [share for share in shares if limits.equal(Limits.of(share.memory, share.threads))]
+    else:  # was given nothing; that the daemon grants what some share has, says nothing
+        fits = []
+    if len(fits) == 1:
+        client.share = fits[0]
+        if fits[0].count is None:
+            client.slot = fits[0].slots[0].name
+    elif fits:
+        names = " and ".join(share.name for share in fits)
+        client.add(
+            OffenceKind.UNCLEAR_SHARE,
+            f"it is not clear which share it has: its limits ({limits}) are those of {names}, and "
+            f"{SLOT_VARIABLE} does not say",
+        )
+    else:
+        client.add(
+            OffenceKind.NO_SHARE,
+            f"has no share of the plan: it has no slot, and what it may use ({limits}) was not "
+            "given to it by any share",
+        )
 
-    def _compare_memory(self) -> None:
-        """What CUDA needs for itself counts towards the limit, so nothing is let pass for it; only
-        the last page, which NVML counts as a whole.
-        """
-        limits = [self.limits.memory, bytes_of(self.share) if self.share else None]
-        known = [limit for limit in limits if limit is not None]
-        used = self.facts.client.memory_used
-        if used is None or not known:
-            return
-        limit = min(known)
-        if used > -(-limit // PAGE) * PAGE:
-            self.add(
-                OffenceKind.MEMORY,
-                f"uses {written_bytes(used)} of memory, but its limit is {written_bytes(limit)}",
-            )
 
-    def _variable(self, name: str) -> str | None:
-        return None if self.facts.environment is None else self.facts.environment.get(name)
+def _compare_limits(client: Judged, share: str, most: Limits) -> None:
+    has, environment = client.limits, client.facts.environment
+    if has.loose_memory(most):
+        client.add(
+            OffenceKind.LOOSER_MEMORY,
+            f"may use {'all' if has.memory is None else written_bytes(has.memory)} of the memory, "
+            f"but its share {share} allows {written_bytes(most.memory or 0)} "
+            f"({_as_set(MEMORY_VARIABLE, environment)})",
+        )
+    if has.loose_threads(most):
+        client.add(
+            OffenceKind.LOOSER_THREADS,
+            f"may use {percentage_text(has.threads)}% of the threads, but its share {share} allows "
+            f"{percentage_text(most.threads)}% ({_as_set(THREADS_VARIABLE, environment)})",
+        )
 
-    def _as_set(self, name: str) -> str:
-        if self.facts.environment is None:
-            return "its environment cannot be read"
-        value = self._variable(name)
-        return f"{name} is not set" if value is None else f"{name} is {_shown(value)}"
+
+def _compare_memory(client: Judged, share: Limits | None) -> None:
+    """What CUDA needs for itself counts towards the limit, so nothing is let pass for it; only
+    the last page, which NVML counts as a whole.
+    """
+    limits = (client.limits.memory, share.memory if share else None)
+    limit = min((known for known in limits if known is not None), default=None)
+    used = client.facts.client.memory_used
+    if used is not None and limit is not None and used > -(-limit // PAGE) * PAGE:
+        client.add(
+            OffenceKind.MEMORY,
+            f"uses {written_bytes(used)} of memory, but its limit is {written_bytes(limit)}",
+        )
+
+
+def _as_set(name: str, environment: Mapping[str, str] | None) -> str:
+    if environment is None:
+        return "its environment cannot be read"
+    return f"{name} is {_shown(environment[name])}" if name in environment else f"{name} is not set"
 
 
 def _shown(text: str) -> str:
@@ -251,7 +244,7 @@ def _judge_crowd(clients: Sequence[Judged], name: str, count: int) -> None:
     then those without one, then the newest: so a program that forks pushes out only itself.
     """
     by_slot: dict[str, list[Judged]] = defaultdict(list)
-    for client in sorted(clients, key=_age):
+    for client in sorted(clients, key=lambda c: c.age):
         by_slot[client.slot].append(client)
     late: set[int] = set()
     for slot, inside in by_slot.items():
@@ -261,14 +254,9 @@ def _judge_crowd(clients: Sequence[Judged], name: str, count: int) -> None:
                 OffenceKind.SLOT_TAKEN,
                 f"is in slot {slot}, which pid {inside[0].facts.pid} has already",
             )
-    ranked = sorted(clients, key=lambda c: (c.facts.pid in late, not c.slot, _age(c)))
+    ranked = sorted(clients, key=lambda c: (c.facts.pid in late, not c.slot, c.age))
     for client in ranked[count:]:
         client.add(
             OffenceKind.COUNT,
             f"is one too many: share {name} is for {count}, and there are {len(clients)}",
         )
-
-
-def _age(client: Judged) -> tuple[int, int]:
-    """The older one first."""
-    return client.facts.start_time, client.facts.pid

@@ -15,7 +15,6 @@ from nodeagent.mps.shares import MEMORY_VARIABLE, THREADS_VARIABLE
 from nodeagent.plan.shares import (
     ALL_THREADS,
     MIB,
-    Share,
     Sharing,
     percentage_text,
     written_bytes,
@@ -37,22 +36,25 @@ class Limits:
     memory: int | None
     threads: float
 
-    def within(self, share: Share) -> bool:
-        """Whether nothing is looser than in the share."""
-        return not self.loose_memory(share) and not self.loose_threads(share)
+    @classmethod
+    def of(cls, memory: int | None, threads: float | None) -> Limits:
+        """Those of a share, or of a daemon: MiB and percent, None for no limit."""
+        return cls(
+            None if memory is None else memory * MIB, ALL_THREADS if threads is None else threads
+        )
 
-    def equal(self, share: Share) -> bool:
-        """Whether they are just those of the share."""
-        return self.memory == bytes_of(share) and abs(self.threads - threads_of(share)) < _SAME
+    def within(self, most: Limits) -> bool:
+        """Whether nothing is looser."""
+        return not self.loose_memory(most) and not self.loose_threads(most)
 
-    def loose_memory(self, share: Share) -> bool:
-        """Whether more memory may be used than the share has."""
-        most = bytes_of(share)
-        return most is not None and (self.memory is None or self.memory > most)
+    def equal(self, other: Limits) -> bool:
+        return self.memory == other.memory and abs(self.threads - other.threads) < _SAME
 
-    def loose_threads(self, share: Share) -> bool:
-        """Whether more threads may be used than the share has."""
-        return self.threads > threads_of(share) + _SAME
+    def loose_memory(self, most: Limits) -> bool:
+        return most.memory is not None and (self.memory is None or self.memory > most.memory)
+
+    def loose_threads(self, most: Limits) -> bool:
+        return self.threads > most.threads + _SAME
 
     def __str__(self) -> str:
         memory = "all" if self.memory is None else written_bytes(self.memory)
@@ -61,28 +63,19 @@ class Limits:
 
 def limits_in_force(environment: Mapping[str, str] | None, sharing: Sharing, device: str) -> Limits:
     """The tighter of the client's own limits and the daemon's."""
-    own = environment or {}
-    ceiling = sharing.memory_ceiling
-    memory = [
-        limit
-        for limit in (
-            own_memory_limit(own.get(MEMORY_VARIABLE, ""), device),
-            None if ceiling is None else ceiling * MIB,
-        )
-        if limit is not None
-    ]
-    threads = own_threads(own.get(THREADS_VARIABLE, ""))
-    return Limits(
-        min(memory, default=None),
-        min(ALL_THREADS if threads is None else threads, sharing.thread_ceiling),
-    )
+    memory, threads = own_limits(environment, device)
+    ceiling = Limits.of(sharing.memory_ceiling, sharing.thread_ceiling)
+    known = [limit for limit in (memory, ceiling.memory) if limit is not None]
+    return Limits(min(known, default=None), min(threads or ALL_THREADS, ceiling.threads))
 
 
-def sets_limits(environment: Mapping[str, str] | None, device: str) -> bool:
-    """Whether the client has any limit of its own."""
+def own_limits(
+    environment: Mapping[str, str] | None, device: str
+) -> tuple[int | None, float | None]:
+    """Bytes and percent that the client itself sets; None: no limit that is sure."""
     own = environment or {}
     memory = own_memory_limit(own.get(MEMORY_VARIABLE, ""), device)
-    return memory is not None or own_threads(own.get(THREADS_VARIABLE, "")) is not None
+    return memory, own_threads(own.get(THREADS_VARIABLE, ""))
 
 
 def own_memory_limit(text: str, device: str) -> int | None:
@@ -111,13 +104,3 @@ def own_threads(text: str) -> float | None:
     if _PERCENTAGE.fullmatch(text) and 0 < float(text) <= ALL_THREADS:
         return float(text)
     return None
-
-
-def bytes_of(share: Share) -> int | None:
-    """What a client of it may use; None: all there is."""
-    return None if share.memory is None else share.memory * MIB
-
-
-def threads_of(share: Share) -> float:
-    """What a client of it may use, in percent."""
-    return ALL_THREADS if share.threads is None else share.threads

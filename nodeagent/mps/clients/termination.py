@@ -45,7 +45,8 @@ class Ending:
     words: str
 
 
-_ALREADY = Ending(True, "it had ended already")
+class _LeftAlone(Exception):
+    """The client may not be ended, or not safely; why, in words."""
 
 
 async def end_client(
@@ -62,68 +63,62 @@ async def end_client(
     of it leaves the client alone.
     """
     pid = target.process.pid
+    already = Ending(True, "it had ended already")
     if pid in {0, 1, os.getpid(), os.getppid(), *target.spared}:
         return Ending(False, f"left alone: pid {pid} is none that may be ended")
     with opened(pid) as descriptor:
         found = await asyncio.to_thread(inspect, pid)
         if isinstance(found, Hidden):
-            return _left_alone(found.reason)
+            return Ending(False, f"left alone: {found.reason}")
         if descriptor is None or found is None or found.identity != target.process:
-            return _ALREADY
-        obstacle = _of_another(found.uids, target) or await _not_listed(pid, listed)
-        if obstacle:
-            return _ALREADY if has_ended(descriptor) else _left_alone(obstacle)
-        # It was alive after the driver answered, so the driver lists this process.
-        by_daemon, obstacle = await _end_work(control, descriptor, pid, deadline)
-        if obstacle:
-            return _ALREADY if has_ended(descriptor) else _left_alone(obstacle)
+            return already
+        try:
+            _insist_on_owner(found.uids, target)
+            await _insist_on_listed(pid, listed)
+            # It was alive after the driver answered, so the driver lists this process.
+            by_daemon = await _end_work(control, descriptor, pid, deadline)
+        except _LeftAlone as error:
+            return already if has_ended(descriptor) else Ending(False, f"left alone: {error}")
         return await _end_process(descriptor, target, by_daemon, grace)
 
 
-def _left_alone(why: str) -> Ending:
-    return Ending(False, f"left alone: {why}")
-
-
-def _of_another(uids: Uids, target: Target) -> str:
-    """Why it does not belong to the plan's user alone; "" where it does. A setuid program belongs
-    to its other user too.
-    """
+def _insist_on_owner(uids: Uids, target: Target) -> None:
+    """It belongs to the plan's user alone. A setuid program belongs to its other user too."""
     has = {uids.real, uids.effective, uids.saved}
-    if target.uid is None:
-        return "it has the rights of root" if 0 in has else ""
-    if has != {target.uid}:
-        return f"it runs as user {uids.effective}, not as the plan's user {target.uid}"
-    return ""
+    if target.uid is None and 0 in has:
+        raise _LeftAlone("it has the rights of root")
+    if target.uid is not None and has != {target.uid}:
+        raise _LeftAlone(f"it runs as user {uids.effective}, not as the plan's user {target.uid}")
 
 
-async def _not_listed(pid: int, listed: Callable[[], Awaitable[Collection[int]]]) -> str:
+async def _insist_on_listed(pid: int, listed: Callable[[], Awaitable[Collection[int]]]) -> None:
     try:
         if pid in await listed():
-            return ""
+            return
     except NodeagentError as error:
-        return f"which MPS processes the driver has on the device is not known ({error.message})"
-    return "the driver does not have it as an MPS process of the device"
+        raise _LeftAlone(
+            f"which MPS processes the driver has on the device is not known ({error.message})"
+        ) from error
+    raise _LeftAlone("the driver does not have it as an MPS process of the device")
 
 
-async def _end_work(
-    control: ControlClient, descriptor: int, pid: int, deadline: float
-) -> tuple[str, str]:
-    """Take it off the device: how that was done, and why it was not."""
+async def _end_work(control: ControlClient, descriptor: int, pid: int, deadline: float) -> str:
+    """Take it off the device: how that was done."""
     try:
         seen = await ask_everything(control, status=False)
         if not seen.knows_clients or any(client == 0 for _, client in seen.clients):
-            return "", "the daemon does not say who its clients are"
+            raise _LeftAlone("the daemon does not say who its clients are")
         server = next((server for server, client in seen.clients if client == pid), None)
         if server is None:
-            return "the daemon does not have it as a client", ""
+            return "the daemon does not have it as a client"
         if has_ended(descriptor):  # the number may be another client's by now
-            return "", "it has ended"
+            raise _LeftAlone("it has ended")
         code = await control.ask(terminate_client(server, pid), deadline=deadline)
     except (ControlError, UnexpectedReply) as error:
-        return "", error.message
+        raise _LeftAlone(error.message) from error
     if code != 0:
-        return "", f"the daemon could not end its work, CUDA error {code}"
-    return "the daemon ended its work", ""
+        raise _LeftAlone(f"the daemon could not end its work, CUDA error {code}")
+    return "the daemon ended its work"
 
 
 async def _end_process(descriptor: int, target: Target, so_far: str, grace: float) -> Ending:
@@ -132,12 +127,14 @@ async def _end_process(descriptor: int, target: Target, so_far: str, grace: floa
     for number in (signal.SIGTERM, signal.SIGKILL):
         # It may have become another user's since: a program that starts a setuid program.
         found = await asyncio.to_thread(inspect, target.process.pid)
-        if isinstance(found, Process) and (obstacle := _of_another(found.uids, target)):
-            return Ending(False, f"{so_far}, but the process is left alone: {obstacle}")
         try:
+            if isinstance(found, Process):
+                _insist_on_owner(found.uids, target)
             signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:
             pass
+        except _LeftAlone as error:
+            return Ending(False, f"{so_far}, but the process is left alone: {error}")
         except PermissionError:
             return Ending(False, f"{so_far}, but it may not be sent signals")
         if await _is_ended(descriptor, grace):

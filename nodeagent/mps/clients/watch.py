@@ -231,20 +231,17 @@ class ClientWatch:
         now: float,
     ) -> None:
         for client in clients:
-            process = daemon.key_of(client)
-            offence = self._due(process, client, now)
-            ending = process in self._endings or now < self._not_before.get(process, now)
-            if offence is None or ending:
+            key = daemon.key_of(client)
+            offence = self._due(key, client, now)
+            if offence is None or key in self._endings or now < self._not_before.get(key, now):
                 continue
-            identity = ProcessIdentity(client.facts.pid, client.facts.start_time)
-            target = Target(identity, daemon.user, spared)
-            task = asyncio.create_task(
-                self._end(daemon, target, process, offence), name=f"mps end {identity.pid}"
-            )
-            self._endings[process] = task
-            task.add_done_callback(partial(self._forget, process))
+            _, pid, start_time = key
+            target = Target(ProcessIdentity(pid, start_time), daemon.user, spared)
+            task = asyncio.create_task(self._end(daemon, target, offence), name=f"mps end {pid}")
+            self._endings[key] = task
+            task.add_done_callback(partial(self._forget, key))
 
-    def _due(self, process: ClientKey, client: Judged, now: float) -> Offence | None:
+    def _due(self, key: ClientKey, client: Judged, now: float) -> Offence | None:
         """What it is to be ended for now.
 
         Figures of memory are of one moment, and what is freed is free a moment later; all else
@@ -252,16 +249,14 @@ class ClientWatch:
         """
         for offence in client.offences:
             waits = self._grace if offence.kind is OffenceKind.MEMORY else 0.0
-            if offence.kind in ENDED_FOR and now >= self._since[process, offence.kind] + waits:
+            if offence.kind in ENDED_FOR and now >= self._since[key, offence.kind] + waits:
                 return offence
         return None
 
-    def _forget(self, process: ClientKey, _: asyncio.Task[None]) -> None:
-        del self._endings[process]
+    def _forget(self, key: ClientKey, _: asyncio.Task[None]) -> None:
+        del self._endings[key]
 
-    async def _end(
-        self, daemon: RunningDaemon, target: Target, process: ClientKey, offence: Offence
-    ) -> None:
+    async def _end(self, daemon: RunningDaemon, target: Target, offence: Offence) -> None:
         ending = await end_client(
             daemon.control,
             target,
@@ -270,7 +265,8 @@ class ClientWatch:
             grace=self._grace,
         )
         if not ending.gone:
-            self._not_before[process] = asyncio.get_running_loop().time() + TRY_AGAIN
+            key = (daemon.device, target.process.pid, target.process.create_time)
+            self._not_before[key] = asyncio.get_running_loop().time() + TRY_AGAIN
         self._report(daemon.device, replace(offence, outcome=ending.words))
 
 
