@@ -19,6 +19,7 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
 from nodeagent.cli.shared_node import changing
+from nodeagent.errors import DocumentError
 from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import ObservedNode
@@ -32,7 +33,7 @@ from nodeagent.plan.plan import (
     worst,
 )
 from nodeagent.plan.planner import plan
-from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.resolve import resolve
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.terminal.outcome_page import outcome_page, step_line
@@ -47,9 +48,10 @@ def run(options: Options, output: Output) -> ExitCode:
     """Apply the document; the exit code reports the final state."""
     settings = command_settings(options)
     document = read_or_report(options, output)
-    result = event_loop.run(_apply(options, settings, document, output))
-    if isinstance(result, Rejection):
-        refused = rejection(result, document)
+    try:
+        result = event_loop.run(_apply(options, settings, document, output))
+    except DocumentError as error:
+        refused = rejection(error, document)
         report(refused, document, output)
         return exit_codes.of_plan(refused)
     _report(result, output)
@@ -58,14 +60,13 @@ def run(options: Options, output: Output) -> ExitCode:
 
 async def _apply(
     options: Options, settings: Settings, document: PlanDocument, output: Output
-) -> _Rounds | Rejection:
+) -> _Rounds:
+    """Raises DocumentError for a document that is none for this node."""
     deadline = asyncio.get_running_loop().time() + options.wait
     with _stopped_by_signals() as stop, writing(options, settings):
         async with changing(options, settings, document) as (node, host):
             observed = await node.observe()
             desired = resolve(document, observed, host)
-            if isinstance(desired, Rejection):
-                return desired
             rounds = _Rounds(node, settings, desired, output, stop)
             await rounds.take(observed)
             while rounds.blocked and await wait_for_blockers(rounds.rest, deadline, stop):

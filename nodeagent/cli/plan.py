@@ -13,7 +13,7 @@ from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.planner import plan
-from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 
@@ -32,9 +32,10 @@ async def planned(options: Options, settings: Settings, document: PlanDocument) 
     """The plan for the node as it is now; for a rejected document one without GPUs."""
     async with looking_at(options, settings, document) as (node, host):
         observed = await node.observe()
-    desired = resolve(document, observed, host)
-    if isinstance(desired, Rejection):
-        return rejection(desired, document)
+    try:
+        desired = resolve(document, observed, host)
+    except DocumentError as error:
+        return rejection(error, document)
     found = plan(desired, observed, settings.policy)
     return replace(found, gpus=tuple(map(with_unready, found.gpus)))
 
@@ -52,9 +53,9 @@ def with_unready(gpu: GpuPlan) -> GpuPlan:
     return replace(gpu, problems=(*gpu.problems, *unready_daemons(gpu.before)))
 
 
-def rejection(refused: Rejection, document: PlanDocument) -> NodePlan:
+def rejection(refused: DocumentError, document: PlanDocument) -> NodePlan:
     """A refused document in the shape of a plan."""
-    return NodePlan(refused.verdict, problems=refused.problems, digest=document.digest)
+    return NodePlan(verdict_of(refused), problems=refused.problems, digest=document.digest)
 
 
 def report(found: NodePlan, document: PlanDocument, output: Output) -> None:

@@ -22,7 +22,7 @@ from nodeagent.documents.grammar import (
     whole,
     word,
 )
-from nodeagent.plan.desired import MpsEntry, ShareEntry
+from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.text import shown
 
 MOST_CLIENTS = 128  # of one device; drivers serve 48, newer ones 60
@@ -100,14 +100,14 @@ _CLIENTS = whole(1, MOST_CLIENTS)
 
 
 def _share(place: Place, given: Given) -> ShareEntry:
-    """Also for `clients`, which have no name and are however many come: count 0."""
-    return ShareEntry(
-        name=str(place.path[-1]) if "count" in given else "",
-        count=given.get("count", 0),
-        memory=given["memory"],
-        threads=given["threads"],
-        path=place.path_below(),
-    )
+    name = str(place.path[-1])
+    return ShareEntry(name, given["count"], given["memory"], given["threads"], place.path_below())
+
+
+def _any_clients(place: Place, given: Given) -> Shares:
+    """One share for however many come."""
+    share = _share(place, {"count": None, **given})
+    return Shares((share,), share.path)
 
 
 def _check_share_name(place: Place, name: str) -> None:
@@ -129,9 +129,7 @@ def _mps(place: Place, given: Given) -> MpsEntry:
         )
     return MpsEntry(
         path=place.path_below(),
-        shares=tuple((given["shares"] or {}).values()),
-        replicas=given["replicas"],
-        clients=given["clients"],
+        clients=given[found[0]],
         user=given["user"],
         enforce=given["enforce"],
         oversubscribe=given["oversubscribe"],
@@ -141,18 +139,25 @@ def _mps(place: Place, given: Given) -> MpsEntry:
 MPS = form(
     Key(
         "shares",
-        map_of(
-            form(Key("count", _CLIENTS, "how many clients", default=1), *_LIMITS, build=_share),
-            _check_share_name,
-            key_pattern=f"^({_SHARE_NAME})$",
-            least=1,
+        then(
+            map_of(
+                form(Key("count", _CLIENTS, "how many clients", default=1), *_LIMITS, build=_share),
+                _check_share_name,
+                key_pattern=f"^({_SHARE_NAME})$",
+                least=1,
+            ),
+            lambda place, shares: Shares(tuple(shares.values()), place.path_below()),
         ),
         "different limits for different clients, each kind under a name",
     ),
-    Key("replicas", _CLIENTS, "so many clients with equal shares of memory and threads"),
+    Key(
+        "replicas",
+        then(_CLIENTS, lambda place, count: Replicas(count, place.path_below())),
+        "so many clients with equal shares of memory and threads",
+    ),
     Key(
         "clients",
-        form(*_LIMITS, build=_share),
+        form(*_LIMITS, build=_any_clients),
         "the same limits for every client, however many there are",
     ),
     Key(
@@ -182,13 +187,13 @@ MPS = form(
 LARGEST = 2**63 - 1  # bytes; what Kubernetes itself can hold
 
 _QUANTITY = re.compile(
-    r"(?P<sign>[+-]?)(?P<whole>[0-9]{0,24})(?:\.(?P<part>[0-9]{0,24}))?"
+    r"(?P<sign>[+-]?)(?P<number>[0-9]{0,24}(?:\.[0-9]{0,24})?)"
     r"(?P<suffix>[KMGTPE]i|[numkMGTPE]|[eE](?P<exponent>[+-]?[0-9]{1,2}))?"
 )
 _BINARY = {
     suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)
 }
-_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 ACCEPTED = "a Kubernetes quantity of bytes such as 8Gi, 512Mi or 10G"
 
@@ -196,15 +201,18 @@ ACCEPTED = "a Kubernetes quantity of bytes such as 8Gi, 512Mi or 10G"
 def read_quantity(text: str) -> int:
     """The bytes a quantity means; raises ValueError with a sentence when it means none."""
     match = _QUANTITY.fullmatch(text)
-    if match is None or not (match["whole"] or match["part"]):
+    if match is None or match["number"] in {"", "."}:
         raise ValueError(f"expected {ACCEPTED}")
     if match["sign"] == "-":
         raise ValueError("memory cannot be negative")
-    numerator, denominator = _ratio(match)
-    if not numerator:
+    from fractions import Fraction  # only documents with limits of memory pay for it
+
+    exponent = match["exponent"] or _DECIMAL.get(match["suffix"] or "", 0)
+    amount = Fraction(f"{match['number']}e{exponent}") * _BINARY.get(match["suffix"], 1)
+    if not amount:
         raise ValueError("memory must be more than 0; without the key there is no limit")
-    value, rest = divmod(numerator, denominator)
-    if rest:
+    value = int(amount)
+    if value != amount:
         below = f"; the next below is {value}" if value else ""
         raise ValueError(f"this is no whole number of bytes, and nothing is rounded{below}")
     if value > LARGEST:
@@ -220,15 +228,3 @@ def likely_quantity(text: str) -> str | None:
     number, unit, binary = match.groups()
     letter = unit if unit == "k" and not binary else unit.upper()
     return f"{number}{letter}{binary}"
-
-
-def _ratio(match: re.Match[str]) -> tuple[int, int]:
-    """The value as a fraction of integers."""
-    part = match["part"] or ""
-    numerator = int((match["whole"] + part) or "0")
-    suffix = match["suffix"] or ""
-    if suffix in _BINARY:
-        return numerator * _BINARY[suffix], 10 ** len(part)
-    exponent = int(match["exponent"]) if match["exponent"] else _DECIMAL[suffix]
-    exponent -= len(part)
-    return (numerator * 10**exponent, 1) if exponent >= 0 else (numerator, 10**-exponent)

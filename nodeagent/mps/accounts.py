@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 from collections.abc import Mapping
 
 from nodeagent.plan.desired import PlanDocument
-from nodeagent.plan.shares import ANY_USER, Account
+from nodeagent.plan.shares import ANY_USER, Account, user_ids
 
 _LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
 
@@ -30,15 +29,12 @@ def accounts_for(document: PlanDocument, default_user: str) -> Mapping[str, Acco
 def _account(user: str) -> Account | None:
     if user == ANY_USER:  # a word of the plan's; whom such a server runs as, the plan knows
         return None
-    if match := re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10})", user):
-        uid, gid = int(match[1]), int(match[2])
-        return Account(uid, gid) if max(uid, gid) <= _LARGEST_ID else None
-    if re.fullmatch(r"[0-9]{1,10}", user):
-        uid = int(user)
-        if uid > _LARGEST_ID:
-            return None
-        return _entry(uid) or Account(uid, uid)
-    return _entry(user)
+    ids = user_ids(user)
+    if ids is None:
+        return _entry(user)
+    if max(ids) > _LARGEST_ID:
+        return None
+    return (None if ":" in user else _entry(ids[0])) or Account(*ids)
 
 
 def _entry(user: str | int) -> Account | None:

@@ -50,22 +50,36 @@ MigEntry = MigDisabled | MigEnabled | MigLayout
 
 
 class ShareEntry(Struct, frozen=True):
-    """`count` clients that may each use `memory` bytes and `threads` percent (None: no limit)."""
+    """`count` clients (None: however many come) that may each use `memory` bytes and `threads`
+    percent (None: no limit).
+    """
 
     name: str
-    count: int
+    count: int | None
     memory: int | None
     threads: float | None
     path: str
 
 
+class Shares(Struct, frozen=True):
+    """Clients with the limits of their shares."""
+
+    entries: tuple[ShareEntry, ...]
+    path: str
+
+
+class Replicas(Struct, frozen=True):
+    """`count` clients with equal parts of memory and threads."""
+
+    count: int
+    path: str
+
+
 class MpsEntry(Struct, frozen=True):
-    """MPS as written. Exactly one of `shares`, `replicas` and `clients` is given."""
+    """MPS as written."""
 
     path: str
-    shares: tuple[ShareEntry, ...] = ()
-    replicas: int | None = None
-    clients: ShareEntry | None = None
+    clients: Shares | Replicas
     user: str | None = None
     enforce: str = "report"  # report | terminate
     oversubscribe: bool = False

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import assert_never
 
+from nodeagent.errors import DocumentError
 from nodeagent.plan.compute_instances import sizes_offered
 from nodeagent.plan.desired import (
     DesiredGpu,
@@ -36,7 +37,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve_mps import OnGpu, mps_by_device, time_slice_of, wanted_mps
 from nodeagent.plan.search import best_layout, does_not_fit
 from nodeagent.plan.shares import Host
-from nodeagent.structs import Struct, replace
+from nodeagent.structs import replace
 
 _ANY_HOST = Host()
 
@@ -50,41 +51,30 @@ _INVALID = frozenset(
 )
 
 
-class Rejection(Struct, frozen=True):
-    """The document is refused. INVALID: it names what the node does not have; UNSATISFIABLE:
-    what it asks for can never be on these cards.
+def verdict_of(refusal: DocumentError) -> Verdict:
+    """Of a document that `resolve` refuses. INVALID: it names what the node does not have;
+    UNSATISFIABLE: what it asks for can never be on these cards.
     """
-
-    problems: tuple[Problem, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        invalid = any(problem.code in _INVALID for problem in self.problems)
-        return Verdict.INVALID if invalid else Verdict.UNSATISFIABLE
+    invalid = any(problem.code in _INVALID for problem in refusal.problems)
+    return Verdict.INVALID if invalid else Verdict.UNSATISFIABLE
 
 
-def resolve(
-    document: PlanDocument, observed: ObservedNode, host: Host = _ANY_HOST
-) -> DesiredNode | Rejection:
-    """What the document asks of each GPU; for a GPU that several entries name, the last wins."""
+def resolve(document: PlanDocument, observed: ObservedNode, host: Host = _ANY_HOST) -> DesiredNode:
+    """What the document asks of each GPU; for a GPU that several entries name, the last wins.
+    Raises DocumentError with every fault.
+    """
     problems: list[Problem] = []
     chosen: dict[str, DesiredGpu] = {}
-    matched = False
     for entry in document.entries:
         for gpu in select(entry, observed, problems):
-            matched = True
-            on = OnGpu(gpu, host)
-            desired = _desired(on, entry)
-            problems += on.problems
-            if not on.problems:
-                chosen[gpu.key] = desired
-    if document.entries and not matched and not problems:
+            chosen[gpu.key] = _desired(OnGpu(gpu, host, problems), entry)
+    if document.entries and not chosen and not problems:
         problems.append(_matches_nothing(document, observed))
     for gpu in observed.gpus:
         if not problems and gpu.key in chosen:
             problems += _impossible(chosen[gpu.key], gpu)
     if problems:
-        return Rejection(tuple(dict.fromkeys(problems)))
+        raise DocumentError(tuple(dict.fromkeys(problems)))
     return DesiredNode(gpus=chosen, digest=document.digest)
 
 

@@ -6,11 +6,19 @@ written but cannot be expressed is refused with the nearest value below.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from typing import assert_never
 
-from nodeagent.plan.desired import MigEnabled, MigLayout, MpsEntry, PlanEntry, ShareEntry
+from nodeagent.plan.desired import (
+    MigEnabled,
+    MigLayout,
+    MpsEntry,
+    PlanEntry,
+    Replicas,
+    ShareEntry,
+    Shares,
+)
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import (
@@ -25,32 +33,27 @@ from nodeagent.plan.shares import (
     TimeSlice,
     WantedMps,
     percentage_text,
+    user_ids,
     written_bytes,
 )
-from nodeagent.structs import Struct, field
+from nodeagent.structs import Struct
 
 REPLICA = "replica"  # the name of the one share that `replicas` means
-CLIENTS = "clients"  # the name of the one share that `clients` means
 
 VOLTA = (7, 0)  # the compute capability from which MPS can limit clients
 _CONTEXTS = 60  # of one device, from CUDA 13.1 on; 48 before, which is not known here
 _CONTEXTS_BEFORE_VOLTA = 16
 
-_IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
-
 
 class OnGpu(Struct, frozen=True):
-    """A GPU for which an entry is resolved, and the problems found so far."""
+    """A GPU for which an entry is resolved, and the problems of the document found so far."""
 
     gpu: Gpu
     host: Host
-    problems: list[Problem] = field(default_factory=list)
-
-    def problem(self, code: Code, message: str, remedy: str, path: str) -> Problem:
-        return Problem(code, message, remedy, self.gpu.uuid, path)
+    problems: list[Problem]
 
     def refuse(self, code: Code, message: str, remedy: str, path: str) -> None:
-        self.problems.append(self.problem(code, message, remedy, path))
+        self.problems.append(Problem(code, message, remedy, self.gpu.uuid, path))
 
 
 def wanted_mps(
@@ -84,9 +87,7 @@ def _check_capability(
     on: OnGpu, entry: MpsEntry, sharing: Sharing, device: str, slices: int
 ) -> None:
     """What the device cannot do, whatever the limits add up to."""
-    gpu = on.gpu
-    key = "replicas" if entry.replicas is not None else "shares" if entry.shares else "clients"
-    path = f"{entry.path}.{key}"
+    gpu, path = on.gpu, entry.clients.path
     before_volta = (0, 0) < gpu.compute_capability < VOLTA
     limited = any(s.memory is not None or s.threads is not None for s in sharing.shares)
     if limited and before_volta:
@@ -117,28 +118,21 @@ def share_out(on: OnGpu, entry: MpsEntry, memory: int) -> Sharing | None:
         remedy = "see whether the driver answers for this device"
         on.refuse(Code.GPU_UNKNOWN, message, remedy, entry.path)
         return None
-    if entry.replicas is not None:
-        return _replicas(on, entry, entry.replicas, memory)
-    written = entry.shares or ((entry.clients,) if entry.clients is not None else ())
-    problems = [p for share in written for p in _share_problems(on, share, memory)]
-    if not problems and not entry.oversubscribe:
-        problems = list(_sum_problems(on, entry, memory))
-    on.problems.extend(problems)
-    return None if problems else Sharing(tuple(map(_share, written)), entry.enforce)
+    before = len(on.problems)
+    shares: tuple[Share, ...]
+    match entry.clients:
+        case Replicas(count, path):
+            shares = (_replica(on, count, path, memory),)
+        case Shares(written, path):
+            shares = tuple(_share(on, share, memory) for share in written)
+            if len(on.problems) == before and not entry.oversubscribe:
+                _check_sums(on, written, path, memory)
+        case _ as never:
+            assert_never(never)
+    return Sharing(shares, entry.enforce) if len(on.problems) == before else None
 
 
-def _share(written: ShareEntry) -> Share:
-    return Share(
-        name=written.name or CLIENTS,
-        count=written.count or None,
-        memory=None if written.memory is None else written.memory // MIB,
-        threads=written.threads,
-        path=written.path,
-    )
-
-
-def _replicas(on: OnGpu, entry: MpsEntry, count: int, memory: int) -> Sharing | None:
-    path = f"{entry.path}.replicas"
+def _replica(on: OnGpu, count: int, path: str, memory: int) -> Share:
     most = min(memory // MIB, int(ALL_THREADS / LEAST_THREADS))
     if count > most:
         message = (
@@ -146,56 +140,54 @@ def _replicas(on: OnGpu, entry: MpsEntry, count: int, memory: int) -> Sharing | 
             "too small to be limits"
         )
         on.refuse(Code.DOES_NOT_FIT, message, f"write at most {most}", path)
-        return None
-    threads = 10_000 // count / 100
-    return Sharing((Share(REPLICA, count, memory // MIB // count, threads, path),), entry.enforce)
+    return Share(REPLICA, count, memory // MIB // count, 10_000 // count / 100, path)
 
 
-def _share_problems(on: OnGpu, share: ShareEntry, memory: int) -> Iterator[Problem]:
-    """What is wrong with one share, whatever the others are."""
+def _share(on: OnGpu, share: ShareEntry, memory: int) -> Share:
+    """As the daemon can express it, whatever the others are."""
     path = f"{share.path}.memory"
     if share.memory is not None and share.memory < MIB:
         message = f"found {share.memory} bytes, but the daemon's smallest limit is 1 MiB"
-        yield on.problem(Code.INVALID_VALUE, message, "write at least 1Mi", path)
+        on.refuse(Code.INVALID_VALUE, message, "write at least 1Mi", path)
     if share.memory is not None and share.memory > memory:
         found, there = written_bytes(share.memory), written_bytes(memory)
         message = f"found {found}, but the device has {there}"
-        yield on.problem(Code.DOES_NOT_FIT, message, f"write at most {memory // MIB}Mi", path)
+        on.refuse(Code.DOES_NOT_FIT, message, f"write at most {memory // MIB}Mi", path)
     threads, path = share.threads, f"{share.path}.threads"
-    if threads is None:
-        return
-    if not LEAST_THREADS <= threads <= ALL_THREADS:  # also what is no number
+    if threads is not None and not LEAST_THREADS <= threads <= ALL_THREADS:  # also no number
         message = f"found {threads:g} percent of the threads"
         remedy = f"write a number from {LEAST_THREADS:g} to {ALL_THREADS:g}"
-        yield on.problem(Code.INVALID_VALUE, message, remedy, path)
-    elif _exact(threads) * 100 % 1:
+        on.refuse(Code.INVALID_VALUE, message, remedy, path)
+    elif threads is not None and _exact(threads) * 100 % 1:
         below = percentage_text(int(_exact(threads) * 100) / 100)
         message = (
             f"found {threads!r}: a percentage has at most two decimals here, and nothing is rounded"
         )
-        yield on.problem(Code.INVALID_VALUE, message, f"write {below}", path)
+        on.refuse(Code.INVALID_VALUE, message, f"write {below}", path)
+    limit = None if share.memory is None else share.memory // MIB
+    return Share(share.name, share.count, limit, threads, share.path)
 
 
-def _sum_problems(on: OnGpu, entry: MpsEntry, memory: int) -> Iterator[Problem]:
+def _check_sums(on: OnGpu, shares: Sequence[ShareEntry], path: str, memory: int) -> None:
     """Whether all stated limits together are more than there is."""
-    path = f"{entry.path}.shares"
     remedy = "make them smaller or fewer, or set oversubscribe: true"
-    total = sum(share.count * (share.memory or 0) for share in entry.shares)
+    counted = [(share.count, share) for share in shares if share.count is not None]
+    total = sum(count * (share.memory or 0) for count, share in counted)
     if total > memory:
-        parts = _added((s.count, written_bytes(s.memory)) for s in entry.shares if s.memory)
+        parts = _added((count, written_bytes(s.memory)) for count, s in counted if s.memory)
         message = (
             f"the shares add up to {written_bytes(total)} of memory ({parts}), but the device has "
             f"{written_bytes(memory)}"
         )
-        yield on.problem(Code.DOES_NOT_FIT, message, remedy, path)
-    stated = [(share.count, share.threads) for share in entry.shares if share.threads]
+        on.refuse(Code.DOES_NOT_FIT, message, remedy, path)
+    stated = [(count, share.threads) for count, share in counted if share.threads]
     threads = sum(count * _exact(each) for count, each in stated)
     if threads > ALL_THREADS:
         parts = _added((count, f"{percentage_text(each)}%") for count, each in stated)
         message = (
             f"the shares add up to {percentage_text(float(threads))}% of the threads ({parts})"
         )
-        yield on.problem(Code.DOES_NOT_FIT, message, remedy, path)
+        on.refuse(Code.DOES_NOT_FIT, message, remedy, path)
 
 
 def _added(parts: Iterable[tuple[int, str]]) -> str:
@@ -232,10 +224,10 @@ def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
 def _account_of(text: str, host: Host) -> Account | None:
     if text == ANY_USER:
         return Account(0, 0, any_user=True)
-    ids = _IDS.fullmatch(text)
+    ids = user_ids(text)
     if text in host.accounts or ids is None:
         return host.accounts.get(text)
-    return Account(int(ids[1]), int(ids[2] or ids[1]))
+    return Account(*ids)
 
 
 def time_slice_of(on: OnGpu, entry: PlanEntry) -> TimeSlice | None:

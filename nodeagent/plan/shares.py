@@ -5,6 +5,7 @@ Limits are in what the control daemon can express: whole MiB, percent with two d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -145,7 +146,15 @@ def written_bytes(amount: int) -> str:
     return f"{amount // MIB}Mi" if amount >= MIB else f"{amount} bytes"
 
 
+_IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
+
 ANY_USER = "any"  # as `user`: a server that takes clients of every user, and so runs as root
+
+
+def user_ids(user: str) -> tuple[int, int] | None:
+    """Uid and gid of `1000:100`, or of `1000`, which has its own number as group; None: a name."""
+    match = _IDS.fullmatch(user)
+    return (int(match[1]), int(match[2] or match[1])) if match else None
 
 
 class Host(Struct, frozen=True):

@@ -18,7 +18,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
-from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import (
@@ -150,20 +150,21 @@ class ActivePlan:
     def judge(self, observed: ObservedNode, policy: Policy) -> Judgement:
         """Decide which document counts for this observation, and plan it."""
         refusal = self._unread
-        if self._newest and self._newest != self._good:
-            made = self._make(self._newest, observed, policy)
-            if not isinstance(made, Refusal):
-                self._good = new = self._newest
-                self._desired, node_plan = made
+        if (new := self._newest) and new != self._good:
+            try:
+                self._desired, node_plan = self._make(new, observed, policy)
+            except DocumentError as error:
+                refusal = Refusal(new.document.digest, error.problems)
+            else:
+                self._good = new
                 return Judgement(node_plan, new.document, self._desired, accepted=new.text)
-            refusal = made
         if self._good is None:
             return Judgement(refusal=refusal)
-        resolved = resolve(self._good.document, observed, self._good.host)
-        if isinstance(resolved, DesiredNode):
-            self._desired = resolved
-        elif self._desired is None:
-            return Judgement(refusal=refusal or Refusal(self.digest, resolved.problems))
+        try:
+            self._desired = resolve(self._good.document, observed, self._good.host)
+        except DocumentError as error:
+            if self._desired is None:
+                return Judgement(refusal=refusal or Refusal(self.digest, error.problems))
         # What was possible once goes on to hold for the GPUs that are still there.
         desired = self._beside_claims(self._desired)
         node_plan = plan(desired, observed, policy)
@@ -171,15 +172,14 @@ class ActivePlan:
 
     def _make(
         self, candidate: ReadPlan, observed: ObservedNode, policy: Policy
-    ) -> tuple[DesiredNode, NodePlan] | Refusal:
+    ) -> tuple[DesiredNode, NodePlan]:
+        """Raises DocumentError where that can never be."""
         resolved = resolve(candidate.document, observed, candidate.host)
-        if isinstance(resolved, Rejection):
-            return Refusal(candidate.document.digest, resolved.problems)
         desired = self._beside_claims(resolved)
         made = plan(desired, observed, policy)
         if made.verdict in _NEVER:
             of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
-            return Refusal(candidate.document.digest, (*made.problems, *of_gpus))
+            raise DocumentError((*made.problems, *of_gpus))
         return desired, made
 
     def _beside_claims(self, desired: DesiredNode) -> DesiredNode:

@@ -10,7 +10,7 @@ from nodeagent.errors import DocumentError
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
-from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.active_plan import HostFor
 from nodeagent.views.plan_report import plan_json, rejection_json
@@ -42,12 +42,13 @@ def preview(
             error.problems, Verdict.INVALID, digest=digest_of(text), source=_SOURCE
         )
         return Preview(readable=False, verdict=Verdict.INVALID, report=report)
-    resolved = resolve(document, observed, host_for(document))
-    if isinstance(resolved, Rejection):
-        verdict = resolved.verdict
-        report = rejection_json(resolved.problems, verdict, digest=document.digest, source=_SOURCE)
+    try:
+        desired = resolve(document, observed, host_for(document))
+    except DocumentError as error:
+        verdict = verdict_of(error)
+        report = rejection_json(error.problems, verdict, digest=document.digest, source=_SOURCE)
     else:
-        made = plan(resolved, observed, policy)
+        made = plan(desired, observed, policy)
         verdict = made.verdict
         report = plan_json(made, digest=document.digest, source=_SOURCE)
     return Preview(readable=True, verdict=verdict, report=report)

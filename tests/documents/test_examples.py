@@ -14,7 +14,7 @@ from nodeagent.documents.plan import plan_schema
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.desired import DesiredNode, MigLayout
+from nodeagent.plan.desired import MigLayout
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
@@ -122,9 +122,7 @@ async def test_fits(name: str, configuration: str | None, boards: str) -> None:
     with simulated(boards):
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             observed = await driver.observe()
-    desired = resolve(document, observed)
-    assert isinstance(desired, DesiredNode), desired.problems
-    assert plan(desired, observed).verdict is Verdict.APPLICABLE
+    assert plan(resolve(document, observed), observed).verdict is Verdict.APPLICABLE
 
 
 @pytest.mark.parametrize("path", PLANS + FILES, ids=lambda path: path.name)

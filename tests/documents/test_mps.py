@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.documents.mps import likely_quantity, read_quantity
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import MigLayout, MpsEntry, ShareEntry
+from nodeagent.plan.desired import MigLayout, MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.problems import Problem
 
 GIB = 1024**3
@@ -37,9 +37,12 @@ def test_shares() -> None:
     shares = {"small": {"count": 4, "memory": "8Gi", "threads": 15}, "large": {"memory": "40Gi"}}
     assert mps(user=1000, shares=shares, enforce="terminate", oversubscribe=True) == MpsEntry(
         path="gpus[0].mps",
-        shares=(
-            ShareEntry("small", 4, 8 * GIB, 15.0, "gpus[0].mps.shares.small"),
-            ShareEntry("large", 1, 40 * GIB, None, "gpus[0].mps.shares.large"),
+        clients=Shares(
+            (
+                ShareEntry("small", 4, 8 * GIB, 15.0, "gpus[0].mps.shares.small"),
+                ShareEntry("large", 1, 40 * GIB, None, "gpus[0].mps.shares.large"),
+            ),
+            "gpus[0].mps.shares",
         ),
         user="1000",
         enforce="terminate",
@@ -49,13 +52,14 @@ def test_shares() -> None:
 
 def test_replicas_and_clients() -> None:
     """The two short forms, with the defaults of everything else."""
-    assert mps(replicas=4) == MpsEntry(path="gpus[0].mps", replicas=4)
-    assert mps(clients={"memory": 1024, "threads": 0.5}) == MpsEntry(
-        path="gpus[0].mps", clients=ShareEntry("", 0, 1024, 0.5, "gpus[0].mps.clients")
-    )
-    assert mps(clients={}) == MpsEntry(
-        path="gpus[0].mps", clients=ShareEntry("", 0, None, None, "gpus[0].mps.clients")
-    )
+    path = "gpus[0].mps.clients"
+    assert mps(replicas=4) == MpsEntry("gpus[0].mps", Replicas(4, "gpus[0].mps.replicas"))
+    for written, memory, threads in (
+        ({"memory": 1024, "threads": 0.5}, 1024, 0.5),
+        ({}, None, None),
+    ):
+        share = ShareEntry("clients", None, memory, threads, path)
+        assert mps(clients=written) == MpsEntry("gpus[0].mps", Shares((share,), path))
 
 
 def test_on_an_instance() -> None:
@@ -64,7 +68,9 @@ def test_on_an_instance() -> None:
     plan = {"version": "v1", "gpus": [{"devices": [0], "mig": long}]}
     layout = read_document(json.dumps(plan)).entries[0].mig
     assert isinstance(layout, MigLayout)
-    assert layout.instances[0].mps == MpsEntry(path="gpus[0].mig[0].mps", replicas=2)
+    assert layout.instances[0].mps == MpsEntry(
+        "gpus[0].mig[0].mps", Replicas(2, "gpus[0].mig[0].mps.replicas")
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan
 from nodeagent.plan.planner import plan
-from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
 from nodeagent.settings import MpsSettings
 from nodeagent.simulation import SimulatedNode
@@ -65,9 +65,7 @@ class Agent:
 def _desired(text: str, observed: ObservedNode) -> DesiredNode:
     document = read_document(text)
     user = f"{US}" if os.geteuid() == 0 else f"{US}:{os.getegid()}"
-    desired = resolve(document, observed, Host(user, accounts_for(document, user)))
-    assert not isinstance(desired, Rejection), desired
-    return desired
+    return resolve(document, observed, Host(user, accounts_for(document, user)))
 
 
 def document(*gpus: str) -> str:

@@ -15,6 +15,7 @@ from nodeagent.plan.desired import (
     MpsEntry,
     PlanDocument,
     PlanEntry,
+    Replicas,
 )
 from nodeagent.plan.shares import Account
 
@@ -26,13 +27,13 @@ def document(*users: str | None) -> PlanDocument:
     first, *others = users or (None,)
     layout = MigLayout(
         tuple(
-            InstanceEntry("1g.10gb", 1, "", mps=MpsEntry("", replicas=1, user=user))
+            InstanceEntry("1g.10gb", 1, "", mps=MpsEntry("", Replicas(1, ""), user=user))
             for user in others
         ),
         "",
     )
     entries = (
-        PlanEntry("gpus[0]", None, "", mps=MpsEntry("", replicas=1, user=first)),
+        PlanEntry("gpus[0]", None, "", mps=MpsEntry("", Replicas(1, ""), user=first)),
         PlanEntry("gpus[1]", None, "", mig=layout),
         PlanEntry("gpus[2]", None, ""),
     )

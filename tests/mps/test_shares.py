@@ -13,7 +13,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.mps.control.commands import set_memory_limit
 from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment, spec_for
-from nodeagent.plan.desired import MpsEntry, ShareEntry
+from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve_mps import OnGpu, share_out
@@ -43,9 +43,19 @@ def kind(
     return ShareEntry(name, count, memory, threads, f"{PATH}.shares.{name}")
 
 
+def shares(*entries: ShareEntry) -> Shares:
+    """All of them."""
+    return Shares(entries, f"{PATH}.shares")
+
+
+def replicas(count: int) -> Replicas:
+    """So many equal ones."""
+    return Replicas(count, f"{PATH}.replicas")
+
+
 def sharing(entry: MpsEntry, memory: int = H100) -> Sharing:
     """What the entry means on a device of so many bytes."""
-    on = OnGpu(Gpu(0, GPU), Host())
+    on = OnGpu(Gpu(0, GPU), Host(), [])
     found = share_out(on, entry, memory)
     assert found is not None, on.problems
     return found
@@ -53,7 +63,7 @@ def sharing(entry: MpsEntry, memory: int = H100) -> Sharing:
 
 def problems(entry: MpsEntry, memory: int = H100) -> tuple[Problem, ...]:
     """What is wrong with the entry."""
-    on = OnGpu(Gpu(0, GPU), Host())
+    on = OnGpu(Gpu(0, GPU), Host(), [])
     assert share_out(on, entry, memory) is None
     assert all(p.gpu == GPU and p.remedy for p in on.problems)
     return tuple(on.problems)
@@ -68,7 +78,7 @@ def spec(**changes: object) -> DaemonSpec:
 def test_named_shares() -> None:
     """Each client has a slot of its own; the daemon's defaults are the ceiling over all."""
     found = sharing(
-        MpsEntry(PATH, shares=(kind("small", 4, 8 * GIB, 15.0), kind("large", 1, 40 * GIB, 40.0)))
+        MpsEntry(PATH, shares(kind("small", 4, 8 * GIB, 15.0), kind("large", 1, 40 * GIB, 40.0)))
     )
     assert [s.name for s in found.slots] == ["small-0", "small-1", "small-2", "small-3", "large-0"]
     assert (found.memory_ceiling, found.thread_ceiling) == (40960, 40.0)
@@ -77,13 +87,13 @@ def test_named_shares() -> None:
 
 def test_a_share_without_a_limit_leaves_the_daemon_without_one() -> None:
     """A default below what some client may have would take it away from that client."""
-    found = sharing(MpsEntry(PATH, shares=(kind("a", 1, GIB, 10.0), kind("b", 1))))
+    found = sharing(MpsEntry(PATH, shares(kind("a", 1, GIB, 10.0), kind("b", 1))))
     assert (found.memory_ceiling, found.thread_ceiling) == (None, 100.0)
 
 
 def test_replicas() -> None:
     """Three equal shares: a third of the MiB and of the threads, cut down."""
-    found = sharing(MpsEntry(PATH, replicas=3, enforce="terminate"))
+    found = sharing(MpsEntry(PATH, replicas(3), enforce="terminate"))
     assert found.shares == (Share("replica", 3, 27186, 33.33, f"{PATH}.replicas"),)
     assert found.enforce == "terminate"
     assert [s.name for s in found.slots] == ["replica-0", "replica-1", "replica-2"]
@@ -92,7 +102,7 @@ def test_replicas() -> None:
 @given(count=st.integers(1, 128), memory=st.integers(128 * MIB, 300 * GIB))
 def test_equal_shares_never_exceed_the_device(count: int, memory: int) -> None:
     """Whatever the numbers, all replicas together fit, and less than a MiB each is left over."""
-    [share] = sharing(MpsEntry(PATH, replicas=count), memory).shares
+    [share] = sharing(MpsEntry(PATH, replicas(count)), memory).shares
     assert share.memory is not None
     assert share.threads is not None
     assert 0 <= memory - count * share.memory * MIB < (count + 1) * MIB
@@ -103,7 +113,7 @@ def test_equal_shares_never_exceed_the_device(count: int, memory: int) -> None:
 def test_clients() -> None:
     """The same limits for however many come: one slot that all take."""
     [share] = sharing(
-        MpsEntry(PATH, clients=ShareEntry("", 0, 10 * GIB, None, f"{PATH}.clients"))
+        MpsEntry(PATH, shares(ShareEntry("clients", None, 10 * GIB, None, f"{PATH}.clients")))
     ).shares
     assert share == Share("clients", None, 10240, None, f"{PATH}.clients")
     assert [slot.name for slot in share.slots] == ["clients-0"]
@@ -112,28 +122,28 @@ def test_clients() -> None:
 @pytest.mark.parametrize("memory", [0, 1, MIB - 1])
 def test_less_than_a_mib(memory: int) -> None:
     """The daemon takes whole MiB, so less than one is no limit that it could be given."""
-    [problem] = problems(MpsEntry(PATH, shares=(kind("a", 1, memory),)))
+    [problem] = problems(MpsEntry(PATH, shares(kind("a", 1, memory))))
     assert (problem.code, problem.path) == (Code.INVALID_VALUE, f"{PATH}.shares.a.memory")
     assert problem.remedy == "write at least 1Mi"
 
 
 def test_never_rounded_up() -> None:
     """`10G` is 9536.7 MiB; the client gets 9536 of them."""
-    [share] = sharing(MpsEntry(PATH, shares=(kind("a", 1, 10**10),))).shares
+    [share] = sharing(MpsEntry(PATH, shares(kind("a", 1, 10**10)))).shares
     assert share.memory == 9536
 
 
 @pytest.mark.parametrize("threads", [0.0, 0.05, -1.0, 100.01, 1000.0, float("nan"), float("inf")])
 def test_threads_out_of_range(threads: float) -> None:
     """More than all threads, or so few that the daemon reads back none."""
-    [problem] = problems(MpsEntry(PATH, shares=(kind("a", 1, None, threads),)))
+    [problem] = problems(MpsEntry(PATH, shares(kind("a", 1, None, threads))))
     assert problem.path == f"{PATH}.shares.a.threads"
     assert problem.remedy == "write a number from 0.1 to 100"
 
 
 def test_threads_with_too_many_decimals() -> None:
     """They could not be read back."""
-    [problem] = problems(MpsEntry(PATH, shares=(kind("a", 3, None, 33.333),)))
+    [problem] = problems(MpsEntry(PATH, shares(kind("a", 3, None, 33.333))))
     assert "33.333" in problem.message
     assert problem.remedy == "write 33.33"
 
@@ -141,7 +151,7 @@ def test_threads_with_too_many_decimals() -> None:
 @pytest.mark.parametrize("oversubscribe", [False, True])
 def test_one_share_above_the_device(oversubscribe: bool) -> None:
     """No client can have more than there is, oversubscribed or not."""
-    found = problems(MpsEntry(PATH, shares=(kind("a", 1, 96 * GIB),), oversubscribe=oversubscribe))
+    found = problems(MpsEntry(PATH, shares(kind("a", 1, 96 * GIB)), oversubscribe=oversubscribe))
     assert found[0].code is Code.DOES_NOT_FIT
     assert found[0].message == "found 96Gi, but the device has 81559Mi"
     assert found[0].remedy == "write at most 81559Mi"
@@ -149,7 +159,7 @@ def test_one_share_above_the_device(oversubscribe: bool) -> None:
 
 def test_sums_above_the_device() -> None:
     """Memory and threads are added up, shown, and may exceed only when the plan says so."""
-    entry = MpsEntry(PATH, shares=(kind("s", 4, 16 * GIB, 20.0), kind("l", 1, 40 * GIB, 33.5)))
+    entry = MpsEntry(PATH, shares(kind("s", 4, 16 * GIB, 20.0), kind("l", 1, 40 * GIB, 33.5)))
     memory, threads = problems(entry)
     assert memory.path == threads.path == f"{PATH}.shares"
     assert "add up to 104Gi of memory (4 × 16Gi + 1 × 40Gi)" in memory.message
@@ -159,20 +169,20 @@ def test_sums_above_the_device() -> None:
 
 def test_sums_are_exact() -> None:
     """Ten times ten percent is all, and so is a device's memory to the last MiB."""
-    found = sharing(MpsEntry(PATH, shares=(kind("a", 1000, MIB, 0.1),)), 1000 * MIB)
+    found = sharing(MpsEntry(PATH, shares(kind("a", 1000, MIB, 0.1))), 1000 * MIB)
     assert found.shares[0].count == 1000
 
 
 @pytest.mark.parametrize(("count", "memory"), [(4, 3 * MIB), (1001, H100)])
 def test_too_many_replicas(count: int, memory: int) -> None:
     """A share of no MiB, or of no thread the daemon can tell from none, is no share."""
-    [problem] = problems(MpsEntry(PATH, replicas=count), memory)
+    [problem] = problems(MpsEntry(PATH, replicas(count)), memory)
     assert (problem.code, problem.path) == (Code.DOES_NOT_FIT, f"{PATH}.replicas")
 
 
 def test_a_device_of_unknown_memory() -> None:
     """No share can be proven to fit, so none is given."""
-    [problem] = problems(MpsEntry(PATH, replicas=1), 0)
+    [problem] = problems(MpsEntry(PATH, replicas(1)), 0)
     assert problem.code is Code.GPU_UNKNOWN
 
 
@@ -232,7 +242,7 @@ def test_from_the_document_to_what_is_said(written: object, mebibytes: int | Non
         assert mebibytes is None
         return
     assert entry is not None
-    found = share_out(OnGpu(Gpu(0, GPU), Host()), entry, H100)
+    found = share_out(OnGpu(Gpu(0, GPU), Host(), []), entry, H100)
     if mebibytes is None:
         assert found is None
         return

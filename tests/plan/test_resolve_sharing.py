@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.documents.reading import read_document
+from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import (
     DesiredGpu,
     DesiredNode,
@@ -12,11 +13,12 @@ from nodeagent.plan.desired import (
     MpsEntry,
     PlanDocument,
     PlanEntry,
+    Replicas,
 )
 from nodeagent.plan.observed import Access, Gpu, Memory, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Account, Host, Share, TimeSlice, WantedMps
 from nodeagent.structs import replace
 from tests.plan.cards import card, with_instances
@@ -30,25 +32,23 @@ NODE = ObservedNode((H100, BARE, T4, P100))
 ALICE = Account(1042, 100, (44,))
 
 
-def answer(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> object:
-    """What a plan with this one entry comes to."""
+def answer(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> DesiredNode:
+    """What a plan with this one entry comes to; raises DocumentError."""
     text = f"version: v1\ngpus:\n- {{{entry}}}\n"
     return resolve(read_document(text.encode()), node, host or Host())
 
 
 def resolved(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> DesiredGpu:
     """What the one GPU that the entry names is to be."""
-    found = answer(entry, host, node)
-    assert isinstance(found, DesiredNode), found
-    (gpu,) = found.gpus.values()
+    (gpu,) = answer(entry, host, node).gpus.values()
     return gpu
 
 
 def refused(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> Problem:
     """Why the document is refused; there is one reason."""
-    found = answer(entry, host, node)
-    assert isinstance(found, Rejection), found
-    (problem,) = found.problems
+    with pytest.raises(DocumentError) as caught:
+        answer(entry, host, node)
+    (problem,) = caught.value.problems
     return problem
 
 
@@ -223,13 +223,13 @@ def test_more_clients_than_a_device_serves(entry: str, most: int) -> None:
 
 def test_everything_wrong_is_reported_at_once() -> None:
     """Limits, users and profiles, each with its place."""
-    found = answer(
-        "devices: [0], mig: [{profile: 3g.40gb, mps: {user: bob, shares: {a: {memory: 80Gi}}}}, "
-        "{profile: 9g.1gb}, {profile: 1g.10gb, mps: {replicas: 9}}]"
-    )
-    assert isinstance(found, Rejection)
-    assert Verdict.INVALID is found.verdict
-    assert [p.path for p in found.problems] == [
+    with pytest.raises(DocumentError) as caught:
+        answer(
+            "devices: [0], mig: [{profile: 3g.40gb, mps: {user: bob, shares: {a: {memory: 80Gi}}}},"
+            " {profile: 9g.1gb}, {profile: 1g.10gb, mps: {replicas: 9}}]"
+        )
+    assert Verdict.INVALID is verdict_of(caught.value)
+    assert [p.path for p in caught.value.problems] == [
         "gpus[0].mig[0].mps.user",
         "gpus[0].mig[0].mps.shares.a.memory",
         "gpus[0].mig[1]",
@@ -270,19 +270,18 @@ def test_mps_and_time_slice_exclude_each_other() -> None:
         "gpus[0]",
         None,
         "gpus[0].devices",
-        mps=MpsEntry("gpus[0].mps", replicas=2),
+        mps=MpsEntry("gpus[0].mps", Replicas(2, "gpus[0].mps.replicas")),
         time_slice="long",
     )
-    found = resolve(PlanDocument((entry,), "d"), ObservedNode((BARE,)))
-    assert isinstance(found, Rejection)
-    assert found.problems[0].path == "gpus[0].timeSlice"
+    with pytest.raises(DocumentError) as caught:
+        resolve(PlanDocument((entry,), "d"), ObservedNode((BARE,)))
+    assert caught.value.problems[0].path == "gpus[0].timeSlice"
 
 
 def test_an_old_call_without_a_host() -> None:
     """A caller that has no host gets uid 1000."""
     document = read_document(b"version: v1\ngpus: [{devices: [1], mps: {replicas: 2}}]")
     found = resolve(document, NODE)
-    assert isinstance(found, DesiredNode)
     mps = found.gpus["GPU-b"].mps
     assert mps is not None
     assert mps.account.uid == 1000

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 from nodeagent.documents.reading import digest_of, read_document
+from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import (
     ComputeInstance,
@@ -16,7 +19,7 @@ from nodeagent.plan.observed import (
 )
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
-from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState, DaemonState
@@ -87,8 +90,9 @@ IN_SYNC = NodeState(
     rounds=1,
     mps=(DAEMON,),
 )
-_refused = resolve(read_document(REFUSED), OBSERVED)
-assert isinstance(_refused, Rejection)
+with pytest.raises(DocumentError) as _caught:
+    resolve(read_document(REFUSED), OBSERVED)
+_refused = _caught.value
 REJECTED = replace(
     IN_SYNC,
     phase=Phase.REJECTED,

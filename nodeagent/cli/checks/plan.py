@@ -10,7 +10,7 @@ from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.plan.resolve import Rejection, resolve
+from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
@@ -48,10 +48,10 @@ def node_finding(
 
 def fit_finding(document: PlanDocument, observed: ObservedNode, host: Host) -> Finding:
     """Whether the plan names only what the node has, and asks only for what can be."""
-    resolved = resolve(document, observed, host)
-    if isinstance(resolved, Rejection):
-        first = resolved.problems[0]
-        return error("plan on this node", f"{first.path}: {first.message}", first.remedy)
+    try:
+        resolve(document, observed, host)
+    except DocumentError as refusal:
+        return error("plan on this node", refusal.message, refusal.remedy)
     return ok("plan on this node", "it names what the node has")
 
 

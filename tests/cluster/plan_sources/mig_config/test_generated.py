@@ -19,7 +19,7 @@ from nodeagent.cluster.plan_sources.mig_config.generated import (
 )
 from nodeagent.cluster.plan_sources.mig_config.to_plan import can_be_named
 from nodeagent.documents.reading import read_document
-from nodeagent.plan.desired import DesiredNode
+from nodeagent.errors import DocumentError
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan
@@ -45,12 +45,12 @@ def test_every_configuration_fits_on_every_card(board: str) -> None:
     text = file_of(made)
     for name, entries in made.items():
         assert can_be_named(name)
-        desired = resolve(read_document(text, configuration=name), observed)
-        if card(board).mig is None:
-            assert isinstance(desired, DesiredNode) == (name == DISABLED)
+        document = read_document(text, configuration=name)
+        if card(board).mig is None and name != DISABLED:
+            with pytest.raises(DocumentError):
+                resolve(document, observed)
             continue
-        assert isinstance(desired, DesiredNode), (name, desired)
-        done = plan(desired, observed)
+        done = plan(resolve(document, observed), observed)
         assert done.verdict in {Verdict.APPLICABLE, Verdict.IN_SYNC, Verdict.BLOCKED}
         for gpu in done.gpus if name != DISABLED else ():
             assert present(gpu.after) == Counter(entries[0].counts)
