@@ -37,7 +37,7 @@ def _usage(supervisor: Supervisor) -> Usage:
 
 def daemon_state(supervisor: Supervisor) -> DaemonState:
     """As people see it."""
-    state, log = supervisor.state, supervisor.monitor.log if supervisor.monitor else None
+    state, log = supervisor.state, supervisor.monitor.events if supervisor.monitor else None
     server = state.server
     useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
     closed = f"takes no new clients: {supervisor.closed}" if supervisor.closed else ""

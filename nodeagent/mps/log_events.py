@@ -20,7 +20,6 @@ from nodeagent.mps.files.log import (
     DaemonLog,
     Fact,
     Faulted,
-    LogRefused,
     Recovered,
     ServerExited,
     ServerReady,
@@ -138,7 +137,6 @@ class LogEvents:
     ) -> None:
         self.trouble = ""  # how its last server ended, while that is all that there is to say
         self.blocked = BlockedClients(None if spec.multi_user else spec.uid)
-        self._log: DaemonLog | None = None  # None: there is none that may be read
         self._run = run
         self._log_size = log_size
         self._ready: set[int] = set()  # servers that have taken clients
@@ -146,25 +144,9 @@ class LogEvents:
         self._faulted = False  # by the log, where the daemon does not say
         self._reported: dict[str, float] = {}
         self._clients: dict[int, tuple[int, ...]] = {}  # of servers, as seen last
-        with suppress(LogRefused):
-            self._log = DaemonLog(spec.log_directory, pid=pid, tail=EARLIER if adopted else 0)
-            if adopted:
-                self._read_earlier(self._log)
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-        self._log = None
-
-    @property
-    def path(self) -> str:
-        """By which the log can be watched; "" where there is none."""
-        return self._log.path if self._log is not None else ""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is more in the log than was read."""
-        return self._log is not None and self._log.has_more
+        self.log = DaemonLog(spec.log_directory, pid=pid, tail=EARLIER if adopted else 0)
+        if adopted:
+            self._read_earlier()
 
     @property
     def unsure_for(self) -> float | None:
@@ -173,7 +155,7 @@ class LogEvents:
 
     def last_lines(self, *, until: str = "") -> tuple[str, ...]:
         """Those of the log worth showing, up to the last that has `until`."""
-        return self._log.last_lines(SHOWN, until=until) if self._log is not None else ()
+        return self.log.last_lines(SHOWN, until=until)
 
     # --- the log ----------------------------------------------------------------------------------
 
@@ -181,21 +163,19 @@ class LogEvents:
         """What is new in the log: whether the daemon is to be asked about it, and the servers that
         have ended, with `ending` as far as the daemon's own end has come.
         """
-        if self._log is None:
-            return False, ()
         skipped, found = False, []
         with suppress(OSError):
-            if self._log.behind > _MOST_BEHIND:
-                self._log.skip()
+            if self.log.behind > _MOST_BEHIND:
+                self.log.skip()
                 skipped = True
-            found = list(islice(facts(self._log.new_lines()), _MOST_FACTS))
-            self._log.bound(self._log_size)
+            found = list(islice(facts(self.log.new_lines()), _MOST_FACTS))
+            self.log.bound(self._log_size)
         events = tuple(event for fact in found for event in self._events_of(fact, ending))
         return skipped or bool(found), events
 
-    def _read_earlier(self, log: DaemonLog) -> None:
+    def _read_earlier(self) -> None:
         """Who may wait since before this agent: the rest is past, or will be answered."""
-        for fact in facts(log.new_lines()):
+        for fact in facts(self.log.new_lines()):
             if isinstance(fact, ClientConnected) and fact.pending:
                 self.blocked.connected(fact, time.monotonic())
             elif isinstance(fact, ServerReady):

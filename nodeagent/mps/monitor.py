@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.client import (
-    ControlClient,
     ControlError,
     DaemonBusy,
     DaemonDead,
@@ -26,14 +24,12 @@ from nodeagent.mps.control.client import (
 from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
 from nodeagent.mps.files.directories import seal_pipe_directory
-from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.process import DaemonProcess
 from nodeagent.mps.launch.starter import internal_fault
 from nodeagent.mps.lifecycle.model import (
     Answered,
     ClientsGone,
     Ending,
-    Event,
     Exited,
     KeptOut,
     LimitsReadBack,
@@ -52,6 +48,9 @@ from nodeagent.mps.log_events import LogEvents
 from nodeagent.mps.processes import SERVER, age_of, processes_of
 from nodeagent.mps.shares import DaemonSpec
 
+if TYPE_CHECKING:
+    from nodeagent.mps.supervisor import Supervisor
+
 CALM = 0.2  # seconds between two polls, however much changes
 _FIRST_PAUSE = 0.005  # seconds between checks for the socket of a daemon that starts
 _LONGEST_PAUSE = 0.1
@@ -64,35 +63,21 @@ Job = SetLimits | ReadBack | Quit
 
 
 class DaemonMonitor:
-    """Monitors `process`, which is of the run in `state`. `handle` takes events, and its owner
-    keeps `state` up to date. `polled` is called after each poll, with whether the answer was
-    another than before.
+    """Monitors `process`, which is of the run in its supervisor's state; the supervisor handles
+    events, and is notified of each poll.
     """
 
-    def __init__(
-        self,
-        process: DaemonProcess,
-        control: ControlClient,
-        sockets: DaemonSockets,
-        context: MpsContext,
-        state: State,
-        *,
-        handle: Callable[[Event], None],
-        polled: Callable[[bool], None],
-        adopted: bool,
-    ) -> None:
+    def __init__(self, process: DaemonProcess, supervisor: Supervisor, *, adopted: bool) -> None:
         self.process = process
-        self.run = state.run
-        self.state = state
+        self.run = supervisor.state.run
         self.seen: Seen | None = None  # the last answers
         self.seen_hidden = False  # whether new clients were kept out when it was asked
         self.polls = 0  # that have ended, well or not
-        self.closed = False  # whether new clients are kept out although it does not drain
-        self._control = control
-        self._sockets = sockets
-        self._context = context
-        self._handle = handle
-        self._polled = polled
+        self._supervisor = supervisor
+        self._handle = supervisor.handle
+        self._control = supervisor.control
+        self._sockets = supervisor.sockets
+        self._context = context = supervisor.context
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._jobs: deque[Job] = deque()
@@ -104,12 +89,18 @@ class DaemonMonitor:
         self._proofs = 0
         self._tells_status = True
         log_size = context.settings.log_size << 20
-        self.log = LogEvents(self.run, state.spec, process.pid, log_size=log_size, adopted=adopted)
+        self.events = LogEvents(
+            self.run, self.state.spec, process.pid, log_size=log_size, adopted=adopted
+        )
         self._reading: asyncio.TimerHandle | None = None
-        self._end_watch = context.watch.watch(self.log.path, self._log_grown)
-        if self.log.has_more:  # it was written to before it was watched
+        self._end_watch = context.watch.watch(self.events.log.path, self._log_grown)
+        if self.events.log.has_more:  # it was written to before it was watched
             self._log_grown()
         self._task = asyncio.create_task(self._work(), name=f"monitor mps run {self.run}")
+
+    @property
+    def state(self) -> State:
+        return self._supervisor.state
 
     def do(self, action: Job) -> None:
         """Carry it out in its turn."""
@@ -127,7 +118,7 @@ class DaemonMonitor:
     async def until_ended(self) -> Exited:
         """Until the process ends, which is then watched no more."""
         status = await self.process.wait()
-        last_lines = self.log.last_lines()
+        last_lines = self.events.last_lines()
         await self.aclose()
         ran_for = age_of(self.process.identity) or self._loop.time() - self._began
         return Exited(self.run, status, ran_for, last_lines)
@@ -137,7 +128,7 @@ class DaemonMonitor:
         if self._reading is not None:
             self._reading.cancel()
         self._end_watch()
-        self.log.close()
+        self.events.log.close()
         self._task.cancel()
         await asyncio.wait([self._task])
         self.process.close()
@@ -146,8 +137,9 @@ class DaemonMonitor:
         """New clients find the daemon, unless it drains or is closed to them. Where its sockets are
         is what counts, so this also mends what an earlier agent left.
         """
+        hidden = bool(self._supervisor.closed) or self.state.phase is Phase.DRAINING
         try:
-            self._sockets.keep(hidden=self.closed or self.state.phase is Phase.DRAINING)
+            self._sockets.keep(hidden=hidden)
         except OSError as error:
             words = f"its sockets cannot be moved: {error.strerror or error}"
             if words != self._gate_fault:
@@ -166,12 +158,12 @@ class DaemonMonitor:
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
-        stirred, events = self.log.read(self.state.ending)
+        stirred, events = self.events.read(self.state.ending)
         for event in events:
             self._handle(event)
         if stirred:
             self.poll_soon()
-        if self.log.has_more:
+        if self.events.log.has_more:
             self._log_grown()
 
     # --- one thing after the other --------------------------------------------------------------
@@ -262,7 +254,7 @@ class DaemonMonitor:
         finally:
             self._last_poll = self._loop.time()
             self.polls += 1
-            self._polled(self.seen != before)
+            self._supervisor.polled(changed=self.seen != before)
 
     async def _ask(self, state: State) -> None:
         hidden = self._sockets.hidden
@@ -277,7 +269,7 @@ class DaemonMonitor:
         self._handle(Answered(self.run))
         if any(server.status is ServerStatus.FAULT for server in seen.servers):
             self._read_log()  # the line that names the cause is in it, perhaps not read yet
-        for event in self.log.judge(seen, self.state):
+        for event in self.events.judge(seen, self.state):
             self._handle(event)
         self._handle(LimitsReadBack(self.run, state.reading, wrong))
         self._judge_drain(seen, hidden=hidden)
@@ -304,10 +296,10 @@ class DaemonMonitor:
 
     def _plan_next(self, seen: Seen) -> None:
         draining = self.state.phase is Phase.DRAINING
-        waiting = bool(self.log.blocked.waiting)
+        waiting = bool(self.events.blocked.waiting)
         wait = self._interval(served=bool(seen.servers) or draining or waiting)
-        if self.log.unsure_for is not None:
-            wait = min(wait, self.log.unsure_for)
+        if self.events.unsure_for is not None:
+            wait = min(wait, self.events.unsure_for)
         if 0 < self._proofs < _PROOFS:
             wait = min(wait, CALM)
         self._next_poll = min(self._next_poll, self._loop.time() + wait)

@@ -61,9 +61,7 @@ class Supervisor:
         self.since = datetime.now(UTC)
         self.wanted: WantedMps | None = None
         self.was_ready = record.was_ready  # as it is wanted now, in this process or an earlier one
-        self.unrecorded = (
-            record.unrecorded
-        )  # adopted without a record: what it should be is not known
+        self.unrecorded = record.unrecorded  # adopted: what it should be is not known
         self.closed = ""  # why no new client is let in although it is wanted; "" when they are
         self.left_over = ""  # of a dead daemon: why no other may be started
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
@@ -72,8 +70,8 @@ class Supervisor:
         self.condition = Condition()
         self.context = context
         self._loop = asyncio.get_running_loop()
-        self._sockets = DaemonSockets(made.pipe)
-        self.control = context.control_client(self._sockets.directory, made.log)
+        self.sockets = DaemonSockets(made.pipe)
+        self.control = context.control_client(self.sockets.directory, made.log)
         self._by_spec: dict[DaemonSpec, WantedMps] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Task[None] | None = None
@@ -135,7 +133,7 @@ class Supervisor:
         """
         if why != self.closed:
             self.closed = why
-            self._update_monitor()
+            self._keep_gate()
             self._notify()
 
     # --- events ---------------------------------------------------------------------------------
@@ -153,12 +151,11 @@ class Supervisor:
         if self.state.phase is Phase.READY:
             self.was_ready = True
         if process is not None:
-            self._monitor_process(process, adopted=isinstance(event, Adopted))
-        if self.monitor is not None:
-            self.monitor.state = self.state
+            self.monitor = DaemonMonitor(process, self, adopted=isinstance(event, Adopted))
+            self._waiter = asyncio.create_task(self._wait(self.monitor), name="mps end")
         for action in actions:
             self._do(action)
-        self._update_monitor()
+        self._keep_gate()
         self._write_record()
         if self.state != before:
             self._notify()
@@ -179,14 +176,14 @@ class Supervisor:
         self.condition.notify_all()
         self.context.changed()
 
-    def _polled(self, changed: bool) -> None:
+    def polled(self, *, changed: bool) -> None:
+        """The monitor has asked the daemon, perhaps with another answer than before."""
         if changed:
             self.context.changed()
         self.condition.notify_all()
 
-    def _update_monitor(self) -> None:
+    def _keep_gate(self) -> None:
         if self.monitor is not None:
-            self.monitor.closed = bool(self.closed)
             self.monitor.keep_gate()
 
     # --- actions --------------------------------------------------------------------------------
@@ -237,7 +234,7 @@ class Supervisor:
     async def sweep(self, spec: DaemonSpec) -> None:
         """End what a dead daemon left; `left_over` says what could not be."""
         grace = self.context.settings.grace
-        self.left_over = await clear_left_over(spec, self._sockets, grace=grace)
+        self.left_over = await clear_left_over(spec, self.sockets, grace=grace)
 
     async def _start(self, action: Spawn) -> None:
         context, spec = self.context, action.spec
@@ -258,19 +255,6 @@ class Supervisor:
         self.handle(Started(action.run, process.pid), process)
         if self.state.ending is Ending.KILLING:
             process.kill()
-
-    def _monitor_process(self, process: DaemonProcess, *, adopted: bool) -> None:
-        self.monitor = DaemonMonitor(
-            process,
-            self.control,
-            self._sockets,
-            self.context,
-            self.state,
-            handle=self.handle,
-            polled=self._polled,
-            adopted=adopted,
-        )
-        self._waiter = asyncio.create_task(self._wait(self.monitor), name="mps end")
 
     async def _wait(self, monitor: DaemonMonitor) -> None:
         exited = await monitor.until_ended()

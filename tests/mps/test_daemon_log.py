@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.files.log import DaemonLog, LogRefused
+from nodeagent.mps.files.log import DaemonLog
+
+NOBODY = 2**22 - 1  # the pid of no process
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path, *, pid: int | None = None, tail: int = 0) -> Iterator[DaemonLog]:
+def opened(path: Path, *, pid: int = NOBODY, tail: int = 0) -> Iterator[DaemonLog]:
     """The log, closed in the end."""
     log = DaemonLog(str(path.parent), pid=pid, tail=tail)
     try:
@@ -63,10 +65,12 @@ def test_bounded(path: Path) -> None:
     """In place, so that the daemon's descriptor goes on; what was not read yet is not lost."""
     with opened(path) as log, path.open("a") as daemon:
         print("\n".join(f"line {n}" for n in range(100)), file=daemon, flush=True)
-        assert not log.bound(100)  # not read yet
+        whole = path.stat().st_size
+        log.bound(100)  # not read yet
         assert len(log.new_lines()) == 100
-        assert not log.bound(10_000)
-        assert log.bound(100)
+        log.bound(10_000)
+        assert path.stat().st_size == whole
+        log.bound(100)
         assert path.stat().st_size == 0
         kept = path.with_name("daemon.log.1").read_text().splitlines()
         assert kept[-1] == "line 99"
@@ -83,13 +87,14 @@ def test_a_link_in_place_of_what_is_kept(path: Path, tmp_path: Path) -> None:
     with opened(path) as log:
         append(path, "x" * 50 + "\ny\n")
         log.new_lines()
-        assert log.bound(10)
+        log.bound(10)
+    assert path.read_text() == ""
     assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize("kind", ["symlink", "hard link", "fifo", "directory", "missing"])
 def test_what_is_no_log_of_ours(path: Path, tmp_path: Path, kind: str) -> None:
-    """Is refused by name, and not waited for."""
+    """Is not read, and not waited for."""
     path.unlink()
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -102,8 +107,9 @@ def test_what_is_no_log_of_ours(path: Path, tmp_path: Path, kind: str) -> None:
             os.mkfifo(path)
         case "directory":
             path.mkdir()
-    with pytest.raises(LogRefused, match=r"daemon\.log"):
-        DaemonLog(str(path.parent))
+    with opened(path, tail=100) as log:
+        assert (log.new_lines(), log.last_lines(1), log.has_more) == ([], (), False)
+        log.bound(1)
     assert victim.read_text() == "precious"
 
 
@@ -115,7 +121,8 @@ def test_a_removed_log(path: Path) -> None:
             path.unlink()
             with opened(path, pid=process.pid, tail=10**6) as log:
                 assert log.new_lines() == ["one", "two"]
-                assert not log.bound(1)
+                log.bound(1)
+                assert log.last_lines(1) == ("two",)
         finally:
             process.kill()
             process.wait()
@@ -129,8 +136,9 @@ def test_another_file_as_standard_output(path: Path, tmp_path: Path) -> None:
     with victim.open() as precious:
         process = subprocess.Popen(["sleep", "60"], stdout=precious)
     try:
-        with pytest.raises(LogRefused, match="does not write into it"):
-            DaemonLog(str(path.parent), pid=process.pid)
+        with opened(path, pid=process.pid, tail=100) as log:
+            assert (log.new_lines(), log.last_lines(1)) == ([], ())
+            log.bound(1)
     finally:
         process.kill()
         process.wait()

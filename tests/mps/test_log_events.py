@@ -33,7 +33,7 @@ def test_a_flood(tmp_path: Path, kind: str) -> None:
 
     def read_all() -> None:
         nonlocal longest
-        while listener.has_more:
+        while listener.log.has_more:
             now = time.thread_time()
             events.extend(listener.read(Ending.NO)[1])
             longest = max(longest, time.thread_time() - now)
@@ -44,7 +44,7 @@ def test_a_flood(tmp_path: Path, kind: str) -> None:
     with log.open("a") as file:
         file.write("[x Control 1] Server 77 exited with status 0\n" * 2)
     read_all()
-    listener.close()
+    listener.log.close()
     assert longest < 0.3
     assert len([e for e in events if isinstance(e, ServerGone) and e.status]) <= 20
     assert isinstance(events[-1], ServerGone)

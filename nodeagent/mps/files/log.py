@@ -25,7 +25,6 @@ from typing import Self
 
 from asyncinotify import Inotify, Mask
 
-from nodeagent.errors import NodeagentError
 from nodeagent.mps.shares import LOG_NAME
 
 
@@ -214,37 +213,33 @@ _BLOCK = 1 << 16  # bytes read at once; what is written faster than read is read
 _LONGEST_LINE = 1 << 14  # bytes; a longer one is no line of MPS
 
 
-class LogRefused(NodeagentError):
-    """The log is not what it must be, so it is not looked at."""
-
-
 class DaemonLog:
-    """The log of one daemon, read from its end on, or from `tail` bytes before. `pid` is the
-    daemon's, if it runs: where its log has been removed, it still has it open. Raises LogRefused.
+    """The log of the daemon `pid`, read from its end on, or from `tail` bytes before. Where it has
+    been removed, the daemon still has it open. What may not be read passes for empty.
     """
 
-    def __init__(self, log_directory: str, *, pid: int | None = None, tail: int = 0) -> None:
+    def __init__(self, log_directory: str, *, pid: int, tail: int = 0) -> None:
         self._directory = Path(log_directory)
-        self._descriptor, self._is_removed = _opened(self._directory / LOG_NAME, pid)
-        size = os.fstat(self._descriptor).st_size
-        self._offset = max(size - tail, 0)
+        self._descriptor, self._is_own = _opened(self._directory / LOG_NAME, pid)
+        self._offset = max(self._size - tail, 0)
         self._rest = b""
         self._skips = self._offset > 0 and tail > 0  # the first line is only part of one
 
     @property
     def path(self) -> str:
-        """By which the kernel can be asked to watch it."""
-        return f"/proc/self/fd/{self._descriptor}"
+        """By which the kernel can be asked to watch it; "" where it may not be read."""
+        return "" if self._descriptor is None else f"/proc/self/fd/{self._descriptor}"
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
 
     def new_lines(self) -> list[str]:
         """Those written since the last call, complete ones only; not more than one block."""
-        size = os.fstat(self._descriptor).st_size
-        if size < self._offset:  # truncated, by us or another process
+        if self._size < self._offset:  # truncated, by us or another process
             self._offset, self._rest, self._skips = 0, b"", False
-        block = os.pread(self._descriptor, _BLOCK, self._offset)
+        block = self._read(_BLOCK, self._offset)
         self._offset += len(block)
         *lines, self._rest = (self._rest + block).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
@@ -262,11 +257,11 @@ class DaemonLog:
     @property
     def behind(self) -> int:
         """How many bytes `new_lines` has not returned; below 0 when it was truncated."""
-        return os.fstat(self._descriptor).st_size - self._offset
+        return self._size - self._offset
 
     def skip(self) -> None:
         """Skip all that was written up to now."""
-        self._offset, self._rest = os.fstat(self._descriptor).st_size, b""
+        self._offset, self._rest = self._size, b""
         self._skips = True
 
     def last_lines(self, count: int, *, until: str = "") -> tuple[str, ...]:
@@ -274,26 +269,31 @@ class DaemonLog:
 
         With `until`, those up to the last line that has it: what was written since is of others.
         """
-        size = os.fstat(self._descriptor).st_size
-        said = os.pread(self._descriptor, _LONGEST_LINE, max(size - _LONGEST_LINE, 0))
+        said = self._read(_LONGEST_LINE, max(self._size - _LONGEST_LINE, 0))
         lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
         ends = [number for number, line in enumerate(lines, 1) if until and until in line]
         shown = list(worth_showing(line for line in lines[: ends[-1] if ends else None] if line))
         return tuple("".join(c for c in line if c.isprintable()) for line in shown[-count:])
 
-    def bound(self, size: int) -> bool:
-        """Cut it off if it is larger than `size` bytes; whether it was. Its end is kept beside it,
-        as far as that can be done; what the daemon writes in this very moment is lost.
+    def bound(self, size: int) -> None:
+        """Cut it off if it is larger than `size` bytes and all of it was read. Its end is kept
+        beside it, as far as that can be done; what the daemon writes in this very moment is lost.
         """
-        found = os.fstat(self._descriptor).st_size
-        if self._is_removed or found <= size or self.has_more:
-            return False
-        kept = os.pread(self._descriptor, min(KEPT, size), max(found - min(KEPT, size), 0))
+        found = self._size
+        if self._descriptor is None or not self._is_own or found <= size or self.has_more:
+            return
+        kept = self._read(min(KEPT, size), max(found - min(KEPT, size), 0))
         with suppress(OSError):
             self._keep(kept)
         os.ftruncate(self._descriptor, 0)
         self._offset, self._rest, self._skips = 0, b"", False
-        return True
+
+    @property
+    def _size(self) -> int:
+        return 0 if self._descriptor is None else os.fstat(self._descriptor).st_size
+
+    def _read(self, count: int, offset: int) -> bytes:
+        return b"" if self._descriptor is None else os.pread(self._descriptor, count, offset)
 
     def _keep(self, content: bytes) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -310,32 +310,24 @@ class DaemonLog:
             os.close(directory)
 
 
-def _opened(path: Path, pid: int | None) -> tuple[int, bool]:
-    """A descriptor of it, and whether it is removed and only the daemon still has it."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags)
-    except OSError as error:
-        if pid is None:
-            raise LogRefused(f"{path} cannot be read: {error.strerror}") from error
-        return _opened_by_process(path, pid), True
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        os.close(descriptor)
-        raise LogRefused(f"{path} is no plain file", remedy="remove what is in its place")
-    return descriptor, False
+def _opened(path: Path, pid: int) -> tuple[int | None, bool]:
+    """A descriptor, None where there is none that may be read; and whether it may be cut off."""
+    own = _plain_file(str(path), os.O_RDWR | os.O_NOFOLLOW, names=1)
+    if own is not None:
+        return own, True
+    # What the daemon has as its standard output is for its user to choose, and may be a file that
+    # this user cannot write: so it is only read, and only when no directory has it any more.
+    return _plain_file(f"/proc/{pid}/fd/1", os.O_RDONLY, names=0), False
 
 
-def _opened_by_process(path: Path, pid: int) -> int:
-    """What it has as its standard output. That is for its user to choose, and may be a file that
-    this user cannot write: so it is only read, and only when no directory has it any more.
-    """
+def _plain_file(path: str, flags: int, *, names: int) -> int | None:
+    """A descriptor; None unless it is a regular file with so many names."""
     try:
-        descriptor = os.open(f"/proc/{pid}/fd/1", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise LogRefused(f"{path} cannot be read: {error.strerror}") from error
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 0:
-        os.close(descriptor)
-        raise LogRefused(f"{path} is not there, and process {pid} does not write into it")
-    return descriptor
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == names:
+        return descriptor
+    os.close(descriptor)
+    return None
