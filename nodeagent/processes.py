@@ -197,7 +197,7 @@ class ProcessWatch:
             descriptor = os.pidfd_open(pid)
         except OSError:
             return False
-        if _has_ended(descriptor):  # a zombie: it would wake us again and again
+        if has_ended(descriptor):  # a zombie: it would wake us again and again
             os.close(descriptor)
             return False
         self._descriptors[pid] = descriptor
@@ -287,7 +287,8 @@ def _ticks() -> int:
     return os.sysconf("SC_CLK_TCK")
 
 
-def _has_ended(descriptor: int) -> bool:
+def has_ended(descriptor: int) -> bool:
+    """Whether the process of a pidfd has ended, a zombie too; does not block."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))

@@ -22,8 +22,8 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient, ControlError
 from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import ask_everything
-from nodeagent.mps.processes import ended, has_ended, opened
-from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, inspect
+from nodeagent.mps.processes import ended, opened
+from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, has_ended, inspect
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -133,6 +133,7 @@ class RunningDaemon:
         return self.device, client.facts.pid, client.facts.start_time
 
 
+@dataclass(eq=False, kw_only=True)
 class ClientWatch:
     """Checks the clients of daemons; usable inside `async with`.
 
@@ -143,21 +144,14 @@ class ClientWatch:
     has `grace` to give it back.
     """
 
-    def __init__(
-        self,
-        *,
-        listed: Callable[[str], Awaitable[Mapping[int, int | None]]],
-        report: Callable[[str, Offence], None],
-        deadline: float,
-        grace: float,
-    ) -> None:
-        self._listed = listed
-        self._report = report
-        self._deadline = deadline
-        self._grace = grace
-        self._since: dict[tuple[ClientKey, OffenceKind], float] = {}  # offences that last
-        self._not_before: dict[ClientKey, float] = {}
-        self._endings: dict[ClientKey, asyncio.Task[None]] = {}
+    listed: Callable[[str], Awaitable[Mapping[int, int | None]]]
+    report: Callable[[str, Offence], None]
+    deadline: float
+    grace: float
+    # Since when offences last.
+    _since: dict[tuple[ClientKey, OffenceKind], float] = field(default_factory=dict, init=False)
+    _not_before: dict[ClientKey, float] = field(default_factory=dict, init=False)
+    _endings: dict[ClientKey, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,7 +186,7 @@ class ClientWatch:
         """
         named = dict.fromkeys(pid for _, pid in daemon.clients if pid > 0)
         try:
-            memory = await self._listed(daemon.device)
+            memory = await self.listed(daemon.device)
         except NodeagentError:  # reported where more of the driver is read
             memory = {}
         pids = named | dict.fromkeys(pid for pid in memory if pid not in daemon.own_pids)
@@ -215,7 +209,7 @@ class ClientWatch:
                 for offence in client.offences:
                     key = (daemon.key_of(client), offence.kind)
                     if key not in self._since and key not in since:
-                        self._report(daemon.device, offence)
+                        self.report(daemon.device, offence)
                     since.setdefault(key, self._since.get(key, now))
         self._since = since
         there = {process for process, _ in since}
@@ -248,7 +242,7 @@ class ClientWatch:
         stays as it is until the client ends, so waiting would change nothing.
         """
         for offence in client.offences:
-            waits = self._grace if offence.kind is OffenceKind.MEMORY else 0.0
+            waits = self.grace if offence.kind is OffenceKind.MEMORY else 0.0
             if offence.kind in ENDED_FOR and now >= self._since[key, offence.kind] + waits:
                 return offence
         return None
@@ -260,14 +254,14 @@ class ClientWatch:
         ending = await end_client(
             daemon.control,
             target,
-            lambda: self._listed(daemon.device),
-            deadline=self._deadline,
-            grace=self._grace,
+            lambda: self.listed(daemon.device),
+            deadline=self.deadline,
+            grace=self.grace,
         )
         if not ending.gone:
             key = (daemon.device, target.process.pid, target.process.create_time)
             self._not_before[key] = asyncio.get_running_loop().time() + TRY_AGAIN
-        self._report(daemon.device, replace(offence, outcome=ending.words))
+        self.report(daemon.device, replace(offence, outcome=ending.words))
 
 
 def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[ClientState, ...]:

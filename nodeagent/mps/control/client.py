@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from random import SystemRandom
 from typing import Any, TypeVar
 
@@ -18,8 +19,6 @@ from nodeagent.backoff import Backoff
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.commands import Command, UnexpectedReply, quit_daemon
 from nodeagent.mps.programs import MOST_OUTPUT, Programs, TooMuchOutput, run_program
-
-_random = SystemRandom().random
 
 
 class ControlError(NodeagentError):
@@ -52,6 +51,7 @@ _DEAD = "Cannot find MPS control daemon process"
 _REFUSED = "Cannot authenticate or connect"
 
 
+@dataclass(eq=False)
 class ControlClient:
     """The only way to the daemon at one pipe directory.
 
@@ -60,21 +60,13 @@ class ControlClient:
     killed.
     """
 
-    def __init__(
-        self,
-        programs: Programs,
-        *,
-        pipe_directory: str,
-        log_directory: str,
-        deadline: float,
-        jitter: Callable[[], float] = _random,
-    ) -> None:
-        self.pipe_directory = pipe_directory  # may change while the daemon runs
-        self._log_directory = log_directory
-        self._programs = programs
-        self._deadline = deadline
-        self._jitter = jitter
-        self._turn = asyncio.Lock()
+    programs: Programs
+    _: KW_ONLY
+    pipe_directory: str  # may change while the daemon runs
+    log_directory: str
+    deadline: float
+    jitter: Callable[[], float] = SystemRandom().random
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def ask(self, command: Command[T], *, deadline: float | None = None) -> T:
         """Send one command and read the reply.
@@ -103,10 +95,10 @@ class ControlClient:
         self, commands: Sequence[Command[Any]], *, deadline: float | None = None
     ) -> list[list[str]]:
         """The lines of each reply. Connects until it is our turn; all within the deadline."""
-        deadline = self._deadline if deadline is None else deadline
+        deadline = self.deadline if deadline is None else deadline
         script = _script(commands)
         async with self._turn:
-            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, spread=0.5, jitter=self._jitter)
+            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, spread=0.5, jitter=self.jitter)
             try:
                 async with asyncio.timeout(deadline):
                     while True:
@@ -158,8 +150,8 @@ class ControlClient:
 
     async def _run(self, script: bytes) -> tuple[str, str]:
         """What the front-end prints on both streams."""
-        program = self._programs.control
-        environment = self._programs.environment(self.pipe_directory, self._log_directory)
+        program = self.programs.control
+        environment = self.programs.environment(self.pipe_directory, self.log_directory)
         try:
             said = await run_program(program, environment, stdin=script)
         except TooMuchOutput:

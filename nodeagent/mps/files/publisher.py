@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
@@ -40,16 +41,16 @@ _REMEDIES = Remedies(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
     """The env files in `<run_dir>/mps/<device>/env/` and the CDI specification in `cdi_dir`.
 
     `shm` says what a container of a daemon must have as /dev/shm.
     """
 
-    def __init__(self, *, run_dir: Path, cdi_dir: Path, shm: Callable[[DaemonSpec], Path]) -> None:
-        self._run_dir = run_dir
-        self._cdi_dir = cdi_dir
-        self._shm = shm
+    run_dir: Path
+    cdi_dir: Path
+    shm: Callable[[DaemonSpec], Path]
 
     def publish(self, shared: Shared) -> tuple[Problem, ...]:
         """Make env files and CDI specification exactly these; what could not be done, and why.
@@ -64,12 +65,12 @@ class Publisher:
                 env_files[device], of_device = self._of_device(device, spec, wanted)
                 slots += of_device
         # A directory where nothing can be published does not matter while nothing is to be there.
-        if env_files or os.path.lexists(self._run_dir / "mps"):
+        if env_files or os.path.lexists(self.run_dir / "mps"):
             with _noted(problems):
                 self._publish_env_files(env_files, problems)
-        if slots or os.path.lexists(self._cdi_dir / FILE_NAME):
+        if slots or os.path.lexists(self.cdi_dir / FILE_NAME):
             cdi = {FILE_NAME: cdi_specification(KIND, slots)} if slots else {}
-            with _noted(problems), self._opened(self._cdi_dir, make=bool(cdi)) as directory:
+            with _noted(problems), self._opened(self.cdi_dir, make=bool(cdi)) as directory:
                 _publish(directory, cdi, (FILE_NAME,), problems)
         return tuple(problems)
 
@@ -79,7 +80,7 @@ class Publisher:
         """All slots of a device or none: some without others would only puzzle."""
         if spec.device != device:
             raise ValueError(f"the daemon is that of {spec.device!r}")
-        shm = str(self._shm(spec))
+        shm = str(self.shm(spec))
         slots = wanted.sharing.slots
         files = {file_name(s.name): env_file(client_environment(spec, s)) for s in slots}
         return files, [slot_device(spec, slot, shm=shm) for slot in slots]
@@ -87,7 +88,7 @@ class Publisher:
     def _publish_env_files(self, files: Mapping[str, Files], problems: list[Problem]) -> None:
         """By device; those of other devices are removed, and their directories."""
         make = bool(files)
-        with self._opened(self._run_dir, make=make) as run, run.child("mps", make=make) as top:
+        with self._opened(self.run_dir, make=make) as run, run.child("mps", make=make) as top:
             for device in sorted({*files, *top.directories()}):
                 wanted, before = files.get(device, {}), len(problems)
                 if not wanted and not os.path.lexists(top.path / device / ENV_DIRECTORY):

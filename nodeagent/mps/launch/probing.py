@@ -140,30 +140,30 @@ class _Trial:
         return not any(_COMPLAINT.match(line) for line in self.reply)
 
 
+@dataclass(frozen=True, slots=True)
 class _Trials:
     """Starts of daemons in `folder`."""
 
-    def __init__(self, programs: Programs, folder: Path, deadline: float) -> None:
-        self._programs = programs
-        self._folder = folder
-        self._deadline = deadline
+    programs: Programs
+    folder: Path
+    deadline: float
 
     async def all(self) -> Probe:
-        longest = len(os.fsencode(self._folder)) + len(f"/plain/pipe/{LONGEST_SOCKET_NAME}")
+        longest = len(os.fsencode(self.folder)) + len(f"/plain/pipe/{LONGEST_SOCKET_NAME}")
         if longest > LONGEST_SOCKET_PATH:
             return _nothing(
-                f"{self._folder} is too long for sockets", "set run.dir to a shorter path"
+                f"{self.folder} is too long for sockets", "set run.dir to a shorter path"
             )
         try:
             plain = await self._try("plain")
         except OSError as error:
-            control = self._programs.control[0]
+            control = self.programs.control[0]
             remedy = "install the MPS programs of the driver, or set mps.control and mps.path"
             return _nothing(f"{control} cannot be run: {error.strerror}", remedy)
         if not plain.accepted:
             why = plain.said.strip().splitlines()[-1:] or ["it said nothing"]
             if plain.accepted is None:
-                why = [f"it did not answer within {self._deadline:g} s"]
+                why = [f"it did not answer within {self.deadline:g} s"]
             return _nothing(f"no MPS daemon can be started here: {why[0][:200]}", "")
         first, second, static, newer = await asyncio.gather(
             self._try("first", MULTI_USER_FLAGS[0]),
@@ -182,13 +182,13 @@ class _Trials:
 
     def _problems(self, *trials: _Trial) -> tuple[Problem, ...]:
         problems: tuple[Problem, ...] = ()
-        if shutil.which(SERVER, path=self._programs.path) is None:
-            words = f"{SERVER} is not in {self._programs.path}, so no client can be served"
+        if shutil.which(SERVER, path=self.programs.path) is None:
+            words = f"{SERVER} is not in {self.programs.path}, so no client can be served"
             problems += (Problem(Code.MPS, words, remedy="set mps.path to a PATH that has it"),)
         if any(trial.accepted is None for trial in trials):
             words = (
                 "what the installed MPS can do is not wholly known: a trial daemon did not answer "
-                f"within {self._deadline:g} s"
+                f"within {self.deadline:g} s"
             )
             problems += (Problem(Code.MPS, words),)
         return problems
@@ -199,13 +199,13 @@ class _Trials:
         """Start a daemon with these flags and ask it: by `words` on the command line, else the
         `question`. Raises OSError when the program cannot be run.
         """
-        folder = self._folder / name
+        folder = self.folder / name
         for directory in (folder, folder / "pipe", folder / "log"):
             await asyncio.to_thread(directory.mkdir, mode=0o700)
         reply: tuple[str, ...] | None = None
         async with self._daemon(folder, flags) as process:
             try:
-                async with asyncio.timeout(self._deadline):
+                async with asyncio.timeout(self.deadline):
                     reply = await self._ask(folder, process, question, words)
                 accepted: bool | None = reply is not None
             except (TimeoutError, ControlError):
@@ -229,10 +229,10 @@ class _Trials:
             said = await self._output_of(*words, folder=folder)
             return tuple(said.splitlines()) if process.returncode is None else None
         client = ControlClient(
-            self._programs,
+            self.programs,
             pipe_directory=str(folder / "pipe"),
             log_directory=str(folder / "log"),
-            deadline=self._deadline,
+            deadline=self.deadline,
         )
         [reply] = await client.converse((Command(question, tuple),))
         return tuple(reply)
@@ -245,7 +245,7 @@ class _Trials:
         said = await asyncio.to_thread((folder / "said").open, "wb")
         with said:
             process = await asyncio.create_subprocess_exec(
-                *self._programs.control,
+                *self.programs.control,
                 "-f",
                 *flags,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -264,16 +264,16 @@ class _Trials:
 
     async def _output_of(self, *words: str, folder: Path | None = None) -> str:
         """What the program prints for these words, on either stream, within the deadline."""
-        command = [*self._programs.control, *words]
+        command = [*self.programs.control, *words]
         try:
-            async with asyncio.timeout(self._deadline):
-                said = await run_program(command, self._environment(folder or self._folder))
+            async with asyncio.timeout(self.deadline):
+                said = await run_program(command, self._environment(folder or self.folder))
         except TimeoutError:
             return ""
         return said.stdout + said.stderr
 
     def _environment(self, folder: Path) -> dict[str, str]:
-        return self._programs.environment(str(folder / "pipe"), str(folder / "log"))
+        return self.programs.environment(str(folder / "pipe"), str(folder / "log"))
 
 
 async def _has_ended(process: asyncio.subprocess.Process) -> bool:
