@@ -7,7 +7,6 @@ whole, with every fault that was found.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -245,17 +244,7 @@ def _means(selector: DeviceSelector, gpu: Gpu) -> bool:
     device = selector.device
     if isinstance(device, int):
         return gpu.index == device
-    if device.startswith("GPU-"):
-        return gpu.uuid.casefold() == device.casefold()
-    return bool(gpu.pci_bus_id) and _pci_address(device) == _pci_address(gpu.pci_bus_id)
-
-
-def _pci_address(text: str) -> tuple[int, ...] | None:
-    """Domain (0 when left out), bus, device, function (0 when left out)."""
-    match = re.fullmatch(
-        r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", text.casefold()
-    )
-    return tuple(int(part or "0", 16) for part in match.groups()) if match else None
+    return device.casefold() in {gpu.uuid.casefold(), gpu.pci_bus_id.casefold()}
 
 
 def _unknown_device(selector: DeviceSelector, observed: ObservedNode) -> Problem:
