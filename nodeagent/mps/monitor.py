@@ -24,6 +24,7 @@ from nodeagent.mps.control.client import (
 from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
 from nodeagent.mps.files.directories import seal_pipe_directory
+from nodeagent.mps.files.log import QUIET
 from nodeagent.mps.launch.process import DaemonProcess
 from nodeagent.mps.launch.starter import internal_fault
 from nodeagent.mps.lifecycle.model import (
@@ -57,7 +58,6 @@ _LONGEST_PAUSE = 0.1
 _AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
 _KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if it is new
 _PROOFS = 2  # polls without any client, before it is believed that there are none
-_QUIET = 0.03  # seconds that lines of the log are collected before they are read
 
 Job = SetLimits | ReadBack | Quit
 
@@ -92,10 +92,9 @@ class DaemonMonitor:
         self.events = LogEvents(
             self.run, self.state.spec, process.pid, log_size=log_size, adopted=adopted
         )
-        self._reading: asyncio.TimerHandle | None = None
-        self._end_watch = context.watch.watch(self.events.log.path, self._log_grown)
-        if self.events.log.has_more:  # it was written to before it was watched
-            self._log_grown()
+        self._end_watch = context.watch.watch(self.events.log.path, self._read_log)
+        # It was perhaps written to before it was watched.
+        self._reading = self._loop.call_later(QUIET, self._read_log)
         self._task = asyncio.create_task(self._work(), name=f"monitor mps run {self.run}")
 
     @property
@@ -125,8 +124,7 @@ class DaemonMonitor:
 
     async def aclose(self) -> None:
         """Stop monitoring. The process lives on."""
-        if self._reading is not None:
-            self._reading.cancel()
+        self._reading.cancel()
         self._end_watch()
         self.events.log.close()
         self._task.cancel()
@@ -150,21 +148,15 @@ class DaemonMonitor:
 
     # --- the log --------------------------------------------------------------------------------
 
-    def _log_grown(self) -> None:
-        if self._reading is None:
-            self._reading = self._loop.call_later(_QUIET, self._read_log)
-
     def _read_log(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        self._reading.cancel()
         stirred, events = self.events.read(self.state.ending)
         for event in events:
             self._handle(event)
         if stirred:
             self.poll_soon()
         if self.events.log.has_more:
-            self._log_grown()
+            self._reading = self._loop.call_later(QUIET, self._read_log)
 
     # --- one thing after the other --------------------------------------------------------------
 

@@ -126,8 +126,8 @@ def worth_showing(lines: Iterable[str]) -> Iterator[str]:
 _TALK = re.compile(r"NEW UI|Cmd:|UI closed|Accepting connection|User did not send valid")
 
 
+QUIET = 0.03  # seconds that writes are collected before they are looked at
 _MOST = 1000  # events taken in one go; who writes without end must not hold up the loop
-_REST = 0.05  # seconds of rest after so many
 
 
 class LogWatch:
@@ -138,17 +138,17 @@ class LogWatch:
     def __init__(self) -> None:
         self._inotify: Inotify | None = None
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._resting: asyncio.TimerHandle | None = None
+        self._collecting: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         with suppress(OSError):
             self._inotify = Inotify(sync_timeout=0)
-            self._begin(self._inotify)
+            self._read(self._inotify)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
+        if self._collecting is not None:
+            self._collecting.cancel()
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
@@ -175,32 +175,26 @@ class LogWatch:
 
         return end
 
-    def _begin(self, inotify: Inotify) -> None:
-        asyncio.get_running_loop().add_reader(inotify.fd, self._read, inotify)
-
-    def _rest(self, inotify: Inotify) -> None:
-        """What comes meanwhile waits, and what was taken is waited for no more than that."""
+    def _collect(self, inotify: Inotify) -> None:
+        """Let the many writes of one moment come together, and the loop go on meanwhile."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(inotify.fd)
-        self._resting = loop.call_later(_REST, self._go_on, inotify)
-
-    def _go_on(self, inotify: Inotify) -> None:
-        self._begin(inotify)
-        self._read(inotify)  # some may have been taken from the kernel already
+        self._collecting = loop.call_later(QUIET, self._read, inotify)
 
     def _read(self, inotify: Inotify) -> None:
-        """All that is there: the many writes of one moment make one call each."""
+        """One call for each log that has grown."""
         grown: set[int] = set()
         for _ in range(_MOST):
             event = inotify.sync_get()
             if event is None:
+                asyncio.get_running_loop().add_reader(inotify.fd, self._collect, inotify)
                 break
             if Mask.Q_OVERFLOW in event.mask:
                 grown.update(self._callbacks)
             elif event.watch is not None:
                 grown.add(event.watch.wd)
         else:
-            self._rest(inotify)
+            self._collect(inotify)
         for number in grown:
             callback = self._callbacks.get(number)
             if callback is not None:
