@@ -179,7 +179,7 @@ def _new_plan_for_process(life: Transition, spec: DaemonSpec | None) -> None:
 
 def _new_plan_while_ending(life: Transition, spec: DaemonSpec | None, *, must_end: bool) -> None:
     state = life.state
-    drain = state.drain or Drain()
+    drain = state.drain
     if must_end:
         drain = replace(drain, by_plan=True, then_start=spec is not None)
         life.state = replace(state, phase=Phase.DRAINING, drain=drain)
@@ -199,7 +199,7 @@ def _drain_requested(life: Transition, event: DrainRequested) -> None:
         )
     if state.phase not in WITH_PROCESS:
         return
-    before = state.drain or Drain()
+    before = state.drain
     then_start = before.then_start if before.by_plan else event.then_start
     drain = Drain(force=event.force, then_start=then_start, by_plan=before.by_plan)
     life.state = replace(state, phase=Phase.DRAINING, drain=drain, why="drained on request")
@@ -214,7 +214,7 @@ def _drain_requested(life: Transition, event: DrainRequested) -> None:
 def _drain_given_up(life: Transition) -> None:
     """A drain that a person requested and withdrew; what a plan wants stays wanted."""
     state, drain = life.state, life.state.drain
-    if state.phase is Phase.DRAINING and state.ending is Ending.NO and drain and not drain.by_plan:
+    if state.phase is Phase.DRAINING and state.ending is Ending.NO and not drain.by_plan:
         life.resume("not drained: the request was withdrawn")
 
 
@@ -254,7 +254,7 @@ def _silent(life: Transition, event: Silent) -> None:
     life.state = replace(state, silences=silences)
     more = f" ({event.reason})" if event.reason else ""
     why = f"answered none of {silences} questions in a row{more}"
-    if state.phase is Phase.DRAINING and not (state.drain and state.drain.force):
+    if state.phase is Phase.DRAINING and not state.drain.force:
         # Clients that work without it may go on: its answers are not needed any more.
         if silences == most:
             life.report(Subject.SILENT, why)

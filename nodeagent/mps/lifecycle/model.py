@@ -5,7 +5,7 @@ Pure. `nodeagent.mps.lifecycle.machine` says what follows from what.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nodeagent.mps.shares import DaemonSpec
@@ -92,7 +92,7 @@ class State:
     answered: bool = False  # anything, ever in this run
     was_ready: bool = False  # in this run, or an earlier agent says so
     ending: Ending = Ending.NO
-    drain: Drain | None = None
+    drain: Drain = field(default_factory=Drain)
     server: Server | None = None
     deadline: float | None = None
     why: str = ""  # why it is not Ready, for people

@@ -86,7 +86,7 @@ class Transition:
         self.state = replace(
             before,
             phase=Phase.LIMITING,
-            drain=None,
+            drain=Drain(),
             attempts=attempts,
             reading=before.reading + 1,
             why=why,
@@ -105,7 +105,7 @@ class Transition:
         if self.state.answered:
             self.limit(why)
         else:
-            self.state = replace(self.state, phase=Phase.STARTING, drain=None, why=why)
+            self.state = replace(self.state, phase=Phase.STARTING, drain=Drain(), why=why)
             self.wait(self.settings.start_deadline)
 
     def ready(self) -> None:
@@ -165,7 +165,7 @@ class Transition:
             pid=None,
             failures=before.failures + 1 if quick else 0,
             ending=Ending.NO,
-            drain=None,
+            drain=Drain(),
             server=None,
             deadline=None,
             why=report.message,
@@ -210,7 +210,7 @@ class Transition:
             restarts=before.restarts,
             why="drained on request" if before.wanted is not None else "",
         )
-        if before.drain and before.drain.then_start and before.wanted is not None:
+        if before.drain.then_start and before.wanted is not None:
             self.start(before.wanted)
 
 
@@ -305,7 +305,7 @@ def _still_there(life: Transition) -> None:
 
 
 def _drain_is_over(life: Transition) -> None:
-    drain = life.state.drain or Drain()
+    drain = life.state.drain
     if drain.force:
         life.ask_to_end()
         return
