@@ -67,10 +67,10 @@ def test_half_of_it(pipe: Path, listening: socket.socket, moved: str) -> None:
 def test_a_later_daemon_keeps_its_sockets(pipe: Path, listening: socket.socket) -> None:
     """Those of the one before are dropped."""
     door = DaemonSockets(str(pipe))
-    door.hide()
+    door.keep(hidden=True)
     for name in NAMES:
         (pipe / name).write_text("new")
-    door.show()
+    door.keep(hidden=False)
     assert [(pipe / name).read_text() for name in NAMES] == ["new", "new"]
     assert not door.hidden
 
@@ -78,9 +78,9 @@ def test_a_later_daemon_keeps_its_sockets(pipe: Path, listening: socket.socket) 
 def test_without_a_place_to_go_back_to(pipe: Path, listening: socket.socket) -> None:
     """The pipe directory was removed meanwhile; and a dead daemon's sockets go, all of them."""
     door = DaemonSockets(str(pipe))
-    door.hide()
+    door.keep(hidden=True)
     pipe.rmdir()
-    door.show()
+    door.keep(hidden=False)
     assert (door.hidden, door.listens) == (False, False)
     pipe.mkdir()
     (pipe / "control").touch()

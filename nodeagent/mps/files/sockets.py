@@ -58,28 +58,19 @@ class DaemonSockets:
         return self.hidden or os.path.lexists(self.front / "control")
 
     def keep(self, *, hidden: bool) -> None:
-        """As it is to be; what is so already is left alone."""
+        """Hidden, new clients find nothing from here on. Else they are as they were, but for what a
+        later daemon has put in place meanwhile. What is so already is left alone.
+        """
+        source, target = (self.front, self._back) if hidden else (self._back, self.front)
         if hidden:
-            self.hide()
-        elif self.hidden:
-            self.show()
-
-    def hide(self) -> None:
-        """New clients find nothing from here on."""
-        self._back.mkdir(mode=0o700, exist_ok=True)
+            self._back.mkdir(mode=0o700, exist_ok=True)
         for name in SOCKETS:
-            if os.path.lexists(self.front / name):
-                (self.front / name).rename(self._back / name)
-
-    def show(self) -> None:
-        """As it was. What a later daemon has put in place meanwhile stays."""
-        for name in SOCKETS:
-            if not os.path.lexists(self._back / name):
+            if not os.path.lexists(source / name):
                 continue
-            if os.path.lexists(self.front / name) or not self.front.is_dir():
-                (self._back / name).unlink()
+            if not hidden and (os.path.lexists(target / name) or not target.is_dir()):
+                (source / name).unlink()
             else:
-                (self._back / name).rename(self.front / name)
+                (source / name).rename(target / name)
 
     def clear(self) -> None:
         """Take away the sockets of a daemon that is dead, wherever they are, or what its user has
