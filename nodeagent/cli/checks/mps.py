@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.files.open_directory import PathRefused
-from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, directories_of
+from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, directories_of, may_pass
 from nodeagent.mps.launch.launcher import OPEN_FILES
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
@@ -160,7 +159,8 @@ def user_findings(
         if account is None:
             yield error(check, f"this machine has no user {user}", "write a uid, or uid:gid")
             continue
-        closed = next((p for p in _existing(run_dir) if not _may_pass(p, account)), None)
+        levels, uid, gid = _existing(run_dir), account.uid, account.gid
+        closed = next((level for level in levels if not may_pass(level.stat(), uid, gid)), None)
         if closed is None:
             yield ok(check, f"{user} is uid {account.uid} and reaches {run_dir}")
         else:
@@ -175,15 +175,6 @@ def _existing(path: Path) -> Iterator[Path]:
     """From the root down, as far as there is something."""
     whole = Path(os.path.realpath(path))
     return (level for level in (*reversed(whole.parents), whole) if level.exists())
-
-
-def _may_pass(path: Path, account: Account) -> bool:
-    found = path.stat()
-    if found.st_uid == account.uid:
-        bit = stat.S_IXUSR
-    else:
-        bit = stat.S_IXGRP if found.st_gid == account.gid else stat.S_IXOTH
-    return account.uid == 0 or bool(found.st_mode & bit)
 
 
 # --- others ---------------------------------------------------------------------------------------

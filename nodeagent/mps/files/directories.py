@@ -235,19 +235,23 @@ def _check_contents(pipe: OpenDirectory, uid: int) -> None:
                 )
 
 
+def may_pass(found: os.stat_result, uid: int, gid: int) -> bool:
+    """Whether a user may pass a directory. Groups beside the first are not looked at: a server does
+    not get them.
+    """
+    bit = 0o100 if found.st_uid == uid else 0o010 if found.st_gid == gid else 0o001
+    return uid == 0 or bool(found.st_mode & bit)
+
+
 def _check_passable(path: Path, uid: int, gid: int) -> None:
     """Whether the user may pass every directory from the root down to `path`.
 
-    Where it may not, servers end with status 0 again and again and say nothing. Groups beside the
-    first are not looked at: a server does not get them.
+    Where it may not, servers end with status 0 again and again and say nothing.
     """
-    if uid == 0:
-        return
     for level in (*reversed(path.parents), path):
         with refusing("looked at", level, _REMEDIES):
             found = level.stat()
-        bit = 0o100 if found.st_uid == uid else 0o010 if found.st_gid == gid else 0o001
-        if not found.st_mode & bit:
+        if not may_pass(found, uid, gid):
             raise PathRefused(
                 f"user {uid} may not pass {level} (mode {stat.S_IMODE(found.st_mode):o})",
                 remedy=f"chmod o+x {level}, or set run.dir to another path",
