@@ -171,6 +171,8 @@ class Evictor:
         )
         refused = []
         for pod, reason in wanted.items():
+            if self._another_goal.is_set():
+                break  # nothing asks for it any more
             try:
                 request = requests.evict_pod(pod.namespace, pod.name, uid=here[pod])
                 await self._node.access.send(request)

@@ -31,7 +31,7 @@ from tests.cluster.drain.rig import (
 )
 from tests.plan.cards import with_instances
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer
+from tests.simulated_cluster.faults import Answer, Slow
 
 pytestmark = pytest.mark.virtual_time
 EVICT = replace(TWO_HALVES, when_in_use=WhenInUse.EVICT)
@@ -132,6 +132,20 @@ async def test_no_pod_is_evicted_unless_the_plan_says_so(server: ApiServer, tmp_
         it.around.settle(*judged([held("a")]))
         await asyncio.sleep(0.05)
         assert asked(server)[before:] == []
+
+
+async def test_no_pod_is_evicted_for_a_plan_that_has_gone(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """What is asked for may be another thing while the node is being cordoned."""
+    async with agent(server, tmp_path, cordon=True) as it:
+        server.faults.next(1, Slow(0.2), path=f"*/nodes/{NODE}")
+        settle(it, held("a", "b"))
+        await until(lambda: f"PATCH /api/v1/nodes/{NODE}" in asked(server))
+        settle(it, AFTER)
+        await asyncio.sleep(0.5)
+        assert evicted(server) == []
+        assert not cordoned(server)
 
 
 async def test_no_pod_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> None:
