@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import requests
@@ -33,6 +33,7 @@ from nodeagent.cluster.client.requests import Request
 from nodeagent.health.reporting import Condition
 from nodeagent.rate_limit import Allowance
 
+T = TypeVar("T")
 _Keys = Mapping[str, str | None]
 
 
@@ -47,74 +48,40 @@ class Wanted:
     conditions: Mapping[str, Condition] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataPatch:
-    """Keys to set, and to take away where the value is None."""
-
-    annotations: _Keys
-    labels: _Keys
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (*self.annotations, *self.labels)
-
-    def request(self, node: str, _: datetime) -> Request:
-        """A JSON merge patch."""
-        parts = {"annotations": self.annotations, "labels": self.labels}
-        metadata = {name: dict(keys) for name, keys in parts.items() if keys}
-        return requests.patch_node(node, {"metadata": metadata})
-
-
-@dataclass(frozen=True, slots=True)
-class StatusPatch:
-    """Conditions to write, by type; `since` has the times of those whose status stays."""
-
-    conditions: Mapping[str, Condition]
-    since: Mapping[str, str] = field(compare=False)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.conditions)
-
-    def request(self, node: str, moment: datetime) -> Request:
-        """A strategic merge patch; `moment` is now, in UTC."""
-        now = time_text(moment)
-        entries = [
-            {
-                "type": kind,
-                "status": wanted.status,
-                "reason": wanted.reason,
-                "message": wanted.message,
-                "lastHeartbeatTime": now,
-                "lastTransitionTime": self.since.get(kind) or now,
-            }
-            for kind, wanted in self.conditions.items()
-        ]
-        return requests.patch_node_status(node, {"status": {"conditions": entries}})
-
-
-NodePatch = MetadataPatch | StatusPatch
-
-
-def metadata_patch(wanted: Wanted, view: NodeView) -> MetadataPatch | None:
-    """The keys that differ from what is there; None if none does."""
-    patch = MetadataPatch(
+def differences(wanted: Wanted, view: NodeView) -> tuple[Wanted, ...]:
+    """What is not so yet, by the requests that it takes: of metadata, then of the status."""
+    metadata = Wanted(
         annotations=_difference(wanted.annotations, view.annotations),
         labels=_difference(wanted.labels, view.labels),
     )
-    return patch if patch.annotations or patch.labels else None
+    status = Wanted(conditions=_difference(wanted.conditions, view.conditions))
+    return tuple(part for part in (metadata, status) if part != Wanted())
 
 
-def status_patch(wanted: Wanted, view: NodeView) -> StatusPatch | None:
-    """The conditions that differ from what is there; None if none does."""
-    there = view.conditions
-    differ = {kind: c for kind, c in wanted.conditions.items() if there.get(kind) != c}
-    since = {
-        kind: view.changed_at[kind]
-        for kind, c in differ.items()
-        if kind in there and there[kind].status == c.status and kind in view.changed_at
-    }
-    return StatusPatch(differ, since) if differ else None
+def patch_of(node: str, part: Wanted, view: NodeView, moment: datetime) -> Request:
+    """The request for one of these differences; `moment` is now, in UTC.
+
+    A condition whose status stays keeps the time since when it is so.
+    """
+    if not part.conditions:
+        keys = {"annotations": part.annotations, "labels": part.labels}
+        metadata = {name: dict(texts) for name, texts in keys.items() if texts}
+        return requests.patch_node(node, {"metadata": metadata})
+    now, entries = time_text(moment), []
+    for kind, condition in part.conditions.items():
+        there = view.conditions.get(kind)
+        stays = there is not None and there.status == condition.status
+        entries.append(
+            {
+                "type": kind,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastHeartbeatTime": now,
+                "lastTransitionTime": (stays and view.changed_at.get(kind)) or now,
+            }
+        )
+    return requests.patch_node_status(node, {"status": {"conditions": entries}})
 
 
 def too_large(annotations: _Keys, largest: int) -> dict[str, int]:
@@ -123,7 +90,7 @@ def too_large(annotations: _Keys, largest: int) -> dict[str, int]:
     return {key: size for key, size in sizes.items() if size > largest}
 
 
-def _difference(wanted: _Keys, there: Mapping[str, str]) -> _Keys:
+def _difference(wanted: Mapping[str, T], there: Mapping[str, object]) -> Mapping[str, T]:
     return {key: value for key, value in wanted.items() if there.get(key) != value}
 
 
@@ -147,8 +114,8 @@ class _Channel:
     """The requests of one kind."""
 
     allowance: Allowance
-    written: NodePatch | None = None  # the last one, unless something else is wanted by now
-    refused: NodePatch | None = None
+    written: Wanted | None = None  # the last one, unless something else is wanted by now
+    refused: Wanted | None = None
     refused_until: float = -inf
 
 
@@ -182,11 +149,11 @@ class NodeWriter:
         self._largest = largest
         self._clock = clock
         self._wall = wall
-        self._channels: dict[type[NodePatch], _Channel] = {
-            kind: _Channel(Allowance(interval=intervals.interval, burst=intervals.burst))
-            for kind in (MetadataPatch, StatusPatch)
-        }
-        self._last_kind: type[NodePatch] | None = None
+        self._metadata, self._status = self._channels = tuple(
+            _Channel(Allowance(interval=intervals.interval, burst=intervals.burst))
+            for _ in range(2)
+        )
+        self._last: _Channel | None = None
         self._after_fault, self._after_contest = (
             Backoff(*intervals.retry, spread=1.0, jitter=jitter) for _ in range(2)
         )
@@ -261,56 +228,60 @@ class NodeWriter:
 
     def _wake(self, *, forget_written: bool) -> None:
         if forget_written:
-            for channel in self._channels.values():
+            for channel in self._channels:
                 channel.written = None
         self._settled.clear()
         self._changed.set()
 
     # --- what is sent next ------------------------------------------------------------------------
 
-    def _next(self) -> NodePatch | None:
+    def _channel(self, patch: Wanted) -> _Channel:
+        return self._status if patch.conditions else self._metadata
+
+    def _next(self) -> Wanted | None:
         """What may go first, and of two that may go now, by turns."""
         now = self._clock()
         if self._view is None or now < self._missing_until:
             return None
-        found = (metadata_patch(self._wanted, self._view), status_patch(self._wanted, self._view))
+        found = differences(self._wanted, self._view)
         return min(
-            (patch for patch in found if patch is not None and not self._is_refused(patch)),
-            key=lambda p: (max(now, self._may_go_at(p)), type(p) is self._last_kind),
+            (patch for patch in found if not self._is_refused(patch)),
+            key=lambda p: (max(now, self._may_go_at(p)), self._channel(p) is self._last),
             default=None,
         )
 
-    def _may_go_at(self, patch: NodePatch) -> float:
-        paced = self._channels[type(patch)].allowance.next_at()
+    def _may_go_at(self, patch: Wanted) -> float:
+        paced = self._channel(patch).allowance.next_at()
         return max(self._not_before, self._contest_until, paced)
 
-    def _is_refused(self, patch: NodePatch) -> bool:
-        channel = self._channels[type(patch)]
+    def _is_refused(self, patch: Wanted) -> bool:
+        channel = self._channel(patch)
         return patch == channel.refused and self._clock() < channel.refused_until
 
     def _refused_until(self) -> float:
         """When the first of what was refused may be tried again; infinity when nothing was."""
         now = self._clock()
-        refused = (self._missing_until, *(c.refused_until for c in self._channels.values()))
+        refused = (self._missing_until, *(c.refused_until for c in self._channels))
         return min((again for again in refused if again > now), default=inf)
 
     # --- one request ------------------------------------------------------------------------------
 
-    async def _send(self, patch: NodePatch) -> None:
-        self._channels[type(patch)].allowance.take(self._clock())
-        self._last_kind = type(patch)
+    async def _send(self, patch: Wanted) -> None:
+        self._channel(patch).allowance.take(self._clock())
+        self._last = self._channel(patch)
+        request = patch_of(self._name, patch, self._view or NodeView(), self._wall())
         try:
-            view = view_of(await self._access.send(patch.request(self._name, self._wall())))
+            view = view_of(await self._access.send(request))
         except ClusterFault as fault:
             self._failed(patch, fault)
         else:
             self._succeeded(patch, view)
 
-    def _failed(self, patch: NodePatch, fault: ClusterFault) -> None:
+    def _failed(self, patch: Wanted, fault: ClusterFault) -> None:
         now = self._clock()
         match fault:
             case RequestRefused() | NotAllowed():
-                channel = self._channels[type(patch)]
+                channel = self._channel(patch)
                 channel.refused = patch
                 channel.refused_until = now + self._intervals.refused_again
             case ObjectMissing():
@@ -323,9 +294,9 @@ class NodeWriter:
         if type(before) is not type(fault):
             self._on_fault(fault)
 
-    def _succeeded(self, patch: NodePatch, view: NodeView) -> None:
+    def _succeeded(self, patch: Wanted, view: NodeView) -> None:
         self._after_fault.reset()
-        channel = self._channels[type(patch)]
+        channel = self._channel(patch)
         channel.refused_until = -inf
         if channel.written == patch:
             self._note_undone(patch)
@@ -339,13 +310,14 @@ class NodeWriter:
         if known and is_same and is_newer(view.resource_version, known.resource_version):
             self._view = view
 
-    def _note_undone(self, patch: NodePatch) -> None:
+    def _note_undone(self, patch: Wanted) -> None:
         """Another program undoes what we write: write again, with backoff."""
         now = self._clock()
         if now - self._contest_until > 2 * self._intervals.retry[1]:
             self._after_contest.reset()
         self._contest_until = now + self._after_contest.next()
         self._undone = self._undone + 1 if self._is_recent() else 1
-        self._undone_at, self._undone_keys = now, patch.keys
+        self._undone_at = now
+        self._undone_keys = (*patch.annotations, *patch.labels, *patch.conditions)
         if self._undone == _CONTEST:
-            self._on_contest(patch.keys)
+            self._on_contest(self._undone_keys)
