@@ -124,7 +124,6 @@ class NodeFollower:
         self._view: NodeView | None = None
         self._version: str | None = None  # what to watch from; None: list first
         self._list_due = 0.0
-        self._well_since: float | None = None  # since when the watch in hand has gone well
         self.fault: ClusterFault | None = None  # why the Node cannot be followed now
         self.is_reachable = False  # not before the first answer
 
@@ -155,11 +154,16 @@ class NodeFollower:
         seconds = min(self._drawn(self._intervals.watch), until_list)
         request = requests.watch_node(self._name, version=version, seconds=seconds)
         async with self._access.watch(request) as response:
-            self._well_since = self._clock()
+            begun = self._clock()
             self._answered()
-            await self._take_all(response)
+            try:
+                await self._take_all(response)
+            finally:
+                lasted = self._clock() - begun
+                if lasted >= self._intervals.healthy_after:
+                    self._backoff.reset()  # failures before a good watch are forgotten
         # One that was asked for less than a minute has not ended early when it ends in time.
-        return self._lasted() < min(self._intervals.healthy_after, seconds - 1.0)
+        return lasted < min(self._intervals.healthy_after, seconds - 1.0)
 
     async def _take_all(self, response: aiohttp.ClientResponse) -> None:
         """Take events until the watch ends; raises a fault also when the server is stuck."""
@@ -212,16 +216,7 @@ class NodeFollower:
             self.fault = None
             self._on_fault(None)
 
-    def _lasted(self) -> float:
-        """How long the watch that ends now went well; after a good one failures are forgotten."""
-        since, self._well_since = self._well_since, None
-        lasted = self._clock() - since if since is not None else 0.0
-        if lasted >= self._intervals.healthy_after:
-            self._backoff.reset()
-        return lasted
-
     async def _back_off(self, fault: ClusterFault) -> None:
-        self._lasted()
         if not isinstance(fault, ConnectionCut):
             self._version = None  # 410, or what happened meanwhile is not known
         self.is_reachable = False

@@ -141,11 +141,7 @@ def _users(device: Gpu | ComputeInstance | Device) -> Iterator[User]:
 
 
 def _without(gpu: Gpu, pods: Collection[PodName]) -> Gpu:
-    instances = tuple(
-        replace(instance, compute=tuple(_device_without(c, pods) for c in instance.compute))
-        for instance in gpu.instances
-    )
-    return replace(_device_without(gpu, pods), instances=instances)
+    return _device_without(gpu, pods).with_mig_devices(lambda _, c: _device_without(c, pods))
 
 
 _Place = TypeVar("_Place", Gpu, ComputeInstance)
