@@ -31,7 +31,6 @@ from nodeagent.rate_limit import Allowance
 
 _COMPONENT = "nodeagent"
 _LONGEST_MESSAGE = 1024  # characters; the API allows no more
-_NAMESPACE = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ class EventPublisher:
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": _NAMESPACE},
+            "metadata": {"name": name, "namespace": requests.EVENTS_IN},
             # As the kubelet writes it: `kubectl describe node` looks for the name as the uid too.
             "involvedObject": {
                 "apiVersion": "v1",

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 JsonObject = dict[str, Any]
 
-_EVENTS_IN: Final = "default"  # where Events about Nodes live
+EVENTS_IN: Final = "default"  # where Events about Nodes live
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,12 @@ def delete_pod(namespace: str, name: str, *, uid: str) -> Request:
 
 def create_event(body: JsonObject) -> Request:
     """A new Event in the namespace of those about Nodes."""
-    return Request("a new Event", "POST", _path("events", namespace=_EVENTS_IN), body=body)
+    return Request("a new Event", "POST", _path("events", namespace=EVENTS_IN), body=body)
 
 
 def patch_event(name: str, body: JsonObject) -> Request:
     """A merge patch of an Event that we made."""
-    return _patch(f"a change of Event {name}", _path("events", name, namespace=_EVENTS_IN), body)
+    return _patch(f"a change of Event {name}", _path("events", name, namespace=EVENTS_IN), body)
 
 
 def get_config_map(namespace: str, name: str) -> Request:

@@ -170,10 +170,10 @@ class PluginOutlook:
         """Why the plugin could not serve the node once `todo` is done, a part of the plan."""
         try:
             plugin = await self._plugin(labels, configuration_of(judgement))
-        except NoSuchConfiguration as error:
-            return (_cannot_configure(Code.UNKNOWN_CONFIGURATION, error),)
         except NodeagentError as error:
-            return (_cannot_configure(Code.INVALID_VALUE, error),)
+            is_missing = isinstance(error, NoSuchConfiguration)
+            code = Code.UNKNOWN_CONFIGURATION if is_missing else Code.INVALID_VALUE
+            return (Problem(code, error.message, error.remedy, path="devicePluginConfig"),)
         problems = plugin.refuses(gpus_after(todo, observed))
         if problems and plugin.refuses(observed.gpus) and _leaves_work(judgement, todo):
             return ()  # the node cannot be served now either, and this is on the way
@@ -202,7 +202,9 @@ class PluginOutlook:
         except NodeagentError as error:
             if wanted is not None:
                 raise
-            self._complain(error)
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.warning("the device plugin's configuration is not known", error=str(error))
             return by_labels
         if found.strategy is None:
             return replace(found, strategy=await self._strategy_of_flags(name))
@@ -220,15 +222,6 @@ class PluginOutlook:
             if other.strategy is not None:
                 return None
         return self._labelled.strategy
-
-    def _complain(self, error: NodeagentError) -> None:
-        if str(error) != self._complaint:
-            self._complaint = str(error)
-            log.warning("the device plugin's configuration is not known", error=str(error))
-
-
-def _cannot_configure(code: Code, error: NodeagentError) -> Problem:
-    return Problem(code, error.message, error.remedy, path="devicePluginConfig")
 
 
 def _leaves_work(judgement: Judgement, todo: NodePlan) -> bool:
