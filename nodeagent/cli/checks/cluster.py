@@ -9,17 +9,9 @@ from collections.abc import Iterator
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
-from nodeagent.cluster.client import requests
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import credentials_of
-from nodeagent.cluster.client.faults import (
-    ClusterFault,
-    ClusterUnreachable,
-    CredentialsUnusable,
-    NotAllowed,
-    RequestRefused,
-    strange_answer,
-)
 from nodeagent.cluster.client.node_view import NodeView, view_of
 from nodeagent.cluster.client.requests import Right
 from nodeagent.cluster.drain.hooks import rules_of
@@ -67,7 +59,7 @@ async def _findings(
         try:
             listed = await access.listed(requests.list_node(name))
             view = view_of(listed.first) if listed.items else None
-        except ClusterFault as fault:
+        except faults.ClusterFault as fault:
             return [_unreadable_node(fault)], None
         found = [ok("API server", f"{access.server} answers, and knows who asks")]
         if view is None:
@@ -83,13 +75,13 @@ async def _findings(
         ], view
 
 
-def _unreadable_node(fault: ClusterFault) -> Finding:
+def _unreadable_node(fault: faults.ClusterFault) -> Finding:
     match fault:
-        case CredentialsUnusable():
+        case faults.CredentialsUnusable():
             return error("credentials", fault.message, fault.remedy or _ACCOUNT)
-        case NotAllowed():
+        case faults.NotAllowed():
             return error("rights", fault.message, _RIGHTS)
-        case ClusterUnreachable():
+        case faults.ClusterUnreachable():
             remedy = "is that the server's address, and may this machine or pod reach it?"
             return error("API server", fault.message, remedy)
         case _:
@@ -100,15 +92,19 @@ async def _changes(access: ClusterAccess, name: str) -> Finding:
     try:
         await access.send(requests.patch_node(name, {}, dry_run=True))
         await access.send(requests.patch_node_status(name, {}, dry_run=True))
-    except ClusterFault as fault:
+    except faults.ClusterFault as fault:
         return error("Node's changes", fault.message, _remedy_of(fault))
     return ok("Node's changes", f"{name} may be changed")
 
 
-def _remedy_of(fault: ClusterFault) -> str:
+def _remedy_of(fault: faults.ClusterFault) -> str:
     if "Policy" in fault.message:
         return _NOT_BOUND
-    return _RIGHTS if isinstance(fault, NotAllowed | RequestRefused) else fault.remedy or _AGAIN
+    return (
+        _RIGHTS
+        if isinstance(fault, faults.NotAllowed | faults.RequestRefused)
+        else fault.remedy or _AGAIN
+    )
 
 
 async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[Finding]:
@@ -117,7 +113,7 @@ async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[F
     for right, without, remedy in _needed(settings):
         try:
             allowed = await _may(access, right)
-        except ClusterFault as fault:
+        except faults.ClusterFault as fault:
             unasked = f"they cannot be asked for: {fault.message}"
             return [*missing, warning("rights", unasked, _BASIC)]
         if not allowed:
@@ -131,7 +127,7 @@ async def _may(access: ClusterAccess, right: Right) -> bool:
     request = requests.review_access(right)
     status = (await access.send(request)).get("status")
     if not isinstance(status, dict):
-        raise strange_answer(request.purpose, "it is no review")
+        raise faults.strange_answer(request.purpose, "it is no review")
     return status.get("allowed") is True
 
 
@@ -160,9 +156,9 @@ async def _runtime_class(access: ClusterAccess) -> list[Finding]:
     try:
         if await access.find(requests.get_runtime_class(_RUNTIME_CLASS)) is not None:
             return [ok(check, f"{_RUNTIME_CLASS} is there")]
-    except NotAllowed:
+    except faults.NotAllowed:
         return []
-    except ClusterFault as fault:
+    except faults.ClusterFault as fault:
         return [warning(check, fault.message, fault.remedy or _AGAIN)]
     missing = (
         f"the cluster has no RuntimeClass {_RUNTIME_CLASS}, which the DaemonSet names: its pods "
@@ -179,7 +175,7 @@ async def _owners(
     try:
         listed = await access.listed(requests.list_pods(view.name))
         pods = tuple(map(pod_of, listed.items))
-    except ClusterFault as fault:
+    except faults.ClusterFault as fault:
         message = f"only labels can show them: {fault.message}"
         found.append(warning(check, message, _remedy_of(fault)))
     others = owned_by_others(view, pods, source=source, tolerated=rules_of(settings).tolerated)

@@ -16,15 +16,8 @@ from datetime import UTC, datetime
 from typing import Literal, NoReturn
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client import requests
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import (
-    ClusterFault,
-    NotAllowed,
-    ObjectMissing,
-    RequestRefused,
-    WriteConflict,
-)
 from nodeagent.cluster.client.node_view import time_text
 from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.rate_limit import Allowance
@@ -132,9 +125,14 @@ class EventPublisher:
         self._allowance.take(self._clock())
         try:
             await self._send(event, waiting)
-        except (NotAllowed, RequestRefused, ObjectMissing, WriteConflict):
+        except (
+            faults.NotAllowed,
+            faults.RequestRefused,
+            faults.ObjectMissing,
+            faults.WriteConflict,
+        ):
             self.dropped += 1
-        except ClusterFault as fault:
+        except faults.ClusterFault as fault:
             self._put_back(event, waiting)
             await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
         else:
@@ -147,7 +145,7 @@ class EventPublisher:
             body: JsonObject = {"count": count, "lastTimestamp": time_text(waiting.last)}
             try:
                 await self._access.send(requests.patch_event(known.name, body))
-            except ObjectMissing:
+            except faults.ObjectMissing:
                 del self._known[event]  # the server has forgotten it: it is news again
             else:
                 known.count = count

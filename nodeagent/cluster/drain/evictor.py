@@ -15,14 +15,7 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client import requests
-from nodeagent.cluster.client.faults import (
-    ClusterFault,
-    DisruptionRefused,
-    NotAllowed,
-    ObjectMissing,
-    WriteConflict,
-)
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.drain.changes import cordoning
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
 from nodeagent.cluster.drain.node import DrainedNode, undone
@@ -128,7 +121,7 @@ class Evictor:
             problems = (*found.problems, *self._refused)
             self._report(problems, cordon=bool(self._leaving) or were_leaving)
             return self._until_next(found, were_leaving=were_leaving)
-        except ClusterFault as fault:
+        except faults.ClusterFault as fault:
             problem = undone("no pod is evicted, since the API server cannot be asked", fault)
             self._report((problem,), cordon=self._restore.holds_cordon)
             return self._backoff.next()
@@ -176,9 +169,9 @@ class Evictor:
             try:
                 request = requests.evict_pod(pod.namespace, pod.name, uid=here[pod])
                 await self._node.access.send(request)
-            except (ObjectMissing, WriteConflict):
+            except (faults.ObjectMissing, faults.WriteConflict):
                 continue  # it has gone, whatever has its name now
-            except ClusterFault as fault:
+            except faults.ClusterFault as fault:
                 refused.append(_refusal(reason, fault))
                 continue
             self._leaving[pod] = here[pod]
@@ -196,10 +189,10 @@ class Evictor:
             self._node.wake("what is known of evictions has changed")
 
 
-def _refusal(reason: str, fault: ClusterFault) -> Problem:
-    if isinstance(fault, DisruptionRefused):
+def _refusal(reason: str, fault: faults.ClusterFault) -> Problem:
+    if isinstance(fault, faults.DisruptionRefused):
         remedy = "let the budget allow it, or end the pod; its eviction is asked for again"
-    elif isinstance(fault, NotAllowed):
+    elif isinstance(fault, faults.NotAllowed):
         remedy = fault.remedy
     else:
         remedy = "it is tried again"

@@ -13,9 +13,8 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client import requests
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.drain.eviction import is_in_use, pod_of_user
 from nodeagent.cluster.drain.node import DrainedNode, pod_of
 from nodeagent.cluster.kubelet.allocations import PodName
@@ -90,7 +89,7 @@ async def ended_pods(
             async with at_once:
                 found = await access.find(requests.get_pod(pod.namespace, pod.name))
             return found is not None and pod_of(found).ended
-        except ClusterFault as fault:
+        except faults.ClusterFault as fault:
             log.debug("it is not known whether a pod has ended", error=fault.message)
             return False
 

@@ -15,16 +15,8 @@ from typing import Any, Final
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client import requests
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import (
-    ClusterFault,
-    ClusterUnreachable,
-    ObjectMissing,
-    ServerBusy,
-    WriteConflict,
-    strange_answer,
-)
 from nodeagent.cluster.client.node_view import (
     NodeView,
     object_in,
@@ -81,7 +73,7 @@ class DrainedNode:
     report: Callable[[EventType, str], None]
     view: NodeView | None = None
     pods: tuple[Pod, ...] | None = None
-    pods_fault: ClusterFault | None = None
+    pods_fault: faults.ClusterFault | None = None
     _listed_at: float = -inf
 
     @property
@@ -95,7 +87,7 @@ class DrainedNode:
         """The Node as it is now; raises `ClusterFault`."""
         listed = await self.access.listed(requests.list_node(self.name))
         if not listed.items:
-            raise ObjectMissing(f"the cluster has no Node {self.name}")
+            raise faults.ObjectMissing(f"the cluster has no Node {self.name}")
         return view_of(listed.first)
 
     async def patch(self, view: NodeView, change: NodeChange) -> NodeView:
@@ -134,7 +126,7 @@ class DrainedNode:
                 for change in changes_of(view):
                     view = await self.patch(view, change)
                 return view
-            except (ClusterUnreachable, ServerBusy, WriteConflict) as fault:
+            except (faults.ClusterUnreachable, faults.ServerBusy, faults.WriteConflict) as fault:
                 pause = backoff.next()
                 if loop.time() + pause > until:
                     raise
@@ -151,11 +143,11 @@ class DrainedNode:
                 listed = await self.access.listed(requests.list_pods(self.name))
             self.pods, self.pods_fault = tuple(map(pod_of, listed.items)), None
         except TimeoutError as error:
-            self.pods_fault = ClusterUnreachable(
+            self.pods_fault = faults.ClusterUnreachable(
                 f"the API server has not answered the pods on {self.name} within {within:g} s"
             )
             raise self.pods_fault from error
-        except ClusterFault as fault:
+        except faults.ClusterFault as fault:
             self.pods_fault = fault
             raise
         return self.pods
@@ -169,12 +161,12 @@ class DrainedNode:
             return False
         try:
             await self.list_pods(within=self.intervals.round_answer)
-        except ClusterFault as fault:
+        except faults.ClusterFault as fault:
             log.debug("the pods of the node cannot be listed", error=fault.message)
         return True
 
 
-def undone(what: str, fault: ClusterFault) -> Problem:
+def undone(what: str, fault: faults.ClusterFault) -> Problem:
     """That something could not be done, because of the API server."""
     return Problem(Code.CLUSTER, f"{what}: {fault.message}", fault.remedy or "it is tried again")
 
@@ -207,7 +199,7 @@ def pod_of(pod: object) -> Pod:
             environment=dict(_environment(spec)),
         )
     except (KeyError, TypeError) as error:
-        raise strange_answer("a question about pods", "it is no pod") from error
+        raise faults.strange_answer("a question about pods", "it is no pod") from error
 
 
 def _has_ended(status: Mapping[str, Any]) -> bool:

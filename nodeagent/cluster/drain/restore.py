@@ -15,8 +15,7 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client import requests
-from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import (
     PLUGIN_CONFIG,
@@ -182,7 +181,7 @@ class Restore:
                     continue  # the end of the round comes
                 try:
                     await self._put_back()
-                except ClusterFault as fault:
+                except faults.ClusterFault as fault:
                     self._record(fault)
                     await asyncio.sleep(backoff.next())
                     self._due.set()
@@ -200,7 +199,7 @@ class Restore:
         try:
             async with asyncio.timeout(within):
                 await self._put_back()
-        except (ClusterFault, TimeoutError) as error:
+        except (faults.ClusterFault, TimeoutError) as error:
             why = str(error) or "no answer in time"
             log.warning("what was done around a change is not put back yet", error=why)
 
@@ -217,7 +216,7 @@ class Restore:
                 for restored in self.on_restored:
                     restored()
 
-    def _record(self, fault: ClusterFault | None) -> None:
+    def _record(self, fault: faults.ClusterFault | None) -> None:
         before, self._failure = self._failure, ()
         if fault is not None:
             self._failure = (undone("what was done around a change is not put back", fault),)
@@ -240,10 +239,10 @@ class Restore:
                     view = await self._node.patch(view, change)
                 if not self._awaits_offer() and (uncordon := self._uncordoning(view)):
                     await self._node.patch(view, uncordon)
-            except WriteConflict:
+            except faults.WriteConflict:
                 continue
             return
-        raise WriteConflict("the Node changes faster than it can be written")
+        raise faults.WriteConflict("the Node changes faster than it can be written")
 
     def _is_restored(self) -> bool:
         """Whether the Node, as it was seen last, needs nothing done by now."""
@@ -271,7 +270,7 @@ class Restore:
                 try:
                     request = requests.delete_pod(pod.namespace, pod.name, uid=pod.uid)
                     await self._node.access.send(request)
-                except (ObjectMissing, WriteConflict):
+                except (faults.ObjectMissing, faults.WriteConflict):
                     log.debug("a pod has gone by itself", pod=str(pod))
                 else:
                     log.info("a pod of the device plugin is deleted", pod=str(pod))

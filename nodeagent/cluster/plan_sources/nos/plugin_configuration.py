@@ -17,14 +17,8 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client import requests
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import (
-    ClusterFault,
-    NotAllowed,
-    RequestRefused,
-    strange_answer,
-)
 from nodeagent.cluster.plan_sources.nos.grammar import DeviceRequest, Requests, share_size
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.documents.findings import path_text
@@ -178,7 +172,7 @@ class NosConfiguration:
         found: str | Trouble | None
         try:
             texts = await self._texts()
-        except ClusterFault as fault:
+        except faults.ClusterFault as fault:
             found, patience = self._not_read(key, fault), fault.retry_after or 0.0
         else:
             found = (texts or {}).get(key)
@@ -201,16 +195,16 @@ class NosConfiguration:
             return None
         data = found.get("data") or {}
         if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
-            raise strange_answer(request.purpose, "it is no ConfigMap")
+            raise faults.strange_answer(request.purpose, "it is no ConfigMap")
         return data
 
-    def _not_read(self, key: str, fault: ClusterFault) -> Trouble:
+    def _not_read(self, key: str, fault: faults.ClusterFault) -> Trouble:
         """What a person has to mend is a refusal; the rest passes."""
         what = (
             f"nos' configuration {shown(key)} is in the ConfigMap {self._namespace}/{self._name}, "
             f"which cannot be read: {fault.message}"
         )
-        if isinstance(fault, NotAllowed | RequestRefused):
+        if isinstance(fault, faults.NotAllowed | faults.RequestRefused):
             remedy = fault.remedy or "let the agent's service account get this ConfigMap"
             return UnreadablePlan(Problem(Code.UNKNOWN_CONFIGURATION, what, remedy, path=_AT_LABEL))
         return NoPlan(what)
