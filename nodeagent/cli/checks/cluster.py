@@ -100,11 +100,9 @@ async def _changes(access: ClusterAccess, name: str) -> Finding:
 def _remedy_of(fault: faults.ClusterFault) -> str:
     if "Policy" in fault.message:
         return _NOT_BOUND
-    return (
-        _RIGHTS
-        if isinstance(fault, faults.NotAllowed | faults.RequestRefused)
-        else fault.remedy or _AGAIN
-    )
+    if isinstance(fault, faults.NotAllowed | faults.RequestRefused):
+        return _RIGHTS
+    return fault.remedy or _AGAIN
 
 
 async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[Finding]:

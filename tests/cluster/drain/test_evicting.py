@@ -228,6 +228,26 @@ async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Pa
         assert asked(server)[before:] == []
 
 
+async def test_a_suspicion_that_is_raised_meanwhile_is_kept(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """The answer about one pod says nothing of another that was found to have ended since."""
+    a, b = PodName("team", "a"), PodName("team", "b")
+    server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")
+    async with agent(server, tmp_path) as it:
+        pods = it.around.finished_pods
+        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        await until(lambda: it.woken)
+        server.faults.next(1, Slow(1.0), path="*/pods/a")
+        asking = asyncio.create_task(pods.among({a, b}, 60.0))
+        await asyncio.sleep(0.01)
+        server.patch_pod("b", {"status": {"phase": "Failed"}}, namespace="team")
+        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        await until(lambda: len(it.woken) == 2)
+        assert await asking == {a}
+        assert await pods.among({a, b}, 60.0) == {a, b}
+
+
 async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path: Path) -> None:
     """Gone is not ended, a container that still runs neither, and no answer says nothing."""
     a, b, c = (PodName("team", name) for name in "abc")
