@@ -64,12 +64,9 @@ def _message_of(event: Event) -> str:
     if event.type is EventType.PLAN_REJECTED:
         return _DIGEST.sub("the plan", event.message)
     if event.type in {EventType.MPS_ENDED, EventType.MPS_FAULT, EventType.MPS_FAILED}:
-        return _PROCESS.sub(_without_number, event.message.partition(LAST_SAID)[0])
+        message = event.message.partition(LAST_SAID)[0]
+        return _PROCESS.sub(lambda m: "the " + m["what"].replace("pid", "process"), message)
     return event.message
-
-
-def _without_number(found: re.Match[str]) -> str:
-    return "the process" if found["what"] == "pid" else f"the {found['what']}"
 
 
 def shown_state(

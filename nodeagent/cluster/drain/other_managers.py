@@ -57,7 +57,8 @@ class OtherManagers:
         """Before the Node has been seen for the first time."""
         try:
             async with asyncio.timeout(self.node.intervals.round_answer):
-                self.node.view = await self.node.read()
+                view = await self.node.read()
+            self.node.view = self.node.view or view  # it may have been seen meanwhile
         except (ClusterFault, TimeoutError) as error:
             log.debug("the Node cannot be read", error=str(error))
 
