@@ -145,7 +145,7 @@ class NodeController(NodeReader):
         `publishing_problems`, for the daemons do their work without it.
         """
         async with self._publishing:
-            shared = {d.device: (d.spec, d.wanted) for d in self._fleet.running()}
+            shared = [(daemon.spec, daemon.wanted) for daemon in self._fleet.running()]
             self.publishing_problems = await asyncio.to_thread(self._publisher.publish, shared)
 
     async def _stop(self, step: StopMps) -> None:

@@ -111,7 +111,7 @@ def env_files(folder: Path, spec: DaemonSpec, plan: WantedMps) -> dict[str, dict
     publisher = Publisher(
         run_dir=folder / "run", cdi_dir=folder / "cdi", shm=lambda _: Path("/dev/shm")
     )
-    assert publisher.publish({spec.device: (spec, plan)}) == ()
+    assert publisher.publish([(spec, plan)]) == ()
     files = (folder / "run/mps" / spec.device / "env").iterdir()
     return {
         path.stem: dict(line.split("=", 1) for line in path.read_text().splitlines())
@@ -187,7 +187,7 @@ async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
     shm.mkdir()
     shm.chmod(0o1777)
     publisher = Publisher(run_dir=tmp_path / "run", cdi_dir=tmp_path, shm=lambda _: shm)
-    assert publisher.publish({GPU: (spec, plan)}) == ()
+    assert publisher.publish([(spec, plan)]) == ()
     document = json.loads((tmp_path / "nodeagent.io-mps.json").read_text())
     edits = next(d for d in document["devices"] if d["name"] == f"{GPU}-small-1")["containerEdits"]
     mounts = "\n".join(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,13 @@ class Node:
             shm=lambda spec: self.run / "mps" / spec.device / "shm",
         )
 
-    def shared(self, **plans: WantedMps) -> dict[str, tuple[DaemonSpec, WantedMps]]:
+    def shared(self, **plans: WantedMps) -> list[tuple[DaemonSpec, WantedMps]]:
         """What `publish` takes: of the GPU, of the MIG device, or both."""
         devices = {"gpu": GPU, "mig": MIG}
-        return {
-            devices[name]: (
-                spec_of(plan, devices[name], pipe=f"{self.run}/mps/{devices[name]}/pipe"),
-                plan,
-            )
+        return [
+            (spec_of(plan, devices[name], pipe=f"{self.run}/mps/{devices[name]}/pipe"), plan)
             for name, plan in plans.items()
-        }
+        ]
 
     def files(self) -> dict[str, str]:
         """The env files, by path below `mps`, with what they say."""
@@ -76,7 +72,7 @@ def test_every_slot(node: Node) -> None:
         f"{GPU}/env/small-1.env",
         f"{MIG}/env/clients-0.env",
     ]
-    spec, plan = shared[GPU]
+    spec, plan = shared[0]
     expected = client_environment(spec, plan.sharing.slots[1])
     read = dict(line.split("=", 1) for line in files[f"{GPU}/env/small-1.env"].splitlines())
     assert read == expected
@@ -114,7 +110,7 @@ def test_what_is_no_more_is_removed(node: Node) -> None:
     assert list(node.files()) == [f"{MIG}/env/small-0.env"]
     assert node.devices() == [f"{MIG}-small-0"]
     assert not (node.run / "mps" / GPU / "env").exists()
-    assert node.publisher.publish({}) == ()
+    assert node.publisher.publish([]) == ()
     assert node.files() == {}
     assert [path.name for path in node.cdi.iterdir()] == ["nvidia.yaml"]
     assert (node.run / "mps" / GPU / "record.json").exists()
@@ -122,7 +118,7 @@ def test_what_is_no_more_is_removed(node: Node) -> None:
 
 def test_nothing_shared_makes_nothing(node: Node) -> None:
     """A node without MPS gets no directories."""
-    assert node.publisher.publish({}) == ()
+    assert node.publisher.publish([]) == ()
     assert not node.run.exists()
     assert not node.cdi.exists()
 
@@ -134,7 +130,7 @@ def test_nothing_to_publish_needs_no_safe_place(node: Node, tmp_path: Path) -> N
     """Directories that everyone can write are refused only once files shall go there."""
     tmp_path.chmod(0o2777)
     publisher = Publisher(run_dir=tmp_path, cdi_dir=tmp_path, shm=lambda _: tmp_path)
-    assert publisher.publish({}) == ()
+    assert publisher.publish([]) == ()
     refused = publisher.publish(node.shared(gpu=wanted()))
     assert {problem.code for problem in refused} == {Code.MPS}
 
@@ -169,7 +165,7 @@ def test_a_symlinked_file(node: Node, tmp_path: Path) -> None:
         f"{node.cdi}/nodeagent.io-mps.json is a symlink, which could lead anywhere",
     ]
     assert victim.read_text() == "x"
-    [left] = node.publisher.publish({})[-1:]
+    [left] = node.publisher.publish([])[-1:]
     assert "nodeagent.io-mps.json is a symlink" in left.message
 
 
@@ -238,17 +234,10 @@ def test_hostile_shares(node: Node, share: Share) -> None:
 def test_hostile_devices_and_directories(node: Node, device: str, pipe: str) -> None:
     """The same."""
     plan = wanted()
-    [problem] = node.publisher.publish({device: (spec_of(plan, device, pipe=pipe), plan)})
+    [problem] = node.publisher.publish([(spec_of(plan, device, pipe=pipe), plan)])
     assert "\n" not in problem.message
     assert node.files() == {}
     assert not node.cdi.exists()
-
-
-def test_a_daemon_of_another_device(node: Node) -> None:
-    """Would send clients elsewhere; it is refused."""
-    plan = wanted()
-    [problem] = node.publisher.publish({GPU: (replace(spec_of(plan), device=MIG), plan)})
-    assert f"the daemon is that of {MIG!r}" in problem.message
 
 
 def test_a_run_directory_that_env_files_cannot_name(tmp_path: Path) -> None:

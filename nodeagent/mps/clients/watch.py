@@ -80,7 +80,7 @@ def _environment(pid: int) -> Mapping[str, str] | None:
     if not isinstance(found, Mapping) or _PIPE_DIRECTORY not in found:
         return None
     return {
-        name[:100]: _text(value)
+        name[:100]: os.fsencode(value)[:LONGEST_VALUE].decode(errors="replace")
         for name, value in found.items()
         if name.startswith(_OF_MPS) or name == SLOT_VARIABLE
     }
@@ -100,10 +100,6 @@ def container_in(cgroup: str) -> str:
     """
     ids = _CONTAINER.findall(cgroup)
     return ids[-1][:12] if ids else ""
-
-
-def _text(value: str) -> str:
-    return os.fsencode(value)[:LONGEST_VALUE].decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +261,11 @@ class ClientWatch:
 
 
 def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[ClientState, ...]:
-    """As the daemon names them, those included of whom nothing else is known."""
+    """As the daemon names them, those included of whom nothing else is known: one has just ended,
+    or cannot be seen from here.
+    """
     known = {client.facts.pid: client.state for client in judged}
-    return tuple(known.get(pid) or _unknown(pid) for _, pid in daemon.clients)
-
-
-def _unknown(pid: int) -> ClientState:
-    if pid > 0:  # it has just ended, or cannot be seen from here
-        return ClientState(pid)
-    return ClientState(pid, findings=(_NO_PID,))
+    return tuple(
+        known.get(pid) or ClientState(pid, findings=() if pid else (_NO_PID,))
+        for _, pid in daemon.clients
+    )

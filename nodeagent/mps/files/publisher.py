@@ -30,7 +30,6 @@ from nodeagent.plan.shares import WantedMps
 
 ENV_DIRECTORY = "env"
 
-Shared = Mapping[str, tuple[DaemonSpec, WantedMps]]  # by device UUID
 Files = Mapping[str, bytes]  # contents by name
 
 _REMOVE = "see who made it, and remove it"
@@ -52,7 +51,7 @@ class Publisher:
     cdi_dir: Path
     shm: Callable[[DaemonSpec], Path]
 
-    def publish(self, shared: Shared) -> tuple[Problem, ...]:
+    def publish(self, shared: Iterable[tuple[DaemonSpec, WantedMps]]) -> tuple[Problem, ...]:
         """Make env files and CDI specification exactly these; what could not be done, and why.
 
         A slot that could not be said safely is left out of both. Blocks on the file system.
@@ -60,9 +59,9 @@ class Publisher:
         problems: list[Problem] = []
         env_files: dict[str, Files] = {}
         slots: list[Json] = []
-        for device, (spec, wanted) in sorted(shared.items()):
-            with _noted(problems, device):
-                env_files[device], of_device = self._of_device(device, spec, wanted)
+        for spec, wanted in sorted(shared, key=lambda one: one[0].device):
+            with _noted(problems, spec.device):
+                env_files[spec.device], of_device = self._of_device(spec, wanted)
                 slots += of_device
         # A directory where nothing can be published does not matter while nothing is to be there.
         if env_files or os.path.lexists(self.run_dir / "mps"):
@@ -74,12 +73,8 @@ class Publisher:
                 _publish(directory, cdi, (FILE_NAME,), problems)
         return tuple(problems)
 
-    def _of_device(
-        self, device: str, spec: DaemonSpec, wanted: WantedMps
-    ) -> tuple[Files, list[Json]]:
+    def _of_device(self, spec: DaemonSpec, wanted: WantedMps) -> tuple[Files, list[Json]]:
         """All slots of a device or none: some without others would only puzzle."""
-        if spec.device != device:
-            raise ValueError(f"the daemon is that of {spec.device!r}")
         shm = str(self.shm(spec))
         slots = wanted.sharing.slots
         files = {file_name(s.name): env_file(client_environment(spec, s)) for s in slots}
