@@ -41,15 +41,15 @@ class Remedies:
     system: str
 
 
+@dataclass(frozen=True, slots=True)
 class OpenDirectory:
     """An open directory. `path` is for messages alone, `remedies` also for those of what is in
     it.
     """
 
-    def __init__(self, path: Path, descriptor: int, remedies: Remedies) -> None:
-        self.path = path
-        self.descriptor = descriptor
-        self._remedies = remedies
+    path: Path
+    descriptor: int
+    remedies: Remedies
 
     @classmethod
     @contextmanager
@@ -90,7 +90,7 @@ class OpenDirectory:
         that of the user and group in `owner`, who gets it when it is new, or, with `retake`, when
         this process' user has it. Raises PathRefused.
         """
-        path, remedies, new = self.path / name, self._remedies, False
+        path, remedies, new = self.path / name, self.remedies, False
         with ExitStack() as stack:
             if make:
                 with refusing("made", path, remedies), suppress(FileExistsError):
@@ -121,12 +121,12 @@ class OpenDirectory:
 
     def names(self) -> tuple[str, ...]:
         """Of all that is in it, sorted."""
-        with refusing("read", self.path, self._remedies):
+        with refusing("read", self.path, self.remedies):
             return tuple(sorted(os.listdir(self.descriptor)))  # noqa: PTH208  # of an open one
 
     def directories(self) -> tuple[str, ...]:
         """The names of those in it, sorted; what a symlink leads to is none."""
-        with refusing("read", self.path, self._remedies), os.scandir(self.descriptor) as entries:
+        with refusing("read", self.path, self.remedies), os.scandir(self.descriptor) as entries:
             return tuple(sorted(e.name for e in entries if e.is_dir(follow_symlinks=False)))
 
     def put(self, name: str, content: bytes) -> bool:
@@ -136,7 +136,7 @@ class OpenDirectory:
         """
         if self._read(name) == content:
             return False
-        with refusing("written", self.path / name, self._remedies):
+        with refusing("written", self.path / name, self.remedies):
             new, here = f".{name}{_NEW}", self.descriptor
             with suppress(FileNotFoundError):  # left by a process that was killed
                 os.unlink(new, dir_fd=here)
@@ -151,28 +151,28 @@ class OpenDirectory:
         """Take a file away; whether there was one. Raises PathRefused as `put` does."""
         if self._checked(name) is None:
             return False
-        with refusing("removed", self.path / name, self._remedies), suppress(FileNotFoundError):
+        with refusing("removed", self.path / name, self.remedies), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
         return True
 
     def remove_child(self, name: str) -> None:
         """Take an empty directory away, if there is one."""
-        with refusing("removed", self.path / name, self._remedies), suppress(FileNotFoundError):
+        with refusing("removed", self.path / name, self.remedies), suppress(FileNotFoundError):
             os.rmdir(name, dir_fd=self.descriptor)
 
     def _checked(self, name: str) -> os.stat_result | None:
         """A plain file of this process' user; None when there is nothing."""
         path = self.path / name
-        with refusing("looked at", path, self._remedies):
+        with refusing("looked at", path, self.remedies):
             try:
                 found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
             except FileNotFoundError:
                 return None
         if stat.S_ISLNK(found.st_mode):
-            raise _symlink(path, self._remedies)
+            raise _symlink(path, self.remedies)
         if not stat.S_ISREG(found.st_mode):
             raise PathRefused(f"{path} is no plain file", remedy="see who made it, and remove it")
-        _check_owner(path, found, os.geteuid(), self._remedies)
+        _check_owner(path, found, os.geteuid(), self.remedies)
         return found
 
     def _read(self, name: str) -> bytes | None:
@@ -182,7 +182,7 @@ class OpenDirectory:
             return None
         if found.st_size > LARGEST:
             return None
-        with refusing("read", self.path / name, self._remedies):
+        with refusing("read", self.path / name, self.remedies):
             descriptor = os.open(name, _READ, dir_fd=self.descriptor)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(LARGEST)

@@ -14,8 +14,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,16 +201,33 @@ class _Trials:
         folder = self.folder / name
         for directory in (folder, folder / "pipe", folder / "log"):
             await asyncio.to_thread(directory.mkdir, mode=0o700)
+        with await asyncio.to_thread((folder / "said").open, "wb") as said:
+            process = await asyncio.create_subprocess_exec(
+                *self.programs.control,
+                "-f",
+                *flags,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=self._environment(folder),
+                cwd="/",
+                start_new_session=True,
+            )
         reply: tuple[str, ...] | None = None
-        async with self._daemon(folder, flags) as process:
-            try:
-                async with asyncio.timeout(self.deadline):
-                    reply = await self._ask(folder, process, question, words)
-                accepted: bool | None = reply is not None
-            except (TimeoutError, ControlError):
-                accepted = False if await _has_ended(process) else None
-        said = await asyncio.to_thread((folder / "said").read_text, errors="replace")
-        return _Trial(accepted, said, reply or ())
+        try:
+            async with asyncio.timeout(self.deadline):
+                reply = await self._ask(folder, process, question, words)
+            accepted: bool | None = reply is not None
+        except (TimeoutError, ControlError):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _DYING)
+            accepted = None if process.returncode is None else False
+        finally:  # killed, it leaves no server, as it has none
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        text = await asyncio.to_thread((folder / "said").read_text, errors="replace")
+        return _Trial(accepted, text, reply or ())
 
     async def _ask(
         self,
@@ -237,31 +253,6 @@ class _Trials:
         [reply] = await client.converse((Command(question, tuple),))
         return tuple(reply)
 
-    @asynccontextmanager
-    async def _daemon(
-        self, folder: Path, flags: tuple[str, ...]
-    ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A running one; killed in the end, which leaves no server, as it has none."""
-        said = await asyncio.to_thread((folder / "said").open, "wb")
-        with said:
-            process = await asyncio.create_subprocess_exec(
-                *self.programs.control,
-                "-f",
-                *flags,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env=self._environment(folder),
-                cwd="/",
-                start_new_session=True,
-            )
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
     async def _output_of(self, *words: str, folder: Path | None = None) -> str:
         """What the program prints for these words, on either stream, within the deadline."""
         command = [*self.programs.control, *words]
@@ -274,12 +265,6 @@ class _Trials:
 
     def _environment(self, folder: Path) -> dict[str, str]:
         return self.programs.environment(str(folder / "pipe"), str(folder / "log"))
-
-
-async def _has_ended(process: asyncio.subprocess.Process) -> bool:
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _DYING)
-    return process.returncode is not None
 
 
 def _multi_user_flag(*trials: _Trial) -> str | None:
