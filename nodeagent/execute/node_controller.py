@@ -6,7 +6,7 @@ The driver knows nothing of daemons, and the fleet of daemons nothing of GPUs. H
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from nodeagent.errors import GpuInUse, NodeagentError, StillInUse
@@ -165,13 +165,13 @@ class NodeController(NodeReader):
 
 def compute_mode_check(
     observation: LastObservation, *, exclusive: bool
-) -> Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]:
+) -> Callable[[DaemonSpec], tuple[str, ...]]:
     """Finds what else, beside its limits, keeps a daemon from being as it has to be: with
     `exclusive`, it is Ready only while its device is in compute mode EXCLUSIVE_PROCESS.
     """
     wanted = ComputeMode.EXCLUSIVE_PROCESS
 
-    async def check(spec: DaemonSpec) -> tuple[str, ...]:
+    def check(spec: DaemonSpec) -> tuple[str, ...]:
         gpus = observation.node.gpus if exclusive and observation.node else ()
         devices = (device for gpu in gpus for device in gpu.devices())
         mode = next((d.compute_mode for d in devices if d.uuid == spec.device), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from nodeagent.settings import MpsSettings
 
 START_PATIENCE = 60.0  # seconds that a caller waits for a daemon to be Ready
 
-Check = Callable[[DaemonSpec], Awaitable[tuple[str, ...]]]
+Check = Callable[[DaemonSpec], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)

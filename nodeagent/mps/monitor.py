@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
-from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import (
     ControlError,
     DaemonBusy,
@@ -47,7 +46,6 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.log_events import LogEvents
 from nodeagent.mps.processes import SERVER, age_of, processes_of
-from nodeagent.mps.shares import DaemonSpec
 
 if TYPE_CHECKING:
     from nodeagent.mps.supervisor import Supervisor
@@ -252,7 +250,7 @@ class DaemonMonitor:
         hidden = self._sockets.hidden
         known = [server.pid for server in self.seen.servers] if self.seen else []
         seen = await ask_everything(self._control, known, status=self._tells_status)
-        wrong = (*differences(seen, state.spec), *await self._checked(state.spec))
+        wrong = (*differences(seen, state.spec), *self._context.check(state.spec))
         await self._seal()
         if await self._is_replaced():
             return  # these answers may have come from the impostor
@@ -275,12 +273,6 @@ class DaemonMonitor:
         except OSError as error:
             words = f"its pipe directory cannot be made root's: {error.strerror or error}"
             self._handle(KeptOut(self.run, words))
-
-    async def _checked(self, spec: DaemonSpec) -> tuple[str, ...]:
-        try:
-            return await self._context.check(spec)
-        except NodeagentError as error:
-            return (f"whether the device is as it has to be is not known ({error.message})",)
 
     def _interval(self, *, served: bool) -> float:
         interval = self._context.settings.check_interval

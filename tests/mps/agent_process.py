@@ -21,7 +21,7 @@ async def main(run_dir: Path, control: str, path: str) -> None:
     """Say which daemon it has once that is Ready."""
     programs = Programs(control=(control,), path=path)
 
-    async def check(_: object) -> tuple[str, ...]:
+    def check(_: object) -> tuple[str, ...]:
         return ()
 
     context = MpsContext(

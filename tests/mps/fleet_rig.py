@@ -130,7 +130,7 @@ class FleetRig:
             self.reports.append((device, heard))
             report(device, heard)
 
-        async def check(_: DaemonSpec) -> tuple[str, ...]:
+        def check(_: DaemonSpec) -> tuple[str, ...]:
             return self.differences
 
         launcher = ChildLauncher(self.programs)

@@ -244,7 +244,7 @@ async def fleet_of(run_dir: Path) -> AsyncIterator[Fleet]:
         library_path=os.environ.get("LD_LIBRARY_PATH", ""),
     )
 
-    async def check(_: DaemonSpec) -> tuple[str, ...]:
+    def check(_: DaemonSpec) -> tuple[str, ...]:
         return ()
 
     context = MpsContext(
