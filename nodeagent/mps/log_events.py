@@ -148,11 +148,6 @@ class LogEvents:
         if adopted:
             self._read_earlier()
 
-    @property
-    def unsure_for(self) -> float | None:
-        """Seconds after which it is known whether a client is blocked; None: none might be."""
-        return SURE_AFTER + 0.05 if self.blocked.is_unsure else None
-
     def last_lines(self, *, until: str = "") -> tuple[str, ...]:
         """Those of the log worth showing, up to the last that has `until`."""
         return self.log.last_lines(SHOWN, until=until)

@@ -44,7 +44,7 @@ from nodeagent.mps.lifecycle.model import (
     State,
     Subject,
 )
-from nodeagent.mps.log_events import LogEvents
+from nodeagent.mps.log_events import SURE_AFTER, LogEvents
 from nodeagent.mps.processes import SERVER, age_of, processes_of
 
 if TYPE_CHECKING:
@@ -282,8 +282,8 @@ class DaemonMonitor:
         draining = self.state.phase is Phase.DRAINING
         waiting = bool(self.events.blocked.waiting)
         wait = self._interval(served=bool(seen.servers) or draining or waiting)
-        if self.events.unsure_for is not None:
-            wait = min(wait, self.events.unsure_for)
+        if self.events.blocked.is_unsure:
+            wait = min(wait, SURE_AFTER + 0.05)
         if 0 < self._proofs < _PROOFS:
             wait = min(wait, CALM)
         self._next_poll = min(self._next_poll, self._loop.time() + wait)

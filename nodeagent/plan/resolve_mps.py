@@ -205,7 +205,10 @@ def _exact(percent: float) -> Decimal:
 def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
     """Whom MPS runs as; a problem of it is none of a single GPU."""
     text = on.host.default_user if entry.user is None else entry.user
-    account = _account_of(text, on.host)
+    ids = user_ids(text)
+    account = on.host.accounts.get(text) or (Account(*ids) if ids else None)
+    if text == ANY_USER:
+        account = Account(0, 0, any_user=True)
     path = entry.path if entry.user is None else f"{entry.path}.user"
     if account is None:
         where = "the setting mps.user says" if entry.user is None else "found"
@@ -219,15 +222,6 @@ def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
         return account
     on.problems.append(Problem(Code.INVALID_VALUE, message, remedy, path=path))
     return None
-
-
-def _account_of(text: str, host: Host) -> Account | None:
-    if text == ANY_USER:
-        return Account(0, 0, any_user=True)
-    ids = user_ids(text)
-    if text in host.accounts or ids is None:
-        return host.accounts.get(text)
-    return Account(*ids)
 
 
 def time_slice_of(on: OnGpu, entry: PlanEntry) -> TimeSlice | None:
