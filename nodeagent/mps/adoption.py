@@ -37,7 +37,6 @@ from nodeagent.processes import command_of, groups_of
 
 SHARE = "unrecorded"  # the name of the one share that such a daemon is taken to have
 _MULTI_USER = frozenset({"-multiuser-server", "-M", "-m", "--multiuser"})
-_MEBIBYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
 async def unrecorded(
@@ -97,8 +96,7 @@ def _account(process: Identity) -> Account:
 def _share(seen: Seen | None) -> Share:
     memory = threads = None
     if seen is not None and isinstance(seen.memory_limit, MemoryLimit):
-        limit = seen.memory_limit
-        memory = max(int(limit.amount * _MEBIBYTES[limit.unit]), 1)
+        memory = max(seen.memory_limit.mebibytes, 1)
     if seen is not None and isinstance(seen.threads, float) and seen.threads < ALL_THREADS:
         threads = seen.threads
     return Share(SHARE, None, memory, threads)

@@ -24,6 +24,7 @@ from nodeagent.plan.shares import percentage_text
 DEVICE = 0  # a daemon has one device, so its ordinal is this
 LARGEST_PID = 2**22  # the kernel's own limit
 _THREADS, _MEMORY = "active_thread_percentage", "device_pinned_mem_limit"
+_KIBIBYTES = {"K": 1, "M": 1024, "G": 1024**2}
 _MOST = 1024  # pids in one reply; a device has some tens of clients at most
 
 T_co = TypeVar("T_co", covariant=True)
@@ -52,15 +53,13 @@ class MemoryLimit:
     amount: int
     unit: str  # K, M, G
 
+    @property
+    def mebibytes(self) -> int:
+        return self.amount * _KIBIBYTES[self.unit] // 1024
+
     def agrees_with(self, mebibytes: int) -> bool:
         """Whether a limit of so many MiB would be printed like this."""
-        match self.unit:
-            case "G":
-                return mebibytes >= 1024 and mebibytes // 1024 == self.amount
-            case "M":
-                return mebibytes == self.amount
-            case _:
-                return mebibytes * 1024 == self.amount
+        return 0 < self.amount == mebibytes * 1024 // _KIBIBYTES[self.unit]
 
     def __str__(self) -> str:
         return f"{self.amount}{self.unit}"
