@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import structlog
 
@@ -28,7 +27,7 @@ from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses
 from nodeagent.health import fencing
 from nodeagent.health.evaluate import Evaluation, Rules, evaluate
-from nodeagent.health.fencing import Fences, with_pods
+from nodeagent.health.fencing import Fences
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
     Answer,
@@ -60,8 +59,6 @@ _BUS = 30.0  # seconds between two looks at the PCI bus
 _HOLD = 300.0  # seconds without calls after an XID after which they may never return
 _CALM = 1.0  # seconds between two writes of the state
 _KEPT_ANYWAY = 600.0  # seconds after which the state is written though nothing was found
-
-_NOTHING_SEEN: Final = ObservedNode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ class HealthService:
             if f.check == "xid" and f.cause != cause_of_xid(f.code, table)
         )
         # Quietly: the subscribers look at everything first anyway.
-        self._evaluate(self._reading(cleared=renamed), quietly=True)
+        self._evaluate(replace(self._reading(), cleared=renamed), quietly=True)
 
     async def run(self) -> None:
         """Follow the kernel log and keep the state, until cancelled."""
@@ -168,17 +165,17 @@ class HealthService:
 
     def take_samples(self, found: SampleBatch) -> None:
         """The GPUs were sampled."""
-        self.take(self._readings.round(found, self._now(), self._boot_id, self._on_the_bus))
+        self.take(self._readings.round(self._reading(), found, self._on_the_bus))
 
     def take_events(self, events: tuple[Event, ...]) -> None:
         """NVML reported events."""
-        reading = self._readings.events(events, self._now(), self._boot_id, self.state.gpus)
+        reading = self._readings.events(self._reading(), events, self.state.gpus)
         if reading is not None:
             self.take(reading)
 
     def take_listener(self, answer: Answer) -> None:
         """Whether NVML's events arrive."""
-        self.take(NodeReading(self._now(), self._boot_id, listener=answer))
+        self.take(replace(self._reading(), listener=answer))
 
     def take(self, reading: NodeReading) -> None:
         """Judge what was read, just now. Takes milliseconds."""
@@ -199,20 +196,12 @@ class HealthService:
             if gpu.access is Access.OK and gpu.uuid
         )
         if gpus:
-            self._evaluate(self._reading(gpus=gpus))
+            self._evaluate(replace(self._reading(), gpus=gpus))
             self._addresses_known.set()
 
-    def _reading(
-        self,
-        *,
-        gpus: tuple[GpuReading, ...] = (),
-        xids: tuple[XidEvent, ...] = (),
-        resets: frozenset[str] = frozenset(),
-        cleared: tuple[Cleared, ...] = (),
-    ) -> NodeReading:
-        return NodeReading(
-            self._now(), self._boot_id, gpus, xids=xids, resets=resets, cleared=cleared
-        )
+    def _reading(self) -> NodeReading:
+        """A reading of this moment in which nothing came in."""
+        return NodeReading(self._now(), self._boot_id)
 
     # --- what the agent itself does ---------------------------------------------------------------
 
@@ -224,7 +213,7 @@ class HealthService:
         """It was taken, or failed. A reset ends what a reset mends."""
         self._own_changes.end(step)
         if isinstance(step, ResetGpu) and done:
-            self._evaluate(self._reading(resets=frozenset({step.gpu})))
+            self._evaluate(replace(self._reading(), resets=frozenset({step.gpu})))
 
     # --- what is made of it -----------------------------------------------------------------------
 
@@ -254,10 +243,11 @@ class HealthService:
             notify()
 
     def _evaluate(self, reading: NodeReading, *, quietly: bool = False) -> None:
-        evaluation = evaluate(self.state, reading, self._rules)
+        observed = self._observation.node or ObservedNode()
+        evaluation = evaluate(self.state, reading, self._rules, observed)
         first_read = _read_gpus(evaluation.state) != _read_gpus(self.state)
-        self.state = with_pods(evaluation.state, self._observation.node or _NOTHING_SEEN)
-        self._report(_with_state(evaluation, self.state))
+        self.state = evaluation.state
+        self._report(evaluation)
         news = evaluation.raised or evaluation.changed or evaluation.ended or first_read
         if news and not quietly:
             self._changed()
@@ -295,7 +285,7 @@ class HealthService:
                 await self._addresses_known.wait()
         errors = KernelErrors(
             self._paths.kernel_log,
-            deliver=lambda xids: self._evaluate(self._reading(xids=xids)),
+            deliver=lambda xids: self._evaluate(replace(self._reading(), xids=xids)),
             uptime=lambda: self._now().uptime,
             report=self._kernel_log_is,
         )
@@ -341,14 +331,3 @@ def _missed(state: HealthState) -> object:
     """What would be missed of a state that was not kept; trails of counters begin anew soon."""
     findings = tuple((f.key, f.severity, f.action, f.place, f.pods) for f in state.findings)
     return (state.boot_id, findings, state.xids, state.repairs, state.kernel_log_read)
-
-
-def _with_state(evaluation: Evaluation, state: HealthState) -> Evaluation:
-    """The evaluation whose findings know their pods."""
-    known = {finding.key: finding for finding in state.findings}
-    return replace(
-        evaluation,
-        state=state,
-        raised=tuple(known.get(f.key, f) for f in evaluation.raised),
-        changed=tuple(known.get(f.key, f) for f in evaluation.changed),
-    )

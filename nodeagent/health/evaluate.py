@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Final
 
 from nodeagent.health import xid_findings
 from nodeagent.health.checks import device, heat, link, memory
 from nodeagent.health.checks.heat import REASONS
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
+from nodeagent.health.fencing import with_pods
 from nodeagent.health.finding_store import Ended, FindingStore
 from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_order
 from nodeagent.health.limits import Limits
@@ -27,6 +30,7 @@ from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
 from nodeagent.health.state import GpuHistory, HealthState, Repair, Trail, XidCount
 from nodeagent.health.table import BY_CAUSE, ROWS, Check
 from nodeagent.health.xids import RECOVERY_CHANGED, XidTable, default_table
+from nodeagent.plan.observed import ObservedNode
 
 GPU_CHECKS: tuple[GpuCheck, ...] = (
     *device.CHECKS,
@@ -36,6 +40,7 @@ GPU_CHECKS: tuple[GpuCheck, ...] = (
 )
 
 _MOST_REPAIRS = 100
+_NOTHING_SEEN: Final = ObservedNode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +65,22 @@ class Evaluation:
     xids: tuple[XidEvent, ...] = ()
 
 
-def evaluate(state: HealthState, reading: NodeReading, rules: Rules) -> Evaluation:
-    """What `reading` makes of `state`."""
+def evaluate(
+    state: HealthState, reading: NodeReading, rules: Rules, observed: ObservedNode = _NOTHING_SEEN
+) -> Evaluation:
+    """What `reading` makes of `state`; `observed` has who uses now what a finding hits."""
     now = _not_back(reading.at, state, reading.boot_id)
-    store = FindingStore(state.findings, state.holds, now, rules.limits)
-    if state.boot_id not in ("", reading.boot_id):
-        store.end_all(End.REBOOT)
-        state = replace(state, gpus={}, recent_xids=(), kernel_log_read=-1)
+    rebooted = state.boot_id not in ("", reading.boot_id)
+    if rebooted:
+        state = replace(state, gpus={}, holds=(), recent_xids=(), kernel_log_read=-1)
+    store = FindingStore(state, now, rules.limits)
     resets = reading.resets | _turned_back(state.gpus, reading.gpus)
-    for uuid in resets:
-        store.end_reset(uuid)
+
+    def ended(finding: Finding) -> End | None:
+        mended = finding.place.gpu in resets and End.RESET in BY_CAUSE[finding.cause].ends
+        return End.REBOOT if rebooted else End.RESET if mended else None
+
+    store.end(ended)
     gpus = _histories(state.gpus, reading, now, resets, rules.limits)
     repairs = _repairs(state.repairs, store, now, rules.limits)
 
@@ -77,14 +88,11 @@ def evaluate(state: HealthState, reading: NodeReading, rules: Rules) -> Evaluati
     state, news = _record_xids(state, reading, now, rules, store)
     for event in reading.events:
         store.record(xid_findings.of_event(event, state.gpus.get(event.gpu, GpuHistory()), now))
-    checked, unread = _measure(state, reading, rules, store)
-    gpus = {
-        uuid: replace(past, checked=(past.checked - unread[uuid]) | checked[uuid])
-        for uuid, past in state.gpus.items()
-    }
-    _end_events(store, gpus, reading, rules.limits)
-    for cleared in reading.cleared:
-        store.clear(cleared.gpu, cleared.check, cleared.code)
+    gpus = _measure(state, reading, rules, store)
+    _correct(store, gpus, rules.limits)
+    store.end(lambda finding: end_of(finding, reading, now, rules.limits))
+    for finding in store.findings:
+        store.replace(with_pods(finding, observed))
     state = replace(state, gpus=gpus, findings=in_order(store.findings), holds=store.holds)
     return Evaluation(state, store.raised, store.changed, tuple(store.ended), news)
 
@@ -93,7 +101,7 @@ def _not_back(at: Moment, state: HealthState, boot_id: str) -> Moment:
     """Uptime never goes back within one boot, even for a late reading."""
     if state.at is None or state.boot_id != boot_id or at.uptime >= state.at.uptime:
         return at
-    return replace(at, uptime=state.at.uptime)
+    return at._replace(uptime=state.at.uptime)
 
 
 def _turned_back(known: Mapping[str, GpuHistory], gpus: tuple[GpuReading, ...]) -> frozenset[str]:
@@ -183,21 +191,14 @@ def _announced(past: GpuHistory, event: XidEvent) -> GpuHistory:
     return replace(past, recovery=(event.recovery, event.at))
 
 
-def _end_events(
-    store: FindingStore, gpus: Mapping[str, GpuHistory], reading: NodeReading, limits: Limits
-) -> None:
-    """Correct by the driver's word, and end, what no reading ends."""
-    read = {gpu.uuid: gpu for gpu in reading.gpus}
-    for finding in tuple(store.findings):
+def _correct(store: FindingStore, gpus: Mapping[str, GpuHistory], limits: Limits) -> None:
+    """Correct findings by the driver's word, and by where their instances lie."""
+    for finding in store.findings:
         past = gpus.get(finding.place.gpu, GpuHistory())
-        better = xid_findings.corrected(finding, past, limits)
-        if finding.place.instance is not None and finding.place.placement is None:
-            placement = past.placements.get(finding.place.instance)
-            better = replace(better, place=replace(better.place, placement=placement))
-        store.replace(better)
-        end = end_of(better, read.get(better.place.gpu), store.now, limits)
-        if end is not None:
-            store.end(better.key, end)
+        better, place = xid_findings.corrected(finding, past, limits), finding.place
+        if place.instance is not None and place.placement is None:
+            place = replace(place, placement=past.placements.get(place.instance))
+        store.replace(replace(better, place=place))
 
 
 # --- what is measured -----------------------------------------------------------------------------
@@ -213,35 +214,41 @@ _READ = frozenset(row.check.value for row in ROWS if End.GONE in row.ends) - {
 
 def _measure(
     state: HealthState, reading: NodeReading, rules: Rules, store: FindingStore
-) -> tuple[defaultdict[str, set[str]], defaultdict[str, set[str]]]:
-    """Run every check; by GPU, the checks for which anything was read, and those that cannot be."""
+) -> dict[str, GpuHistory]:
+    """Run every check; the GPUs with the checks of which something was read, less those that
+    cannot be read at present.
+    """
     checked: defaultdict[str, set[str]] = defaultdict(set)
-    unread: defaultdict[str, set[str]] = defaultdict(set)
-
-    def measure(observation: Observation, place: Place) -> None:
+    observed: defaultdict[str, set[str]] = defaultdict(set)
+    for place, observation in _observations(state, reading, rules, store):
         store.measure(observation, place)
+        check = BY_CAUSE[observation.cause].check.value
+        observed[place.gpu].add(check)
         if observation.present is not None:
-            checked[place.gpu].add(BY_CAUSE[observation.cause].check.value)
-
-    for gpu in reading.gpus:
-        past = state.gpus[gpu.uuid]
-        view = GpuView(gpu, past, rules.limits, store.now.uptime, store.raised_on(gpu.uuid))
-        observations = [observation for check in GPU_CHECKS for observation in check(view)]
-        for observation in observations:
-            instance = observation.instance
-            placement = None if instance is None else past.placements.get(instance)
-            measure(observation, Place(gpu.uuid, instance, None, placement))
-        if gpu.complete:
-            unread[gpu.uuid] = {*_READ} - {BY_CAUSE[o.cause].check.value for o in observations}
-        if gpu.instances is not None:
-            store.end_instances(gpu.uuid, frozenset(i.instance for i in gpu.instances))
-    for place, observation in device.node_observations(state, reading, rules.limits):
-        measure(observation, place)
+            checked[place.gpu].add(check)
     for event in reading.events:
         checked[event.gpu].add(BY_CAUSE[xid_findings.cause_of(event)].check.value)
     for xid in reading.xids:
         checked[xid_findings.with_uuid(xid, state.gpus.items()).gpu].add(Check.XID.value)
-    return checked, unread
+    complete = {gpu.uuid for gpu in reading.gpus if gpu.complete}
+    unread = {uuid: _READ - observed[uuid] for uuid in complete}
+    return {
+        uuid: replace(past, checked=past.checked - unread.get(uuid, set()) | checked[uuid])
+        for uuid, past in state.gpus.items()
+    }
+
+
+def _observations(
+    state: HealthState, reading: NodeReading, rules: Rules, store: FindingStore
+) -> Iterator[tuple[Place, Observation]]:
+    for gpu in reading.gpus:
+        past = state.gpus[gpu.uuid]
+        view = GpuView(gpu, past, rules.limits, store.now.uptime, store.raised_on(gpu.uuid))
+        for observation in chain.from_iterable(check(view) for check in GPU_CHECKS):
+            instance = observation.instance
+            placement = None if instance is None else past.placements.get(instance)
+            yield Place(gpu.uuid, instance, None, placement), observation
+    yield from device.node_observations(state, reading, rules.limits)
 
 
 # --- what one reading of a GPU adds to its past ---
@@ -290,30 +297,31 @@ def _counters(gpu: GpuReading, limits: Limits) -> Iterator[tuple[str, int | None
         yield f"crc{nvlink.link}", nvlink.crc_errors, limits.crc_window
 
 
-# --- what ends a finding that no reading ends ---
+# --- what ends a finding besides a reading without its cause ---
 
 
-def end_of(finding: Finding, gpu: GpuReading | None, now: Moment, limits: Limits) -> End | None:
-    """Why the finding is over now, if it is. `gpu` is the new reading of its GPU, if any."""
-    ends = BY_CAUSE[finding.cause].ends
-    if End.GONE in ends:  # a reading ends it
-        return None
-    minor = finding.severity is Severity.HEALTHY
-    if (minor or End.INSTANCE_GONE in ends) and _instance_gone(finding, gpu):
+def end_of(finding: Finding, reading: NodeReading, now: Moment, limits: Limits) -> End | None:
+    """Why the finding is over now, if it is."""
+    ends, place = BY_CAUSE[finding.cause].ends, finding.place
+    gpu = next((gpu for gpu in reading.gpus if gpu.uuid == place.gpu), None)
+    measured = End.GONE in ends  # while its instance is there, a reading ends it
+    minor = finding.severity is Severity.HEALTHY and not measured
+    of_instance = measured or minor or End.INSTANCE_GONE in ends
+    if of_instance and _instance_gone(place, gpu, by_placement=not measured):
         return End.INSTANCE_GONE
     if minor or (End.LAPSED in ends and finding.severity is not Severity.UNHEALTHY):
         patience = limits.application_lapse if minor else limits.event_lapse
         if now.uptime - finding.last.uptime >= patience:
             return End.LAPSED
-    return None
+    return End.CLEARED if any(c.covers(finding) for c in reading.cleared) else None
 
 
-def _instance_gone(finding: Finding, gpu: GpuReading | None) -> bool:
+def _instance_gone(place: Place, gpu: GpuReading | None, *, by_placement: bool) -> bool:
     """Its GPU instance is not there any more, or another one has its id."""
-    place = finding.place
     if place.instance is None or gpu is None or gpu.instances is None:
         return False
     there = next((i for i in gpu.instances if i.instance == place.instance), None)
     if there is None:
         return True
-    return None not in (place.placement, there.placement) and place.placement != there.placement
+    known = None not in (place.placement, there.placement)
+    return by_placement and known and place.placement != there.placement

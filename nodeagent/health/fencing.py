@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent.health.findings import Finding, Pod, Severity, in_order
-from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
@@ -149,18 +148,12 @@ def held_calls(findings: Iterable[Finding]) -> frozenset[str]:
 # --- the pods that a finding hit ---
 
 
-def with_pods(state: HealthState, observed: ObservedNode) -> HealthState:
-    """The state with the pods that use now what each finding hit.
+def with_pods(finding: Finding, observed: ObservedNode) -> Finding:
+    """The finding with the pods that use now what it hit.
 
     A finding of a known process hits that process' pod and no other. Pods are never taken away:
-    one that was hit and is gone since stays in the finding until it ends. Best called right after
-    `evaluate`, while the users are those of the moment.
+    one that was hit and is gone since stays in the finding until it ends.
     """
-    joined = tuple(_joined(finding, observed) for finding in state.findings)
-    return replace(state, findings=joined)
-
-
-def _joined(finding: Finding, observed: ObservedNode) -> Finding:
     gpu = observed.gpu(finding.place.gpu)
     if gpu is None or (finding.pods and finding.pid):
         return finding

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodeagent.health.checks.observation import Observation
 from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
 from nodeagent.health.limits import Limits
-from nodeagent.health.state import Hold
-from nodeagent.health.table import BY_CAUSE, new_finding
+from nodeagent.health.state import HealthState, Hold
+from nodeagent.health.table import new_finding
 from nodeagent.health.xid_findings import again
 from nodeagent.structs import replace
 
@@ -35,38 +35,32 @@ class Ended:
 class FindingStore:
     """Findings by key at the moment `now`."""
 
-    def __init__(
-        self,
-        findings: Iterable[Finding],
-        holds: Mapping[Key, Hold],
-        now: Moment,
-        limits: Limits,
-    ) -> None:
+    def __init__(self, state: HealthState, now: Moment, limits: Limits) -> None:
         self.now = now
-        self.holds = dict(holds)
         self.ended: list[Ended] = []
-        self._before = {f.key: f for f in findings}
+        self._before = {f.key: f for f in state.findings}
         self._findings = dict(self._before)
+        self._holds = {hold.key: hold for hold in state.holds}
         self._damping = _damping(limits)
 
     @property
-    def findings(self) -> Iterable[Finding]:
-        return self._findings.values()
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(self._findings.values())
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        return tuple(self._holds.values())
 
     @property
     def raised(self) -> tuple[Finding, ...]:
         """Those that were not there before, or ended meanwhile."""
-        return tuple(f for key, f in self._findings.items() if self._is_new(key))
+        return tuple(f for f in self.findings if self._is_new(f.key))
 
     @property
     def changed(self) -> tuple[Finding, ...]:
         """Those that are worse or better than before, or ask for something else."""
-        return tuple(
-            f
-            for key, f in self._findings.items()
-            if not self._is_new(key)
-            and (f.severity, f.action) != (self._before[key].severity, self._before[key].action)
-        )
+        before = ((f, self._before[f.key]) for f in self.findings if not self._is_new(f.key))
+        return tuple(f for f, b in before if (f.severity, f.action) != (b.severity, b.action))
 
     def _is_new(self, key: Key) -> bool:
         return key not in self._before or any(e.finding.key == key for e in self.ended)
@@ -74,48 +68,17 @@ class FindingStore:
     def raised_on(self, gpu: str) -> frozenset[tuple[str, int]]:
         return frozenset((f.cause, f.code) for f in self.findings if f.place.gpu == gpu)
 
-    # --- ends ---------------------------------------------------------------------------------
+    def replace(self, finding: Finding) -> None:
+        """The same finding, better known."""
+        self._findings[finding.key] = finding
 
-    def end(self, key: Key, end: End) -> None:
-        finding = self._findings.pop(key, None)
-        if finding is not None:
-            self.ended.append(Ended(finding, end))
-        self.holds.pop(key, None)
-
-    def end_all(self, end: End) -> None:
-        for key in tuple(self._findings):
-            self.end(key, end)
-        self.holds.clear()
-
-    def end_reset(self, gpu: str) -> None:
-        """What a reset of this GPU mends."""
-        self._end_where(
-            End.RESET, lambda f: f.place.gpu == gpu and End.RESET in BY_CAUSE[f.cause].ends
-        )
-
-    def end_instances(self, gpu: str, there: frozenset[int]) -> None:
-        """What was measured of GPU instances that are gone."""
-        self._end_where(
-            End.INSTANCE_GONE,
-            lambda f: (
-                f.place.gpu == gpu
-                and End.GONE in BY_CAUSE[f.cause].ends
-                and f.place.instance is not None
-                and f.place.instance not in there
-            ),
-        )
-
-    def clear(self, gpu: str, check: str, code: int = -1) -> None:
-        """What is said to be over; what is measured comes back if it is not."""
-        self._end_where(
-            End.CLEARED,
-            lambda f: f.place.gpu == gpu and check in ("", f.check) and code in (-1, f.code),
-        )
-
-    def _end_where(self, end: End, over: Callable[[Finding], bool]) -> None:
-        for key, finding in tuple(self._findings.items()):
-            if over(finding):
-                self.end(key, end)
+    def end(self, why: Callable[[Finding], End | None]) -> None:
+        """End the findings for which there is a reason."""
+        for finding in self.findings:
+            end = why(finding)
+            if end is not None:
+                self.ended.append(Ended(self._findings.pop(finding.key), end))
+                self._holds.pop(finding.key, None)
 
     # --- events -------------------------------------------------------------------------------
 
@@ -146,17 +109,13 @@ class FindingStore:
         )
         self._findings[merged.key] = merged
 
-    def replace(self, finding: Finding) -> None:
-        """The same finding, better known."""
-        self._findings[finding.key] = finding
-
     # --- what was measured --------------------------------------------------------------------
 
     def measure(self, observation: Observation, place: Place) -> None:
         """Raise, keep or end what `observation` says of `place`, as slowly as its damping asks."""
         if observation.present is None:
             return
-        key = (observation.cause, observation.code, place.ids)
+        key = (observation.cause, observation.code, *place.ids)
         after_raise, after_end = self._damping.get(observation.cause, (0.0, 0.0))
         lasted = (
             self._lasted(key, present=observation.present)
@@ -177,10 +136,10 @@ class FindingStore:
 
     def _lasted(self, key: Key, *, present: bool) -> float:
         """For how many seconds the observation has said the same."""
-        hold = self.holds.get(key)
+        hold = self._holds.get(key)
         if hold is None or hold.present is not present:
-            hold = Hold(present, self.now.uptime)
-        self.holds[key] = hold
+            hold = Hold(key, present, self.now.uptime)
+        self._holds[key] = hold
         return self.now.uptime - hold.since
 
     def _measured(self, observation: Observation, place: Place, there: Finding | None) -> Finding:

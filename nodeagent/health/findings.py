@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from nodeagent.plan.observed import Placement
+
+# Since 1970 or since boot, up to the last that a calendar's year 9999 has.
+Seconds = Annotated[float, Meta(ge=0, le=253402300799)]
 
 
 class Severity(StrEnum):
@@ -42,12 +48,11 @@ class End(StrEnum):
     CLEARED = "it was cleared by hand"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Moment:
+class Moment(NamedTuple):
     """`uptime`: seconds since boot, which never jump; `wall`: seconds since 1970, for people."""
 
-    uptime: float
-    wall: float
+    uptime: Seconds
+    wall: Seconds
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,7 +91,7 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-Key = tuple[str, int, tuple[str, int, int]]
+Key = tuple[str, int, str, int, int]  # cause, code and the ids of the place
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ class Finding:
 
     @property
     def key(self) -> Key:
-        return (self.cause, self.code, self.place.ids)
+        return (self.cause, self.code, *self.place.ids)
 
 
 def worst(severities: Iterable[Severity]) -> Severity:

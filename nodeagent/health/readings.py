@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodeagent.health.findings import Moment
+from nodeagent.health.findings import Finding, Moment
 from nodeagent.plan.observed import Placement
 
 
@@ -220,6 +220,13 @@ class Cleared:
     gpu: str
     check: str = ""
     code: int = -1
+
+    def covers(self, finding: Finding) -> bool:
+        return (
+            finding.place.gpu == self.gpu
+            and self.check in ("", finding.check)
+            and self.code in (-1, finding.code)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.health.findings import Finding, Key, Moment
+from nodeagent.health.findings import Finding, Key, Moment, Seconds
 from nodeagent.health.readings import Source
 from nodeagent.plan.observed import Placement
 
@@ -19,7 +19,7 @@ _PARTS = 12  # samples that are kept of a window, the newest beside them
 class Trail:
     """Samples of a counter, oldest first, as (uptime in seconds, value)."""
 
-    samples: tuple[tuple[float, float], ...] = ()
+    samples: tuple[tuple[Seconds, float], ...] = ()
 
     def grown(self, at: float, value: float, window: float) -> Trail:
         """With one more sample; what is older than `window` seconds goes.
@@ -65,10 +65,14 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Since when (uptime, seconds) an observation has been there, or not, without a break."""
+    """Since when (uptime, seconds) an observation has been there, or not, without a break.
 
+    `key` is that of the finding which it raises.
+    """
+
+    key: Key
     present: bool
-    since: float
+    since: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class GpuHistory:
     pci_bus_id: str = ""
     trails: Mapping[str, Trail] = field(default_factory=dict)
     energy: int | None = None
-    recovery: tuple[int, float] | None = None
+    recovery: tuple[int, Seconds] | None = None
     links_up: frozenset[int] = frozenset()
     checked: frozenset[str] = frozenset()
     placements: Mapping[int, Placement] = field(default_factory=dict)
@@ -96,7 +100,7 @@ class RecentXid:
     gpu: str
     xid: int
     source: Source
-    at: float
+    at: Seconds
     instance: int | None = None
     compute: int | None = None
 
@@ -133,7 +137,7 @@ class HealthState:
     at: Moment | None = None
     findings: tuple[Finding, ...] = ()
     gpus: Mapping[str, GpuHistory] = field(default_factory=dict)
-    holds: Mapping[Key, Hold] = field(default_factory=dict)
+    holds: tuple[Hold, ...] = ()
     recent_xids: tuple[RecentXid, ...] = ()
     xids: tuple[XidCount, ...] = ()
     repairs: tuple[Repair, ...] = ()

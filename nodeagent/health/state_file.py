@@ -1,138 +1,51 @@
-"""The state of health written down and read again, so that it outlives the agent."""
+"""The state of health written down and read again, so that it outlives the agent.
+
+The file has the fields of `HealthState`, some under the names that they had in the first release;
+placements and trails of counters are lists in it, and a finding has the fields of its place.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from msgspec import Meta, Struct, convert, to_builtins
+from msgspec import convert, to_builtins
 
 from nodeagent.files.state import StateFile, StateFormat
-from nodeagent.health.findings import Action, Pod, Severity
-from nodeagent.health.readings import Source
-from nodeagent.health.state import HealthState, Hold, Repair
+from nodeagent.health.findings import Finding, Place
+from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.strict_json import parse_json
 
 FILE_NAME: Final = "health.json"
 _LARGEST = 16 * 1024 * 1024  # bytes; 8 GPUs with all their links take 60 KiB
 
-# --- the shapes in the file; their fields have the names of what is remembered ---
-
-# Since 1970 or since boot; the last that a calendar's year 9999 has.
-_Seconds = Annotated[float, Meta(ge=0, le=253402300799)]
-
-
-class _Moment(Struct, array_like=True):
-    uptime: _Seconds
-    wall: _Seconds
-
-
-class _Placement(Struct, array_like=True):
-    start: int
-    size: int
-
-
-class _Place(Struct):
-    gpu: str
-    instance: int | None
-    compute: int | None
-    placement: _Placement | None
-
-
-class _Finding(Struct):
-    check: str
-    cause: str
-    severity: Severity
-    action: Action
-    evidence: str
-    place: _Place
-    since: _Moment
-    last: _Moment
-    code: int
-    count: int
-    pid: int
-    pods: tuple[Pod, ...]
-
-
-class _Trail(Struct):
-    samples: tuple[tuple[_Seconds, float], ...]
-
-
-class _Gpu(Struct, rename={"pci_bus_id": "pciBusId", "links_up": "linksUp", "checked": "judged"}):
-    index: int
-    pci_bus_id: str
-    trails: dict[str, _Trail]
-    energy: int | None
-    recovery: tuple[int, _Seconds] | None
-    links_up: frozenset[int]
-    checked: frozenset[str]
-    placements: dict[int, _Placement]
-
-
-class _Hold(Struct):
-    key: tuple[str, int, str, int, int]
-    present: bool
-    since: _Seconds
-
-
-class _RecentXid(Struct):
-    gpu: str
-    xid: int
-    source: Source
-    at: _Seconds
-    instance: int | None
-    compute: int | None
-
-
-class _XidCount(Struct):
-    gpu: str
-    xid: int
-    instance: int | None
-    count: int
-    last: _Moment
-
-
-_NAMES = {
+_NAMES: Final = {  # in the file, where another than the field's
     "boot_id": "bootId",
     "recent_xids": "heard",
     "kernel_log_read": "kernelLogRead",
-    "listed_holds": "holds",
+    "pci_bus_id": "pciBusId",
+    "links_up": "linksUp",
+    "checked": "judged",
 }
-
-
-class _State(Struct, rename=_NAMES):
-    version: Literal[1]
-    boot_id: str
-    at: _Moment | None
-    findings: tuple[_Finding, ...]
-    gpus: dict[str, _Gpu]
-    listed_holds: tuple[_Hold, ...]
-    recent_xids: tuple[_RecentXid, ...]
-    xids: tuple[_XidCount, ...]
-    repairs: tuple[Repair, ...]
-    kernel_log_read: int
 
 
 def encode(state: HealthState) -> bytes:
     """The state as JSON; `decode` reads it back to an equal value."""
-    holds = [
-        {"key": (cause, code, *ids), "present": hold.present, "since": hold.since}
-        for (cause, code, ids), hold in state.holds.items()
-    ]
-    given = {name: getattr(state, name) for name in state.__slots__}
-    given |= {"version": 1, "listed_holds": holds}
-    document = {_NAMES.get(name, name): value for name, value in given.items() if name != "holds"}
-    shaped = convert(document, _State, from_attributes=True)
-    raw: dict[str, Any] = to_builtins(shaped, str_keys=True, order="deterministic")
+    raw = to_builtins(state, str_keys=True, order="deterministic")
     for finding in raw["findings"]:
         del finding["check"]  # its cause says it
-        finding.update(finding.pop("place"))
+        place = finding.pop("place")
+        finding |= {**place, "placement": _ends(place["placement"])}
     for gpu in raw["gpus"].values():
         gpu["trails"] = {name: trail["samples"] for name, trail in gpu["trails"].items()}
-    return json.dumps(raw, separators=(",", ":"), allow_nan=False).encode()
+        gpu["placements"] = {number: _ends(place) for number, place in gpu["placements"].items()}
+    raw["gpus"] = {uuid: _as_in_file(gpu) for uuid, gpu in raw["gpus"].items()}
+    document = {"version": 1, **_as_in_file(raw)}
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(content: bytes, _: int) -> HealthState:
@@ -142,20 +55,41 @@ def decode(content: bytes, _: int) -> HealthState:
     same content without a checksum.
     """
     data = parse_json(content)
-    data["findings"] = [
-        {**finding, "check": BY_CAUSE[finding["cause"]].check.value, "place": finding}
-        for finding in data["findings"]
-        if finding["cause"] in BY_CAUSE
-    ]
-    for gpu in data["gpus"].values():
-        gpu["trails"] = {name: {"samples": found} for name, found in gpu["trails"].items()}
-    shaped = convert(data, _State, str_keys=True)
-    holds = {
-        (cause, code, (gpu, instance, compute)): Hold(hold.present, hold.since)
-        for hold in shaped.listed_holds
-        for cause, code, gpu, instance, compute in [hold.key]
-    }
-    return replace(convert(shaped, HealthState, from_attributes=True), holds=holds)
+    convert(data["version"], Literal[1])
+    raw = _from_file(data, HealthState)
+    raw["findings"] = [_finding(found) for found in raw["findings"] if found["cause"] in BY_CAUSE]
+    raw["gpus"] = {uuid: _gpu(gpu) for uuid, gpu in raw["gpus"].items()}
+    return convert(raw, HealthState, str_keys=True)
+
+
+def _finding(found: dict[str, Any]) -> dict[str, Any]:
+    place = _from_file({**found, "placement": _placement(found["placement"])}, Place)
+    check = BY_CAUSE[found["cause"]].check.value
+    return _from_file({**found, "check": check, "place": place}, Finding)
+
+
+def _gpu(found: dict[str, Any]) -> dict[str, Any]:
+    gpu = _from_file(found, GpuHistory)
+    gpu["trails"] = {name: {"samples": samples} for name, samples in gpu["trails"].items()}
+    gpu["placements"] = {number: _placement(ends) for number, ends in gpu["placements"].items()}
+    return gpu
+
+
+def _as_in_file(raw: dict[str, Any]) -> dict[str, Any]:
+    return {_NAMES.get(name, name): value for name, value in raw.items()}
+
+
+def _from_file(data: dict[str, Any], shape: type) -> dict[str, Any]:
+    """The fields of `shape` by their names; raises KeyError where one is not there."""
+    return {field.name: data[_NAMES.get(field.name, field.name)] for field in fields(shape)}
+
+
+def _ends(placement: dict[str, int] | None) -> list[int] | None:
+    return None if placement is None else [placement["start"], placement["size"]]
+
+
+def _placement(ends: Iterable[int] | None) -> dict[str, int] | None:
+    return None if ends is None else dict(zip(("start", "size"), ends, strict=True))
 
 
 def health_file(path: Path | None) -> StateFile[HealthState]:

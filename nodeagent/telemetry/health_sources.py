@@ -15,7 +15,6 @@ import structlog
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.event_listener import Binding, Event
 from nodeagent.gpu.kernel import REMEDY, KernelLog
-from nodeagent.health.findings import Moment
 from nodeagent.health.kernel_log import Begun, pci_address, read_lines
 from nodeagent.health.modes import owned_modes
 from nodeagent.health.readings import (
@@ -56,12 +55,13 @@ class HealthReadings:
         self._unbound: set[str] = set()  # UUIDs
 
     def round(
-        self, found: SampleBatch, now: Moment, boot_id: str, on_the_bus: tuple[str, ...] | None
+        self, reading: NodeReading, found: SampleBatch, on_the_bus: tuple[str, ...] | None
     ) -> NodeReading:
-        """A round of the sampler. `on_the_bus` are the addresses of the GPUs on the PCI bus."""
-        return NodeReading(
-            now,
-            boot_id,
+        """The reading with a round of the sampler. `on_the_bus` are the addresses of the GPUs on
+        the PCI bus.
+        """
+        return replace(
+            reading,
             gpus=tuple(map(self._gpu, found.gpus)),
             known=found.known,
             listed_addresses=found.addresses,
@@ -82,14 +82,10 @@ class HealthReadings:
         return replace(gpu, modes=owned_modes(mine[0], gpu))
 
     def events(
-        self,
-        events: Iterable[Event],
-        now: Moment,
-        boot_id: str,
-        gpus: Mapping[str, GpuHistory],
+        self, reading: NodeReading, events: Iterable[Event], gpus: Mapping[str, GpuHistory]
     ) -> NodeReading | None:
-        """Events that NVML reported; None where health does not care. `gpus` is what is known of
-        them by UUID.
+        """The reading with events that NVML reported; None where health does not care. `gpus` is
+        what is known of them by UUID.
         """
         xids: list[XidEvent] = []
         others: list[GpuEvent] = []
@@ -103,7 +99,7 @@ class HealthReadings:
                 others.append(event)
         if not (xids or others or bound):
             return None
-        return NodeReading(now, boot_id, tuple(bound), xids=tuple(xids), events=tuple(others))
+        return replace(reading, gpus=tuple(bound), xids=tuple(xids), events=tuple(others))
 
     def _bound(self, event: Binding, gpus: Mapping[str, GpuHistory]) -> Iterable[GpuReading]:
         for uuid, past in gpus.items():

@@ -16,7 +16,7 @@ from nodeagent.health.readings import (
     XidEvent,
 )
 from nodeagent.health.state import HealthState
-from nodeagent.plan.observed import Placement
+from nodeagent.plan.observed import ObservedNode, Placement
 
 GPU = "GPU-1"
 ADDRESS = "00000000:1A:00.0"
@@ -46,12 +46,13 @@ class Node:
     boot: str = "boot-1"
     rules: Rules = RULES
     last: Evaluation | None = None
+    observed: ObservedNode = field(default_factory=ObservedNode)
 
     def read(self, *gpus: GpuReading, after: float = 1.0, **values: Any) -> Evaluation:
         """One reading, `after` so many seconds."""
         self.now += after
         reading = NodeReading(moment(self.now), self.boot, gpus=gpus, **values)
-        self.last = evaluate(self.state, reading, self.rules)
+        self.last = evaluate(self.state, reading, self.rules, self.observed)
         self.state = self.last.state
         return self.last
 

@@ -7,7 +7,6 @@ import json
 import pytest
 from msgspec import ValidationError
 
-from nodeagent.health.fencing import with_pods
 from nodeagent.health.findings import Pod
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import decode, encode
@@ -109,11 +108,11 @@ OBSERVED = ObservedNode(
 
 def test_the_pods_of_its_place_are_joined() -> None:
     """A whole GPU hits all of them, an instance its own, a known process its own pod alone."""
-    node = Node()
+    node = Node(observed=OBSERVED)
     node.xid(79)
     node.xid(95, instance=2)
     node.xid(31, instance=2, pid=22)
-    found = {f.cause: [p.name for p in f.pods] for f in with_pods(node.state, OBSERVED).findings}
+    found = {f.cause: [p.name for p in f.pods] for f in node.state.findings}
     assert found == {
         "fallenOffBus": ["left", "other", "right"],
         "xidReset": ["other", "right"],
@@ -123,9 +122,8 @@ def test_the_pods_of_its_place_are_joined() -> None:
 
 def test_who_was_hit_is_not_forgotten() -> None:
     """A pod that is gone is named until the finding ends."""
-    node = Node()
+    node = Node(observed=OBSERVED)
     node.xid(95, instance=1)
-    node.state = with_pods(node.state, OBSERVED)
+    node.observed = ObservedNode((Gpu(0, GPU),))
     node.xid(95, instance=1)
-    node.state = with_pods(node.state, ObservedNode((Gpu(0, GPU),)))
     assert node.one("xidReset").pods == (Pod("ml", "left", "main"),)
