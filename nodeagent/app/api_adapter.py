@@ -6,7 +6,6 @@ import asyncio
 import gc
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import structlog
 
 from nodeagent.api.answers import Rendered, RenderedStatus
-from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths, until_gone
@@ -55,7 +53,6 @@ class ApiAdapter:
         current: Callable[[], NodeState],
         mps: MpsService,
         metrics: MetricsService,
-        cluster: ClusterService | None,
         own_files: OwnFiles,
         policy: Policy,
         events: EventLog,
@@ -67,16 +64,11 @@ class ApiAdapter:
         self._current = current
         self._mps_service = mps
         self._metrics = metrics
-        self._cluster = cluster
         self._own_files = own_files
         self._policy = policy
         self.events = events
         self._hearts = hearts
-        self._rendered = RenderedStatus(
-            self._state,
-            lambda state, gpu: status_json(state, gpu=gpu),
-            asyncio.get_running_loop().time,
-        )
+        self._rendered = RenderedStatus(current, status_json, asyncio.get_running_loop().time)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until cancelled; calls `ready` when the first reconciliation is over, too, or the
@@ -131,20 +123,10 @@ class ApiAdapter:
         return self._hearts.overdue()
 
     def not_ready(self) -> tuple[str, ...]:
-        return not_ready(self._state())
+        return not_ready(self._current())
 
     def scrape(self, zipped: bool) -> bytes:
         return self._metrics.scrape(zipped)
-
-    def _state(self) -> NodeState:
-        """With the problems of metrics and the cluster, too."""
-        state = self._current()
-        of_cluster = self._cluster.publisher.problems if self._cluster else ()
-        return replace(
-            state,
-            problems=(*state.problems, *self._metrics.problems, *of_cluster),
-            cluster=self._cluster.publisher.state if self._cluster else None,
-        )
 
     def plan(self) -> Json:
         state = self._current()
@@ -160,7 +142,7 @@ class ApiAdapter:
     # --- MPS ------------------------------------------------------------------------------------
 
     def mps(self, device: str | None) -> Json | None:
-        state = self._state()
+        state = self._current()
         return mps_answer(
             state.mps,
             node=state.node,
@@ -178,6 +160,6 @@ class ApiAdapter:
         return self._done_with(device, "drained")
 
     def _done_with(self, device: str, done: str) -> Json:
-        state = self._state()
+        state = self._current()
         daemon = next((d for d in state.mps if d.device == device), DaemonState(device, "Down"))
         return done_json(daemon, done, state.observed)

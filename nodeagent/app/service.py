@@ -231,7 +231,6 @@ class Agent:
             current=self._current,
             mps=self._mps,
             metrics=self._metrics,
-            cluster=self._cluster,
             own_files=self._own_files,
             policy=policy,
             events=self._events,
@@ -276,9 +275,15 @@ class Agent:
     # --- the node's state ---------------------------------------------------------------------
 
     def _current(self) -> NodeState:
-        """With the daemons and health as they are at this moment."""
+        """With the daemons, health and the cluster as they are at this moment."""
+        state, cluster = self._states.newest, self._cluster
+        of_cluster = cluster.publisher.problems if cluster else ()
         return replace(
-            self._states.newest, mps=self._mps.overview().daemons, health=self._health.state
+            state,
+            mps=self._mps.overview().daemons,
+            health=self._health.state,
+            cluster=cluster.publisher.state if cluster else None,
+            problems=(*state.problems, *self._metrics.problems, *of_cluster),
         )
 
     def _own_problems(self) -> tuple[Problem, ...]:

@@ -28,8 +28,10 @@ from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
-from nodeagent.views.node_state import ClusterState, NodeState, Phase
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import Cluster, ClusterProblem
 from nodeagent.views.status_annotation import StatusAnnotation
+from nodeagent.views.text import time_json
 
 log = structlog.get_logger(__name__)
 
@@ -136,19 +138,18 @@ class NodePublisher:
         self.refresh()  # the source's answer does not wait
 
     @property
-    def state(self) -> ClusterState:
+    def state(self) -> Cluster:
         """How the agent stands with the cluster."""
         fault = self._follower.fault or self._writer.fault
         problem, remedy = (fault.message, fault.remedy) if fault else ("", "")
         if not problem and self._answered and self._view is None:
             problem, remedy = f"the cluster has no Node {self._node}", _NAME_IT
-        return ClusterState(
+        return Cluster(
             server=self._access.server,
             reachable=self._follower.is_reachable,
-            since=self._since,
             registered=self._view is not None,
-            problem=problem,
-            remedy=remedy,
+            since=time_json(self._since) if self._since else "",
+            problem=ClusterProblem(message=problem, remedy=remedy) if problem else None,
         )
 
     @property

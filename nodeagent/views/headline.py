@@ -70,7 +70,8 @@ def _warnings(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
         text = f"The plan is {state.phase.value.lower()}."
         yield Headline(WARNING, text, code=state.phase.value)
     if state.cluster and state.cluster.problem:
-        text, remedy = _sentence(state.cluster.problem), _remedy(state.cluster.remedy)
+        problem = state.cluster.problem
+        text, remedy = _sentence(problem.message), _remedy(problem.remedy)
         yield Headline(WARNING, text, remedy, code=Code.CLUSTER.value)
     # What is wrong with the plan's carrier; the last good plan counts.
     yield from _problems(WARNING, state, {Code.SOURCE_MISSING})

@@ -17,24 +17,10 @@ from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
 from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.shapes import Cluster
 
 if TYPE_CHECKING:  # it takes long to import, and not everybody who has a state has health
     from nodeagent.health.state import HealthState
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterState:
-    """`since` is when `reachable` became what it is, None while it was never otherwise.
-
-    `registered`: the cluster has a Node of this name. `problem` says what is wrong, "" if nothing.
-    """
-
-    server: str
-    reachable: bool
-    since: datetime | None = None
-    registered: bool = False
-    problem: str = ""
-    remedy: str = ""
 
 
 class Phase(StrEnum):
@@ -104,7 +90,7 @@ class NodeState:
     driver_error: str = ""
     rounds: int = 0
     mps: tuple[DaemonState, ...] = ()
-    cluster: ClusterState | None = None
+    cluster: Cluster | None = None
     health: HealthState | None = None
 
     @property

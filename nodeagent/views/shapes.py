@@ -166,6 +166,22 @@ class Headline(Shape, frozen=True):
     code: str = ""
 
 
+# --- the cluster ----------------------------------------------------------------------------------
+
+
+class ClusterProblem(Shape, frozen=True, kw_only=True):
+    message: str
+    remedy: str
+
+
+class Cluster(Shape, frozen=True, kw_only=True):
+    server: Annotated[str, Meta(description="the API server's address")]
+    reachable: Annotated[bool, Meta(description="whether the Node can be followed now")]
+    registered: Annotated[bool, Meta(description="whether the cluster has a Node of this name")]
+    since: Annotated[Time, Meta(description="absent while reachable was never otherwise")] = ""
+    problem: ClusterProblem | None = None
+
+
 # --- plans ----------------------------------------------------------------------------------------
 
 

@@ -19,13 +19,13 @@ from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_report import daemon_shapes
 from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.node_state import ClusterState, NodeState, Refusal
+from nodeagent.views.node_state import NodeState, Refusal
 from nodeagent.views.plan_report import mode_shape, problem_shape
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
 
 
-def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
+def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     """The whole state, or that of one GPU by UUID: None when the node has no such GPU."""
     gpus = [g for g in state.observed.gpus if gpu is None or g.uuid == gpu]
     if gpu is not None and not gpus:
@@ -42,7 +42,7 @@ def status_json(state: NodeState, *, gpu: str | None = None) -> Json | None:
         rejected=_refused(state.refusal) if state.refusal else None,
         observed_at=time_json(state.observed_at) if state.observed_at else "",
         driver_version=state.observed.driver_version,
-        cluster=_cluster(state.cluster) if state.cluster else None,
+        cluster=state.cluster,
         health=health_shape(of_gpu(state.health, "")) if state.health else None,
         gpus=[_gpu(g, state.health) for g in gpus],
         mps=daemon_shapes(_daemons(state, gpu), state.observed),
@@ -60,18 +60,6 @@ def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
 def _refused(refusal: Refusal) -> status_shapes.Refused:
     return status_shapes.Refused(
         digest=refusal.digest, problems=[problem_shape(p) for p in refusal.problems]
-    )
-
-
-def _cluster(cluster: ClusterState) -> status_shapes.Cluster:
-    return status_shapes.Cluster(
-        server=cluster.server,
-        reachable=cluster.reachable,
-        registered=cluster.registered,
-        since=time_json(cluster.since) if cluster.since else "",
-        problem=status_shapes.ClusterProblem(message=cluster.problem, remedy=cluster.remedy)
-        if cluster.problem
-        else None,
     )
 
 

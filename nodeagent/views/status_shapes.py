@@ -9,6 +9,7 @@ from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.views.node_state import Phase
 from nodeagent.views.shapes import (
     Bytes,
+    Cluster,
     FirstSlice,
     Headline,
     ModeState,
@@ -51,19 +52,6 @@ class Health(Shape, frozen=True, kw_only=True):
 
 
 # --- the status -----------------------------------------------------------------------------------
-
-
-class ClusterProblem(Shape, frozen=True, kw_only=True):
-    message: str
-    remedy: str
-
-
-class Cluster(Shape, frozen=True, kw_only=True):
-    server: Annotated[str, Meta(description="the API server's address")]
-    reachable: Annotated[bool, Meta(description="whether the Node can be followed now")]
-    registered: Annotated[bool, Meta(description="whether the cluster has a Node of this name")]
-    since: Annotated[Time, Meta(description="absent while reachable was never otherwise")] = ""
-    problem: ClusterProblem | None = None
 
 
 class Refused(Shape, frozen=True, kw_only=True):

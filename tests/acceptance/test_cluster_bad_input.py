@@ -213,7 +213,7 @@ async def test_a_name_that_is_another_nodes(
     api.add_node("theirs", annotations={PLAN: GOOD})
     async with Member(tmp_path, api, name="theirs").running() as member:
         await until(lambda: member.publisher.state.problem)
-        assert "own-node" in member.publisher.state.problem
+        assert "own-node" in str(member.publisher.state.problem)
         await asyncio.sleep(0.5)
         assert len(written(api)) <= 4
     assert STATUS not in api.node("theirs")["metadata"]["annotations"]

@@ -62,7 +62,7 @@ async def weathered(member: Member, *, most: int = MOST_A_SECOND) -> AsyncIterat
     assert {i.profile for i in member.rig.gpu().instances} == {"3g.40gb", "1g.10gb"}
     await member.quiet()
     assert member.publisher.state.reachable
-    assert member.publisher.state.problem == ""
+    assert member.publisher.state.problem is None
 
 
 # --- requests and watches that fail -------------------------------------------------------------
@@ -191,7 +191,7 @@ async def test_a_token_that_is_not_replaced_for_a_while(
         async with weathered(member):
             api.revoke("old")
             api.faults.strike(Reset())
-            await until(lambda: "401" in member.publisher.state.problem)
+            await until(lambda: "401" in str(member.publisher.state.problem))
             assert not member.publisher.state.reachable
             await asyncio.sleep(0.5)
             api.tokens["new"] = "agent"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
 from pathlib import Path
 
 from nodeagent.views.status_annotation import STATUS
+from tests.acceptance.agent_home import Home
 from tests.acceptance.cluster_rig import plan_text, until
 from tests.simulated_cluster.agent import (
     NAME,
@@ -22,7 +24,10 @@ from tests.simulated_cluster.api_server import ApiServer
 
 
 async def test_the_condition_and_the_event(tmp_path: Path) -> None:
-    """False with the cause, which names the slices and what helps; soon, and without a new plan."""
+    """False with the cause, which names the slices and what helps; soon, and without a new plan.
+
+    Scrapes of the same agent say that it reaches the cluster.
+    """
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     settings = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
@@ -46,6 +51,9 @@ async def test_the_condition_and_the_event(tmp_path: Path) -> None:
             await until_status(api, in_sync(plan))
             await until(lambda: condition().get("reason") == "Healthy")
             await until(lambda: headline()["severity"] == "ok")
+            await until((tmp_path / "run" / "agent.sock").exists)
+            scraped = await asyncio.to_thread(Home(tmp_path).text, "/metrics")
+            assert "\nnodeagent_cluster_reachable 1\n" in scraped
             micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
             line = f"3,17,{micros},-;NVRM: Xid (PCI:0000:1a:00 GPU-I:02): 95, pid=7, name=x\n"
             os.write(kernel, line.encode())

@@ -49,9 +49,7 @@ class Agent:
         self._state = NodeState("node-a", "file", observed=node or ObservedNode(), mps=daemons)
         self._doing = doing or Doing()
         self._previewing = previewing
-        self._rendered = RenderedStatus(
-            lambda: self._state, lambda state, gpu: status_json(state, gpu=gpu), time.monotonic
-        )
+        self._rendered = RenderedStatus(lambda: self._state, status_json, time.monotonic)
 
     def status(self, gpu: str | None) -> Rendered | None:
         return self._rendered.page(gpu)

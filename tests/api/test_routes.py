@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from nodeagent.plan.planner import layout_of
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.preview import preview
 from nodeagent.simulation import simulated
-from nodeagent.views.node_state import ClusterState, NodeState
+from nodeagent.views.node_state import NodeState
+from nodeagent.views.shapes import Cluster, ClusterProblem
 from nodeagent.views.status_report import status_json
 from tests.api.serving import Api, api, assert_described
 from tests.rig import open_driver, plan_text
@@ -52,17 +52,17 @@ async def test_every_answer_is_as_described() -> None:
 @pytest.mark.parametrize(
     "cluster",
     [
-        ClusterState("https://api:6443", reachable=True, registered=True),
-        ClusterState(
-            "https://api:6443",
+        Cluster(server="https://api:6443", reachable=True, registered=True),
+        Cluster(
+            server="https://api:6443",
             reachable=False,
-            since=datetime(2030, 1, 2, tzinfo=UTC),
-            problem="no",
-            remedy="do",
+            registered=False,
+            since="2030-01-02T00:00:00.000Z",
+            problem=ClusterProblem(message="no", remedy="do"),
         ),
     ],
 )
-def test_the_cluster_in_the_status_is_as_described(cluster: ClusterState) -> None:
+def test_the_cluster_in_the_status_is_as_described(cluster: Cluster) -> None:
     """Whether all is well or nothing is, and no key of it is undescribed."""
     status = status_json(NodeState("node-a", "annotation", cluster=cluster))
     assert status is not None

@@ -213,8 +213,9 @@ async def test_a_name_that_no_node_has_is_reported(
             await asyncio.sleep(0.005)
     state = unregistered.publisher.state
     assert (state.reachable, state.registered) == (True, False)
-    assert "no Node m" in state.problem
-    assert "node_name" in state.remedy
+    assert state.problem is not None
+    assert "no Node m" in state.problem.message
+    assert "node_name" in state.problem.remedy
 
 
 async def test_another_reason_does_not_change_since_when(member: PublishedNode) -> None:
@@ -228,7 +229,7 @@ async def test_another_reason_does_not_change_since_when(member: PublishedNode) 
                 await asyncio.sleep(0.005)
             since, first = publisher.state.since, publisher.state.problem
             server.access.withheld.add(("list", "nodes"))
-        while publisher.state.problem == first or "forbidden" not in publisher.state.problem:
+        while publisher.state.problem == first or "forbidden" not in str(publisher.state.problem):
             await asyncio.sleep(0.005)
         assert (publisher.state.reachable, publisher.state.since) == (False, since)
         server.access.withheld.clear()

@@ -17,7 +17,8 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
 from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.node_state import ClusterState, NodeState
+from nodeagent.views.node_state import NodeState
+from nodeagent.views.shapes import Cluster
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
 USED, POWER, ENERGY = 252, 155, 156
@@ -170,7 +171,8 @@ def test_the_cluster_is_reachable_or_not_at_the_scrape() -> None:
     rig.sample({USED: ((WHOLE, 7),)})
     assert rig.series("nodeagent_cluster_reachable") == []
     for reachable, value in ((True, " 1"), (False, " 0")):
-        rig.state = replace(rig.state, cluster=ClusterState("https://x", reachable))
+        cluster = Cluster(server="https://x", reachable=reachable, registered=True)
+        rig.state = replace(rig.state, cluster=cluster)
         assert rig.series("nodeagent_cluster_reachable") == [value]
 
 

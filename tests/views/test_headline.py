@@ -19,8 +19,8 @@ from nodeagent.plan.observed import Access, ObservedNode, Usage
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from nodeagent.views.headline import headline
-from nodeagent.views.node_state import ClusterState, NodeState, Phase
-from nodeagent.views.shapes import Headline, as_json
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import Cluster, ClusterProblem, Headline, as_json
 from nodeagent.views.shapes import HeadlineSeverity as Severity
 from tests.views.example_node import (
     BLOCKED,
@@ -47,7 +47,12 @@ LOST = replace(OBSERVED.gpus[1], access=Access.LOST, access_reason="GPU_IS_LOST"
 SILENT = replace(OBSERVED.gpus[1], access=Access.UNKNOWN, access_reason="a call hangs")
 SICK = health(GpuReading(FIRST, 0, memory_unrepairable=True))
 DEGRADED = health(GpuReading(FIRST, 0, inforom_corrupt=True))
-AWAY = ClusterState("https://10.0.0.1", False, problem="the API server is away", remedy="wait")
+AWAY = Cluster(
+    server="https://10.0.0.1",
+    reachable=False,
+    registered=False,
+    problem=ClusterProblem(message="the API server is away", remedy="wait"),
+)
 FAILED = Problem(Code.STEP_FAILED, "a step failed", "mend it", gpu=FIRST)
 CLIENT = Problem(Code.MPS_CLIENT, "a client has no share")
 STRANGE = replace(OBSERVED.gpus[1], usage=Usage(known=False, reason="the kubelet is away"))
