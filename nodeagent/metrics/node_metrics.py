@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 from nodeagent.health.findings import Severity, worst
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
-from nodeagent.plan.layouts import creatable, free_slots
+from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
@@ -49,34 +51,18 @@ def _layout(gpu: Gpu) -> Iterator[AgentSample]:
     for profile, count in room.items():
         yield AgentSample(agent_metrics.MIG_CREATABLE, count, (*labels, profile))
     yield AgentSample(agent_metrics.MIG_SLOTS_FREE, len(free), labels)
-    usable = _usable(gpu, frozenset(free), frozenset(room))
-    largest = max(map(len, usable), default=0)
+    card, taken = Card.of(gpu), ~sum(1 << slot for slot in free)
+    masks = (mask for name in room for mask in card.profiles[name].masks.values())
+    usable = [mask for mask in masks if not mask & taken]  # that some creatable profile could take
+    largest = max((mask.bit_count() for mask in usable), default=0)
     yield AgentSample(agent_metrics.MIG_LARGEST_CREATABLE, largest, labels)
     if free:
-        reached = len(frozenset[int]().union(*usable))
+        reached = reduce(or_, usable, 0).bit_count()
         yield AgentSample(agent_metrics.MIG_UNUSABLE, 1 - reached / len(free), labels)
-    slots = _slots(gpu)
     for instance in gpu.instances:
         for device in instance.compute:
-            yield AgentSample(
-                agent_metrics.MIG_DEVICE_INFO, 1, _device_info(gpu, instance, device, slots)
-            )
-
-
-def _usable(gpu: Gpu, free: frozenset[int], creatable: frozenset[str]) -> list[frozenset[int]]:
-    """The sets of free slices that an instance of some creatable profile could take."""
-    places = (
-        frozenset(range(place.start, place.start + place.size))
-        for profile in gpu.profiles
-        if profile.name in creatable
-        for place in profile.placements
-    )
-    return [place for place in places if place <= free]
-
-
-def _slots(gpu: Gpu) -> int:
-    ends = (place.start + place.size for p in gpu.profiles for place in p.placements)
-    return max(ends, default=0)
+            info = _device_info(gpu, instance, device, card.slots)
+            yield AgentSample(agent_metrics.MIG_DEVICE_INFO, 1, info)
 
 
 def _device_info(gpu: Gpu, instance: GpuInstance, device: ComputeInstance, slots: int) -> Labels:

@@ -13,6 +13,7 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
+from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.ownership import GPU_UTIL, Device, Use, device_of
 
@@ -149,7 +150,7 @@ def _holds(
 ) -> dict[tuple[Device, Owner], _Hold]:
     found: dict[tuple[Device, Owner], _Hold] = {}
     for gpu in observed.gpus:
-        slots = max((p.start + p.size for k in gpu.profiles for p in k.placements), default=0)
+        slots = Card.of(gpu).slots
         sizes = {i.id: i.placement.size for i in gpu.instances}
         parts = [(n, size / slots if slots else 0.0, float(size)) for n, size in sizes.items()]
         for number, gpus, slices in [(None, 1.0, 0.0), *parts]:

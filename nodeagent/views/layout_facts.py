@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from nodeagent.plan.layouts import creatable, free_slots
+from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.usage import as_used
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.shapes import as_json
-from nodeagent.views.status_report import nvlink_shape, slots
+from nodeagent.views.status_report import nvlink_shape
 from nodeagent.views.text import MODE_WORD, compact_json, shortened, that_fit
 
 Json = dict[str, Any]
@@ -90,7 +90,7 @@ def _gpu(gpu: Gpu, daemons: Sequence[DaemonState]) -> Json:
         return {**report, "access": gpu.access.value}
     if gpu.mig is not None:
         report["mig"] = MODE_WORD[gpu.mig.current]
-        report["slots"] = {"total": slots(gpu), "free": list(free_slots(gpu))}
+        report["slots"] = {"total": Card.of(gpu).slots, "free": list(free_slots(gpu))}
     if _is_divided(gpu):
         report["creatable"] = creatable(gpu)
         report["instances"] = _instances(gpu)

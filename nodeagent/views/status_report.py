@@ -11,7 +11,7 @@ from nodeagent.health.findings import Finding, Moment, in_order, worst
 from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, Check, advice
-from nodeagent.plan.layouts import creatable, free_slots
+from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
 from nodeagent.structs import replace
 from nodeagent.views import shapes, status_shapes
@@ -81,7 +81,7 @@ def _gpu(gpu: Gpu, health: HealthState | None) -> status_shapes.Gpu:
         time_slice=gpu.time_slice,
         numa_node=gpu.numa_node,
         nvlink=nvlink_shape(gpu),
-        slots=slots(gpu),
+        slots=Card.of(gpu).slots,
         instances=[entry for instance in seen for entry in _instances(instance)],
         users=[_user(user) for user in gpu.usage.processes] if answers else [],
         free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
@@ -117,12 +117,6 @@ def _user(user: User) -> status_shapes.User:
         if user.pod
         else None,
     )
-
-
-def slots(gpu: Gpu) -> int:
-    """How many memory slices the card is divided into; 0 without MIG."""
-    ends = (p.start + p.size for profile in gpu.profiles for p in profile.placements)
-    return max(ends, default=0)
 
 
 def _instances(instance: GpuInstance) -> list[status_shapes.Instance]:
