@@ -195,10 +195,8 @@ class MetricsService:
         self._exporter.take(found)
 
     def _count_events(self, events: tuple[Event, ...]) -> None:
-        sampler = self._sampling.sampler
-        if sampler is not None:
-            # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
-            self._event_values.update(events, sampler.wholes, self._slices)
+        # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
+        self._event_values.update(events, self._sampling.sampler.wholes, self._slices)
 
     # --- whose it is ------------------------------------------------------------------------------
 

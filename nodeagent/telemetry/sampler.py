@@ -42,7 +42,6 @@ class Intervals:
     hanging, for the driver's steps too.
     """
 
-    fast: float = 1.0
     slow: float = 30.0
     patience: float = 0.5
     stagger: float = 0.02

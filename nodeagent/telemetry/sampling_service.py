@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -61,7 +60,6 @@ class SamplingService:
         self._begin = begin
         self._interval = settings.interval
         self._intervals = Intervals(
-            fast=settings.interval,
             slow=settings.slow_interval,
             patience=min(settings.deadline, settings.interval, 0.5),
             deadline=settings.deadline,
@@ -70,8 +68,7 @@ class SamplingService:
         self.on_processes: list[Callable[[tuple[ProcessSample, ...]], None]] = []
         self.on_events: list[Callable[[tuple[Event, ...]], None]] = []
         self.on_listener: list[Callable[[Answer], None]] = []
-        self._wanted: tuple[tuple[Field, ...], tuple[TextField, ...]] = ((), ())
-        self._sampler: Sampler | None = None
+        self.sampler = self._make_sampler((), ())  # which reads just now
         self._process_readers: dict[int, ProcessReader] = {}
         self._events = EventListener(driver, Timing(deadline=settings.deadline))
         self._events_error: str | None = None  # why none arrive, as it was logged last
@@ -79,22 +76,18 @@ class SamplingService:
         self.problems: tuple[Problem, ...] = ()
         self._on_problems = on_problems
         self._patience = _PASSING * settings.slow_interval
-        self._failing: dict[ReaderState, float] = {}  # since when
+        self._failing: dict[tuple[str, str], float] = {}  # since when
         self._silent: set[str] = set()  # UUIDs of GPUs that do not answer at all
         self._due = asyncio.Event()
 
     def select(self, fields: Iterable[Field], texts: Iterable[TextField]) -> None:
         """From now on these fields are read."""
-        self._wanted = (tuple(fields), tuple(texts))
-        if self._sampler is not None:
-            self._sampler.close()
-            self._sampler = None
+        self.sampler.close()
+        self.sampler = self._make_sampler(fields, texts)
         self._due.set()
 
-    @property
-    def sampler(self) -> Sampler | None:
-        """Who reads just now."""
-        return self._sampler
+    def _make_sampler(self, fields: Iterable[Field], texts: Iterable[TextField]) -> Sampler:
+        return Sampler(self._driver, fields, texts, intervals=self._intervals, held=self._held)
 
     @property
     def listener(self) -> ReaderState:
@@ -114,8 +107,7 @@ class SamplingService:
                 )
         finally:
             self._driver.after_step.remove(self._step_ended)
-            if self._sampler is not None:
-                self._sampler.close()
+            self.sampler.close()
 
     async def _begun(self) -> None:
         """The driver was started, or could not be."""
@@ -135,10 +127,7 @@ class SamplingService:
         due = loop.time()
         while True:
             self._due.clear()
-            sampler = self._sampler
-            if sampler is None:
-                sampler = self._sampler = self._make_sampler()
-            found = await sampler.round()
+            found = await self.sampler.round()
             _notify(self.on_samples, found)
             self._report(found)
             due = max(due + self._interval, loop.time())
@@ -149,10 +138,6 @@ class SamplingService:
                 due = loop.time()
             except TimeoutError:
                 continue
-
-    def _make_sampler(self) -> Sampler:
-        fields, texts = self._wanted
-        return Sampler(self._driver, fields, texts, intervals=self._intervals, held=self._held)
 
     def _report(self, found: SampleBatch) -> None:
         """Log what cannot be read, once; a slow reader is not in every batch."""
@@ -177,14 +162,14 @@ class SamplingService:
             if gpu.answer is not None:
                 known = self._silent.discard if gpu.answer.silence is None else self._silent.add
                 known(gpu.uuid)
-        failing = [
-            replace(reader, at=None, duration=None)
+        failing = {
+            (reader.name, reader.gpu): reader
             for reader in found.readers
             if not reader.succeeded and reader.at is not None and reader.uuid not in self._silent
-        ]
-        self._failing = {reader: self._failing.get(reader, now) for reader in failing}
-        lasting = [r for r, since in self._failing.items() if now - since >= self._patience]
-        problems = tuple(dict.fromkeys(map(self._problem_of, lasting)))
+        }
+        self._failing = {name: self._failing.get(name, now) for name in failing}
+        lasting = (n for n, since in self._failing.items() if now - since >= self._patience)
+        problems = tuple(dict.fromkeys(self._problem_of(failing[name]) for name in lasting))
         if problems != self.problems:
             self.problems = problems
             self._on_problems()
@@ -216,12 +201,9 @@ class SamplingService:
         looks = await asyncio.gather(*map(self._processes_of, range(self._driver.pool.gpu_count)))
         _notify(self.on_processes, tuple(look for look in looks if look is not None))
 
-    def _is_held(self, index: int) -> bool:
-        return self._sampler is not None and self._sampler.uuid(index) in self._held()
-
     async def _processes_of(self, index: int) -> ProcessSample | None:
         """None while they cannot be read."""
-        if self._driver.pool.is_busy(index) or self._is_held(index):
+        if self._driver.pool.is_busy(index) or self.sampler.uuid(index) in self._held():
             return None
         reader = self._process_readers.setdefault(index, ProcessReader())
         try:
