@@ -11,6 +11,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -29,6 +30,7 @@ from nodeagent.errors import NodeagentError
 _INTERVAL = 2.0  # seconds between checks of the files; certificates are renewed in days
 
 
+@dataclass
 class MetricsListener:
     """Listens as long as `run` runs. `report` gets its problem whenever that changes,
     None when all is well.
@@ -36,29 +38,17 @@ class MetricsListener:
     `host` "" means all addresses, `port` 0 any free one; `port` is the real one afterwards.
     """
 
-    def __init__(
-        self,
-        answers: Answers,
-        *,
-        host: str,
-        port: int,
-        web_config: Path | None,
-        report: Callable[[NodeagentError | None], None],
-        refusals: Refusals,
-        limits: Limits,
-        interval: float = _INTERVAL,
-    ) -> None:
-        self._answers = answers
-        self._host = host
-        self.port = port
-        self._path = web_config
-        self._report = report
-        self._refusals = refusals
-        self._limits = limits
-        self._interval = interval
-        self._serving: Serving | None = None
-        self._check: PasswordCheck | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+    answers: Answers
+    host: str
+    port: int
+    web_config: Path | None
+    report: Callable[[NodeagentError | None], None]
+    refusals: Refusals
+    limits: Limits
+    interval: float = _INTERVAL
+    _serving: Serving | None = None
+    _check: PasswordCheck | None = None
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
         """Listen until cancelled. An address that cannot be had is reported, and tried again:
@@ -80,31 +70,31 @@ class MetricsListener:
         reported = ""
         while True:
             try:
-                listener = await asyncio.to_thread(_socket, self._host, self.port)
+                listener = await asyncio.to_thread(_socket, self.host, self.port)
             except NodeagentError as error:
                 if error.message != reported:
                     reported = error.message
-                    self._report(error)
-                await asyncio.sleep(self._interval)
+                    self.report(error)
+                await asyncio.sleep(self.interval)
                 continue
-            if reported and self._path is None:  # else the file decides whether all is well
-                self._report(None)
+            if reported and self.web_config is None:  # else the file decides whether all is well
+                self.report(None)
             return listener
 
     async def _follow(self, listener: socket.socket) -> None:
-        if self._path is None:
+        if self.web_config is None:
             await self._serve(listener, WebConfig(), None, None)
             await asyncio.Event().wait()
             return
         known: tuple[object, ...] | None = None
-        files: tuple[Path, ...] = (self._path,)
+        files: tuple[Path, ...] = (self.web_config,)
         while True:
             found = await asyncio.to_thread(_fingerprint, files)
             if found != known:
                 try:
-                    config = await asyncio.to_thread(read_web_config, self._path)
+                    config = await asyncio.to_thread(read_web_config, self.web_config)
                     tls = config.tls
-                    named = (self._path, *(tls.files if tls else ()))
+                    named = (self.web_config, *(tls.files if tls else ()))
                     if named != files:  # else what is written from here on is seen the next time
                         files = named
                         found = await asyncio.to_thread(_fingerprint, files)
@@ -112,11 +102,11 @@ class MetricsListener:
                     check = await self._check_of(config)
                     await self._serve(listener, config, context, check)
                 except NodeagentError as error:
-                    self._report(error)
+                    self.report(error)
                 else:
-                    self._report(None)
+                    self.report(None)
                 known = found
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(self.interval)
 
     async def _serve(
         self,
@@ -125,9 +115,7 @@ class MetricsListener:
         context: ssl.SSLContext | None,
         check: PasswordCheck | None,
     ) -> None:
-        serving = Serving(
-            self._app(config, check), Listener("metrics", self._limits, self._refusals)
-        )
+        serving = Serving(self._app(config, check), Listener("metrics", self.limits, self.refusals))
         await serving.start(sock=listener.dup(), context=context)
         earlier, self._serving = self._serving, serving
         if earlier:
@@ -141,7 +129,7 @@ class MetricsListener:
             return None
         if self._check is None:
             try:
-                self._check = await asyncio.to_thread(PasswordCheck, config.users, self._limits)
+                self._check = await asyncio.to_thread(PasswordCheck, config.users, self.limits)
             except ImportError as error:
                 raise NodeagentError(
                     f"passwords cannot be checked: {error}", remedy="install the package bcrypt"
@@ -150,7 +138,7 @@ class MetricsListener:
         return self._check
 
     def _app(self, config: WebConfig, check: PasswordCheck | None) -> web.Application:
-        middlewares = [errors_as_json, refuse_foreign_hosts(self._host)]
+        middlewares = [errors_as_json, refuse_foreign_hosts(self.host)]
         if check:
             middlewares.append(_passwords(check))
         middlewares.append(whole_requests)
@@ -161,7 +149,7 @@ class MetricsListener:
 
         app.on_response_prepare.append(set_headers)
         app.on_response_prepare.append(set_more)
-        app.add_routes(metrics_routes(self._answers, self._limits))
+        app.add_routes(metrics_routes(self.answers, self.limits))
         return app
 
 

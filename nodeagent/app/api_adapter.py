@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -38,37 +39,27 @@ _READY_ANYWAY = 10.0  # seconds after which systemd gets READY although the driv
 _SOCKET_AGAIN = 1.0  # seconds between attempts to make a socket that was deleted
 
 
+@dataclass
 class ApiAdapter:
     """Serves the API of one agent: its services' values as JSON.
 
     `current` gives the node's state as it is at this moment.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        paths: Paths,
-        control: LoopControl,
-        *,
-        current: Callable[[], NodeState],
-        mps: MpsService,
-        metrics: MetricsService,
-        own_files: OwnFiles,
-        policy: Policy,
-        events: EventLog,
-        hearts: Heartbeats,
-    ) -> None:
-        self._address = address
-        self._paths = paths
-        self._control = control
-        self._current = current
-        self._mps_service = mps
-        self._metrics = metrics
-        self._own_files = own_files
-        self._policy = policy
-        self.events = events
-        self._hearts = hearts
-        self._rendered = RenderedStatus(current, status_json, asyncio.get_running_loop().time)
+    address: Address
+    paths: Paths
+    control: LoopControl
+    current: Callable[[], NodeState]
+    mps_service: MpsService
+    metrics: MetricsService
+    own_files: OwnFiles
+    policy: Policy
+    events: EventLog
+    hearts: Heartbeats
+
+    def __post_init__(self) -> None:
+        clock = asyncio.get_running_loop().time
+        self._rendered = RenderedStatus(self.current, status_json, clock)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until cancelled; calls `ready` when the first reconciliation is over, too, or the
@@ -77,8 +68,8 @@ class ApiAdapter:
         await self._settled_within(_API_WAITS)
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
         api = await asyncio.to_thread(import_module, "nodeagent.api.listening")
-        address = self._address
-        listening = api.listen(self, address.host, address.port, self._metrics.refusals)
+        address = self.address
+        listening = api.listen(self, address.host, address.port, self.metrics.refusals)
         async with listening as port, asyncio.TaskGroup() as group:
             listens = asyncio.Event()
             group.create_task(self._serve_socket(api, listens), name="socket")
@@ -91,17 +82,17 @@ class ApiAdapter:
             # What is there now stays: to look through it for garbage every minute or so would take
             # 50 ms, in which no request is answered.
             gc.freeze()
-            await self._metrics.listen(self)
+            await self.metrics.listen(self)
 
     async def _serve_socket(self, api: ModuleType, listens: asyncio.Event) -> None:
         """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
-        path = await asyncio.to_thread(self._paths.socket, api.SOCKET_NAME)
+        path = await asyncio.to_thread(self.paths.socket, api.SOCKET_NAME)
         while path:
             try:
-                async with api.listen_on_socket(self, path, self._metrics.refusals):
+                async with api.listen_on_socket(self, path, self.metrics.refusals):
                     listens.set()
                     await until_gone(path)
-                    self._own_files.lost(path)
+                    self.own_files.lost(path)
             except NodeagentError:  # later the problem of the run directory says why
                 if not listens.is_set():
                     raise
@@ -111,38 +102,38 @@ class ApiAdapter:
     async def _settled_within(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._control.settled.wait()
+                await self.control.settled.wait()
 
     # --- answers --------------------------------------------------------------------------------
 
     def status(self, gpu: str | None) -> Rendered | None:
-        self._control.look_if_older_than(_FRESH)
+        self.control.look_if_older_than(_FRESH)
         return self._rendered.page(gpu)
 
     def not_alive(self) -> tuple[str, ...]:
-        return self._hearts.overdue()
+        return self.hearts.overdue()
 
     def not_ready(self) -> tuple[str, ...]:
-        return not_ready(self._current())
+        return not_ready(self.current())
 
     def scrape(self, zipped: bool) -> bytes:
-        return self._metrics.scrape(zipped)
+        return self.metrics.scrape(zipped)
 
     def plan(self) -> Json:
-        state = self._current()
+        state = self.current()
         plan = state.plan or NodePlan(Verdict.IN_SYNC)
         return plan_json(plan, digest=state.digest, source=state.source)
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
-        state, host_for = self._current(), self._mps_service.host_for
+        state, host_for = self.current(), self.mps_service.host_for
         if state.observed_at is None:
             return None
-        return preview(text, configuration, state.observed, self._policy, host_for)
+        return preview(text, configuration, state.observed, self.policy, host_for)
 
     # --- MPS ------------------------------------------------------------------------------------
 
     def mps(self, device: str | None) -> Json | None:
-        state = self._current()
+        state = self.current()
         return mps_answer(
             state.mps,
             node=state.node,
@@ -152,14 +143,14 @@ class ApiAdapter:
         )
 
     async def restart_mps(self, device: str, force: bool) -> Json:
-        await self._mps_service.restart(device, force=force)
+        await self.mps_service.restart(device, force=force)
         return self._done_with(device, "restarted")
 
     async def drain_mps(self, device: str, seconds: float | None, force: bool) -> Json:
-        await self._mps_service.drain(device, seconds=seconds, force=force)
+        await self.mps_service.drain(device, seconds=seconds, force=force)
         return self._done_with(device, "drained")
 
     def _done_with(self, device: str, done: str) -> Json:
-        state = self._current()
+        state = self.current()
         daemon = next((d for d in state.mps if d.device == device), DaemonState(device, "Down"))
         return done_json(daemon, done, state.observed)

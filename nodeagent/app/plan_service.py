@@ -51,62 +51,53 @@ def source_of(plan: PlanSettings, *, in_cluster: bool) -> str:
     return plan.source
 
 
+@dataclass
 class PlanService:
     """Follows the plan's source while `run` runs."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        settings_file: SettingsFile | None,
-        control: LoopControl,
-        states: NodeStates,
-        *,
-        cluster: ClusterService | None,
-        hearts: Heartbeats,
-    ) -> None:
-        self._settings = settings
-        self._file = settings_file
-        self._control = control
-        self._states = states
-        self._cluster = cluster
-        self._hearts = hearts
+    settings: Settings
+    settings_file: SettingsFile | None
+    control: LoopControl
+    states: NodeStates
+    cluster: ClusterService | None
+    hearts: Heartbeats
 
     async def run(self) -> None:
         """Follow the source of the settings, and another when they name another."""
-        plan = self._settings.plan
+        plan = self.settings.plan
         while True:
             async with asyncio.TaskGroup() as group:
                 following = group.create_task(self._follow(plan), name="follow the plan's source")
                 plan = await self._another(plan)
                 following.cancel()
-            source = source_of(plan, in_cluster=self._cluster is not None)
+            source = source_of(plan, in_cluster=self.cluster is not None)
             log.info("the plan comes from another source now", source=source)
-            self._states.newest = replace(self._states.newest, source=source)
-            self._control.nudge("another plan source")
+            self.states.newest = replace(self.states.newest, source=source)
+            self.control.nudge("another plan source")
 
     async def _follow(self, plan: PlanSettings) -> None:
-        source = source_of(plan, in_cluster=self._cluster is not None)
+        source = source_of(plan, in_cluster=self.cluster is not None)
         try:
             await self._made(source, plan).run()
         finally:
-            self._hearts.forget(_WATCH)
+            self.hearts.forget(_WATCH)
 
     def _made(self, source: str, plan: PlanSettings) -> PlanFile | NodeSource:
         follow = partial(
-            PlanFile, plan.file, look_every=self._settings.resync.interval, alive=self._alive
+            PlanFile, plan.file, look_every=self.settings.resync.interval, alive=self._alive
         )
-        followed = self._cluster.use(source, follow) if self._cluster else None
-        return followed or follow(self._control.offer, configuration=plan.name)
+        followed = self.cluster.use(source, follow) if self.cluster else None
+        return followed or follow(self.control.offer, configuration=plan.name)
 
     def _alive(self) -> None:
-        self._hearts.beat(_WATCH, within=self._settings.resync.interval + _MARGIN)
+        self.hearts.beat(_WATCH, within=self.settings.resync.interval + _MARGIN)
 
     async def _another(self, plan: PlanSettings) -> PlanSettings:
         """Wait until the settings name another source."""
-        if self._file is not None:
+        if self.settings_file is not None:
             # Yields at once, too: the file may have changed since it was read.
-            async for _ in changes(self._file.path):
-                found = await self._read(self._file)
+            async for _ in changes(self.settings_file.path):
+                found = await self._read(self.settings_file)
                 if found is not None and found.plan != plan:
                     return found.plan
         await asyncio.Event().wait()
@@ -116,10 +107,10 @@ class PlanService:
         """The settings as they are now; what cannot be used leaves those in force."""
         try:
             found = await asyncio.to_thread(file.load)
-            source_of(found.plan, in_cluster=self._cluster is not None)
+            source_of(found.plan, in_cluster=self.cluster is not None)
         except NodeagentError as error:
             log.warning("the settings stay as they were", error=error.message, remedy=error.remedy)
             return None
-        if replace(found, plan=self._settings.plan) != self._settings:
+        if replace(found, plan=self.settings.plan) != self.settings:
             log.warning("of the changed settings only those of the plan count before a restart")
         return found

@@ -229,7 +229,7 @@ class Agent:
             places,
             self._control,
             current=self._current,
-            mps=self._mps,
+            mps_service=self._mps,
             metrics=self._metrics,
             own_files=self._own_files,
             policy=policy,

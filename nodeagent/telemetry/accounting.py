@@ -37,9 +37,10 @@ def activity(sample: SampleSet) -> Mapping[Device, float]:
 class _Hold:
     """How much of a GPU a device is (1 for a whole one) and how many memory slices it has (0 for a
     whole GPU), each divided among those who share it. `active`: the part of the time since the last
-    observation in which it worked (0 to 1); None: not known.
+    observation in which it worked (0 to 1); None: not known. `labels` are the device's.
     """
 
+    labels: tuple[str, ...]
     gpus: float
     slices: float
     active: float | None
@@ -98,7 +99,7 @@ class Accounts:
             for key, hold in holds.items()
             if hold.active is not None and hold.active < _IDLE_BELOW
         }
-        self._idle = tuple(self._idle_samples(now, observed, uses))
+        self._idle = tuple(self._idle_samples(now, uses))
 
     def _add(self, holder: Owner, hold: _Hold, passed: float, now: _Hold | None) -> None:
         """`now` is the same hold as it is after that time; None when it ended."""
@@ -120,19 +121,12 @@ class Accounts:
             yield AgentSample(agent_metrics.SLICE_SECONDS_USED, account.slice_seconds_used, labels)
         yield from self._idle
 
-    def _idle_samples(
-        self, now: float, observed: ObservedNode, uses: Mapping[Device, Use]
-    ) -> Iterator[AgentSample]:
-        for gpu in observed.gpus:
-            parts = [(i.id, (i.profile, str(i.id))) for i in gpu.instances]
-            for number, part in [(None, ("", "")), *parts]:
-                device = (gpu.uuid, number)
-                for owner in uses[device].owners if device in uses else ():
-                    key = (device, _holder(owner))
-                    if self._holds[key].active is None:
-                        continue
-                    labels = (str(gpu.index), gpu.uuid, *part, *_labels(owner))
-                    idle = now - self._idle_since.get(key, now)
+    def _idle_samples(self, now: float, uses: Mapping[Device, Use]) -> Iterator[AgentSample]:
+        for (device, holder), hold in self._holds.items():
+            idle = now - self._idle_since.get((device, holder), now)
+            for owner in uses[device].owners:
+                if hold.active is not None and _holder(owner) == holder:
+                    labels = (*hold.labels, *_labels(owner))
                     yield AgentSample(agent_metrics.HELD_IDLE, idle, labels)
 
 
@@ -151,13 +145,14 @@ def _holds(
     found: dict[tuple[Device, Owner], _Hold] = {}
     for gpu in observed.gpus:
         slots = Card.of(gpu).slots
-        sizes = {i.id: i.placement.size for i in gpu.instances}
-        parts = [(n, size / slots if slots else 0.0, float(size)) for n, size in sizes.items()]
-        for number, gpus, slices in [(None, 1.0, 0.0), *parts]:
+        parts = [(i.id, i.profile, i.placement.size) for i in gpu.instances]
+        for number, profile, size in [(None, "", 0), *parts]:
             device = (gpu.uuid, number)
             holders = dict.fromkeys(map(_holder, uses[device].owners)) if device in uses else {}
+            gpus = 1.0 if number is None else size / slots if slots else 0.0
+            labels = (str(gpu.index), gpu.uuid, profile, "" if number is None else str(number))
+            share = len(holders)
             for holder in holders:
-                share = len(holders)
-                hold = _Hold(gpus / share, slices / share, active.get(device))
+                hold = _Hold(labels, gpus / share, size / share, active.get(device))
                 found[device, holder] = hold
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -174,32 +174,27 @@ _AGAIN = 30.0  # seconds until a log that could not be read is tried again
 _STAYS = 1.0  # seconds for which a log must be open to count as readable
 
 
+@dataclass
 class KernelErrors:
     """`deliver` gets the XIDs as they are read; `uptime` gives seconds since boot. `report` is
     called when the log cannot be read, and with None when it can be again. A log that cannot be
     read is tried `again` after so many seconds; one that is open for `stays` seconds can be read.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        deliver: Callable[[tuple[XidEvent, ...]], None],
-        uptime: Callable[[], float],
-        report: Callable[[Problem | None], None],
-        again: float = _AGAIN,
-        stays: float = _STAYS,
-    ) -> None:
-        self._deliver = deliver
-        self._uptime = uptime
+    path: Path
+    deliver: Callable[[tuple[XidEvent, ...]], None]
+    uptime: Callable[[], float]
+    report: Callable[[Problem | None], None]
+    again: float = _AGAIN
+    stays: float = _STAYS
+
+    def __post_init__(self) -> None:
         self._since = 0.0
         self._log_limit = RateLimit(_SAME)
         self._begun: Begun | None = None
-        self._report = report
-        self._again, self._stays = again, stays
         self._problem: Problem | None = None
         self._ended = asyncio.Event()
-        self._log = KernelLog(self._read, lost=self._lost, ended=self._end, path=path)
+        self._log = KernelLog(self._read, lost=self._lost, ended=self._end, path=self.path)
 
     async def run(self, *, since: float) -> None:
         """Follow it until cancelled; what is from before `since` (uptime) does not count.
@@ -210,7 +205,7 @@ class KernelErrors:
         try:
             while True:
                 await self._follow()
-                await asyncio.sleep(self._again)
+                await asyncio.sleep(self.again)
         finally:
             self._log.close()
 
@@ -223,7 +218,7 @@ class KernelErrors:
             self._set(Problem(Code.READER, error.message, error.remedy))
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._stays):
+            async with asyncio.timeout(self.stays):
                 await self._ended.wait()
         if not self._ended.is_set():
             self._set(None)
@@ -241,15 +236,15 @@ class KernelErrors:
             log.info("the kernel log can be read again")
         else:
             log.warning(problem.message, remedy=problem.remedy)
-        self._report(problem)
+        self.report(problem)
 
     def _lost(self) -> None:
         """In a flood this happens again and again; it is logged once a minute."""
-        if self._log_limit.due("lost", self._uptime()):
+        if self._log_limit.due("lost", self.uptime()):
             log.warning("records of the kernel log were overwritten unread")
 
     def _read(self, lines: Sequence[str]) -> None:
-        xids, self._begun = read_lines(lines, self._uptime(), self._begun)
+        xids, self._begun = read_lines(lines, self.uptime(), self._begun)
         recent = tuple(xid for xid in xids if xid.at >= self._since)
         if recent:
-            self._deliver(recent)
+            self.deliver(recent)
