@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.documents.bounded_yaml import read_tree
+from nodeagent.documents.xids import read_xid_table
 from nodeagent.errors import DocumentError
-from nodeagent.health.xids import XidClass, XidTable, default_table, overridden
+from nodeagent.health.xids import XidClass, default_table
 
 PAGE = (Path(__file__).parents[2] / "docs/health.md").read_text(encoding="utf-8")
 
@@ -76,17 +76,9 @@ def test_an_unknown_number_is_unclassified() -> None:
     assert (row.kind, str(row)) == (XidClass.UNCLASSIFIED, "XID 4242")
 
 
-def _read(text: str) -> XidTable:
-    tree = read_tree(text)
-    findings = tree.findings()
-    table = overridden(default_table(), tree.value, findings)
-    findings.raise_any()
-    return table
-
-
 def test_entries_are_laid_over_the_table() -> None:
     """One number or several, new ones too; the later entry wins, the rest stays."""
-    table = _read(
+    table = read_xid_table(
         """
         version: v1
         xids:
@@ -106,20 +98,20 @@ def test_entries_are_laid_over_the_table() -> None:
 def test_the_page_has_an_example() -> None:
     """The document that docs/health.md shows is accepted."""
     block = PAGE.split("```yml\n")[1].split("```")[0]
-    assert _read(block).row(999).kind is XidClass.NODE_REBOOT
+    assert read_xid_table(block).row(999).kind is XidClass.NODE_REBOOT
 
 
 def test_json_is_read_as_well() -> None:
     """The same document in JSON."""
-    assert _read('{"version": "v1", "xids": [{"xid": 8, "class": "support"}]}').row(8).kind is (
-        XidClass.SUPPORT
-    )
+    assert read_xid_table('{"version": "v1", "xids": [{"xid": 8, "class": "support"}]}').row(
+        8
+    ).kind is (XidClass.SUPPORT)
 
 
 def test_every_fault_is_named_with_its_line() -> None:
     """Unknown keys, classes and numbers are reported with what would be right."""
     with pytest.raises(DocumentError) as caught:
-        _read(
+        read_xid_table(
             "version: v1\n"
             "xid: []\n"
             "xids:\n"
@@ -147,4 +139,4 @@ def test_every_fault_is_named_with_its_line() -> None:
 def test_another_document_is_refused(text: str) -> None:
     """What is no such table is said to be none."""
     with pytest.raises(DocumentError):
-        _read(text)
+        read_xid_table(text)
