@@ -26,7 +26,7 @@ from nodeagent.gpu import kernel
 from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses
 from nodeagent.health import fencing
-from nodeagent.health.evaluate import Evaluation, Rules, evaluate
+from nodeagent.health.evaluate import Evaluation, evaluate
 from nodeagent.health.fencing import Fences
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
@@ -41,6 +41,7 @@ from nodeagent.health.reporting import events
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import health_file
 from nodeagent.health.xid_findings import cause_of_xid
+from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
@@ -102,7 +103,7 @@ class HealthService:
         self._now = now
         self._read_boot_id = boot_id
         self._boot_id = ""
-        self._rules = Rules()
+        self._xids = default_table()
         self.file = health_file(places.state)
         self._kept: object = None  # what was written down last, as far as it is missed
         self._not_kept = ""  # why not, as it was logged
@@ -120,8 +121,7 @@ class HealthService:
     async def load(self) -> None:
         """Take up what was known; raises UsageError for a table of XIDs that is not accepted."""
         self._boot_id = await asyncio.to_thread(self._read_boot_id)
-        table = await asyncio.to_thread(xid_table, self._paths.xids)
-        self._rules = replace(self._rules, xids=table)
+        self._xids = await asyncio.to_thread(xid_table, self._paths.xids)
         kept = await asyncio.to_thread(self.file.load)
         if kept is not None:
             self.state = kept
@@ -136,7 +136,7 @@ class HealthService:
         renamed = tuple(
             Cleared(f.place.gpu, f.check, f.code)
             for f in self.state.findings
-            if f.check == "xid" and f.cause != cause_of_xid(f.code, table)
+            if f.check == "xid" and f.cause != cause_of_xid(f.code, self._xids)
         )
         # Quietly: the subscribers look at everything first anyway.
         self._evaluate(replace(self._reading(), cleared=renamed), quietly=True)
@@ -244,7 +244,7 @@ class HealthService:
 
     def _evaluate(self, reading: NodeReading, *, quietly: bool = False) -> None:
         observed = self._observation.node or ObservedNode()
-        evaluation = evaluate(self.state, reading, self._rules, observed)
+        evaluation = evaluate(self.state, reading, self._xids, observed)
         first_read = _read_gpus(evaluation.state) != _read_gpus(self.state)
         self.state = evaluation.state
         self._report(evaluation)
@@ -262,7 +262,7 @@ class HealthService:
         )
         for xid in fresh.xids:
             log.warning("XID", xid=xid.xid, **self._where(xid), source=xid.source.value)
-        for event in events(fresh, self._rules.xids):
+        for event in events(fresh, self._xids):
             hit = f" It hit {', '.join(event.pods)}." if event.pods else ""
             message = f"{event.message}{hit}"
             self._events.add(EventType(event.reason), message, gpu=event.gpu)

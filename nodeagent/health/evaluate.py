@@ -14,22 +14,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
-from nodeagent.health import xid_findings
+from nodeagent.health import limits, xid_findings
 from nodeagent.health.checks import device, heat, link, memory
 from nodeagent.health.checks.heat import REASONS
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.fencing import with_pods
 from nodeagent.health.finding_store import Ended, FindingStore
 from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_order
-from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
 from nodeagent.health.state import GpuHistory, HealthState, Repair, Trail, XidCount
 from nodeagent.health.table import BY_CAUSE, ROWS, Check
-from nodeagent.health.xids import RECOVERY_CHANGED, XidTable, default_table
+from nodeagent.health.xids import RECOVERY_CHANGED, XidTable
 from nodeagent.plan.observed import ObservedNode
 
 GPU_CHECKS: tuple[GpuCheck, ...] = (
@@ -41,14 +40,6 @@ GPU_CHECKS: tuple[GpuCheck, ...] = (
 
 _MOST_REPAIRS = 100
 _NOTHING_SEEN: Final = ObservedNode()
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the checks go by: thresholds and the table of XIDs."""
-
-    limits: Limits = field(default_factory=Limits)
-    xids: XidTable = field(default_factory=default_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +57,17 @@ class Evaluation:
 
 
 def evaluate(
-    state: HealthState, reading: NodeReading, rules: Rules, observed: ObservedNode = _NOTHING_SEEN
+    state: HealthState,
+    reading: NodeReading,
+    xids: XidTable,
+    observed: ObservedNode = _NOTHING_SEEN,
 ) -> Evaluation:
     """What `reading` makes of `state`; `observed` has who uses now what a finding hits."""
     now = _not_back(reading.at, state, reading.boot_id)
     rebooted = state.boot_id not in ("", reading.boot_id)
     if rebooted:
         state = replace(state, gpus={}, holds=(), recent_xids=(), kernel_log_read=-1)
-    store = FindingStore(state, now, rules.limits)
+    store = FindingStore(state, now)
     resets = reading.resets | _turned_back(state.gpus, reading.gpus)
 
     def ended(finding: Finding) -> End | None:
@@ -81,16 +75,16 @@ def evaluate(
         return End.REBOOT if rebooted else End.RESET if mended else None
 
     store.end(ended)
-    gpus = _histories(state.gpus, reading, now, resets, rules.limits)
-    repairs = _repairs(state.repairs, store, now, rules.limits)
+    gpus = _histories(state.gpus, reading, now, resets)
+    repairs = _repairs(state.repairs, store, now)
 
     state = replace(state, boot_id=reading.boot_id, at=now, gpus=gpus, repairs=repairs)
-    state, news = _record_xids(state, reading, now, rules, store)
+    state, news = _record_xids(state, reading, now, xids, store)
     for event in reading.events:
         store.record(xid_findings.of_event(event, state.gpus.get(event.gpu, GpuHistory()), now))
-    gpus = _measure(state, reading, rules, store)
-    _correct(store, gpus, rules.limits)
-    store.end(lambda finding: end_of(finding, reading, now, rules.limits))
+    gpus = _measure(state, reading, store)
+    _correct(store, gpus)
+    store.end(lambda finding: end_of(finding, reading, now))
     for finding in store.findings:
         store.replace(with_pods(finding, observed))
     state = replace(state, gpus=gpus, findings=in_order(store.findings), holds=store.holds)
@@ -120,29 +114,24 @@ def _histories(
     reading: NodeReading,
     now: Moment,
     resets: frozenset[str],
-    limits: Limits,
 ) -> dict[str, GpuHistory]:
     histories = dict(known)
     for uuid in resets & histories.keys():
         past = histories[uuid]
         histories[uuid] = replace(past, trails={}, energy=None, recovery=None, links_up=frozenset())
     for gpu in reading.gpus:
-        histories[gpu.uuid] = extended(
-            histories.get(gpu.uuid, GpuHistory()), gpu, now.uptime, limits
-        )
+        histories[gpu.uuid] = extended(histories.get(gpu.uuid, GpuHistory()), gpu, now.uptime)
     return histories
 
 
-def _repairs(
-    before: tuple[Repair, ...], store: FindingStore, now: Moment, limits: Limits
-) -> tuple[Repair, ...]:
+def _repairs(before: tuple[Repair, ...], store: FindingStore, now: Moment) -> tuple[Repair, ...]:
     """Those of the last days, and those that just ended an XID."""
     new = [
         Repair(e.finding.place.gpu, e.finding.code, now.wall)
         for e in store.ended
         if e.mended and e.finding.check == "xid"
     ]
-    young = [r for r in before if r.wall >= now.wall - limits.repairs_memory]
+    young = [r for r in before if r.wall >= now.wall - limits.REPAIRS_MEMORY]
     return (*young, *new)[-_MOST_REPAIRS:]
 
 
@@ -150,7 +139,7 @@ def _repairs(
 
 
 def _record_xids(
-    state: HealthState, reading: NodeReading, now: Moment, rules: Rules, store: FindingStore
+    state: HealthState, reading: NodeReading, now: Moment, xids: XidTable, store: FindingStore
 ) -> tuple[HealthState, tuple[XidEvent, ...]]:
     """Count each XID once, and make findings of them."""
     recent, read = state.recent_xids, state.kernel_log_read
@@ -162,11 +151,11 @@ def _record_xids(
             continue
         read = max(read, given.sequence)
         event = xid_findings.with_uuid(given, gpus.items())
-        recent, is_news = xid_findings.deduplicated(recent, event, rules.limits.same_event)
+        recent, is_news = xid_findings.deduplicated(recent, event)
         past = gpus.get(event.gpu, GpuHistory())
         if event.gpu in gpus and event.xid == RECOVERY_CHANGED:
             gpus[event.gpu] = _announced(past, event)
-        row = rules.xids.row(event.xid)
+        row = xids.row(event.xid)
         finding = xid_findings.of_xid(event, row, past, now)
         if not is_news:
             if finding is not None:
@@ -177,7 +166,7 @@ def _record_xids(
         count = counts[key].count if key in counts else 0
         counts[key] = XidCount(*key, count + 1, xid_findings.moment(event.at, now))
         if finding is not None:
-            store.record(xid_findings.escalated(finding, state.repairs, rules.limits))
+            store.record(xid_findings.escalated(finding, state.repairs))
     state = replace(
         state, recent_xids=recent, xids=tuple(counts.values()), kernel_log_read=read, gpus=gpus
     )
@@ -191,11 +180,11 @@ def _announced(past: GpuHistory, event: XidEvent) -> GpuHistory:
     return replace(past, recovery=(event.recovery, event.at))
 
 
-def _correct(store: FindingStore, gpus: Mapping[str, GpuHistory], limits: Limits) -> None:
+def _correct(store: FindingStore, gpus: Mapping[str, GpuHistory]) -> None:
     """Correct findings by the driver's word, and by where their instances lie."""
     for finding in store.findings:
         past = gpus.get(finding.place.gpu, GpuHistory())
-        better, place = xid_findings.corrected(finding, past, limits), finding.place
+        better, place = xid_findings.corrected(finding, past), finding.place
         if place.instance is not None and place.placement is None:
             place = replace(place, placement=past.placements.get(place.instance))
         store.replace(replace(better, place=place))
@@ -213,14 +202,14 @@ _READ = frozenset(row.check.value for row in ROWS if End.GONE in row.ends) - {
 
 
 def _measure(
-    state: HealthState, reading: NodeReading, rules: Rules, store: FindingStore
+    state: HealthState, reading: NodeReading, store: FindingStore
 ) -> dict[str, GpuHistory]:
     """Run every check; the GPUs with the checks of which something was read, less those that
     cannot be read at present.
     """
     checked: defaultdict[str, set[str]] = defaultdict(set)
     observed: defaultdict[str, set[str]] = defaultdict(set)
-    for place, observation in _observations(state, reading, rules, store):
+    for place, observation in _observations(state, reading, store):
         store.measure(observation, place)
         check = BY_CAUSE[observation.cause].check.value
         observed[place.gpu].add(check)
@@ -239,32 +228,32 @@ def _measure(
 
 
 def _observations(
-    state: HealthState, reading: NodeReading, rules: Rules, store: FindingStore
+    state: HealthState, reading: NodeReading, store: FindingStore
 ) -> Iterator[tuple[Place, Observation]]:
     for gpu in reading.gpus:
         past = state.gpus[gpu.uuid]
-        view = GpuView(gpu, past, rules.limits, store.now.uptime, store.raised_on(gpu.uuid))
+        view = GpuView(gpu, past, store.now.uptime, store.raised_on(gpu.uuid))
         for observation in chain.from_iterable(check(view) for check in GPU_CHECKS):
             instance = observation.instance
             placement = None if instance is None else past.placements.get(instance)
             yield Place(gpu.uuid, instance, None, placement), observation
-    yield from device.node_observations(state, reading, rules.limits)
+    yield from device.node_observations(state, reading)
 
 
 # --- what one reading of a GPU adds to its past ---
 
 
-def extended(past: GpuHistory, gpu: GpuReading, uptime: float, limits: Limits) -> GpuHistory:
+def extended(past: GpuHistory, gpu: GpuReading, uptime: float) -> GpuHistory:
     """The past with this reading in it."""
     trails = dict(past.trails)
-    for name, value, window in _counters(gpu, limits):
+    for name, value, window in _counters(gpu):
         if value is not None:
             trails[name] = trails.get(name, Trail()).grown(uptime, value, window)
     if gpu.clock_reasons is not None:
         for name, bit in REASONS.items():
             active = bool(gpu.clock_reasons & bit)
             trail = trails.get(name, Trail())
-            trails[name] = trail.with_time(uptime, active, limits.throttling_window)
+            trails[name] = trail.with_time(uptime, active, limits.THROTTLING_WINDOW)
     up = frozenset() if gpu.mig else past.links_up
     recovery = gpu.recovery_action
     return replace(
@@ -281,26 +270,26 @@ def extended(past: GpuHistory, gpu: GpuReading, uptime: float, limits: Limits) -
     )
 
 
-def _counters(gpu: GpuReading, limits: Limits) -> Iterator[tuple[str, int | None, float]]:
+def _counters(gpu: GpuReading) -> Iterator[tuple[str, int | None, float]]:
     """Every counter whose growth matters: name, value, window in seconds."""
-    window = limits.throttling_window
+    window = limits.THROTTLING_WINDOW
     yield "power", gpu.held_by_power, window
     yield "thermal", gpu.held_by_heat, window
     yield "softwareThermal", gpu.held_by_software_heat, window
     yield "hardwareThermal", gpu.held_by_hardware_heat, window
     yield "powerBrake", gpu.held_by_power_brake, window
-    yield "replays", gpu.pcie_replays, limits.replay_window
+    yield "replays", gpu.pcie_replays, limits.REPLAY_WINDOW
     for nvlink in gpu.nvlinks:
         errors = [count for count in (nvlink.replays, nvlink.recoveries) if count is not None]
         total = sum(errors) if errors else None
-        yield f"link{nvlink.link}", total, limits.nvlink_window
-        yield f"crc{nvlink.link}", nvlink.crc_errors, limits.crc_window
+        yield f"link{nvlink.link}", total, limits.NVLINK_WINDOW
+        yield f"crc{nvlink.link}", nvlink.crc_errors, limits.CRC_WINDOW
 
 
 # --- what ends a finding besides a reading without its cause ---
 
 
-def end_of(finding: Finding, reading: NodeReading, now: Moment, limits: Limits) -> End | None:
+def end_of(finding: Finding, reading: NodeReading, now: Moment) -> End | None:
     """Why the finding is over now, if it is."""
     ends, place = BY_CAUSE[finding.cause].ends, finding.place
     gpu = next((gpu for gpu in reading.gpus if gpu.uuid == place.gpu), None)
@@ -310,7 +299,7 @@ def end_of(finding: Finding, reading: NodeReading, now: Moment, limits: Limits) 
     if of_instance and _instance_gone(place, gpu, by_placement=not measured):
         return End.INSTANCE_GONE
     if minor or (End.LAPSED in ends and finding.severity is not Severity.UNHEALTHY):
-        patience = limits.application_lapse if minor else limits.event_lapse
+        patience = limits.APPLICATION_LAPSE if minor else limits.EVENT_LAPSE
         if now.uptime - finding.last.uptime >= patience:
             return End.LAPSED
     return End.CLEARED if any(c.covers(finding) for c in reading.cleared) else None

@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nodeagent.health import limits
 from nodeagent.health.checks.observation import Observation
 from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
-from nodeagent.health.limits import Limits
 from nodeagent.health.state import HealthState, Hold
 from nodeagent.health.table import new_finding
 from nodeagent.health.xid_findings import again
 from nodeagent.structs import replace
+
+# Seconds an observation must last to raise its cause, and be gone to end it; others: at once.
+_ANSWERS = (0.0, limits.ANSWER_HOLD)
+_DAMPING = {
+    "gpuLost": _ANSWERS,
+    "gpuResetRequired": _ANSWERS,
+    "gpuUnknown": _ANSWERS,
+    "gpuHangs": _ANSWERS,
+    "tooHot": (limits.HEAT_HOLD, limits.HEAT_HOLD),
+    "memoryTooHot": (limits.HEAT_HOLD, limits.HEAT_HOLD),
+    "pcieLink": (limits.LINK_HOLD, limits.LINK_HOLD),
+    "fabricNotReady": (limits.FABRIC_GRACE, 0.0),
+    "modeDrift": (limits.DRIFT_HOLD, 0.0),
+    "gpuMissing": (limits.MISSING_HOLD, 0.0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +50,12 @@ class Ended:
 class FindingStore:
     """Findings by key at the moment `now`."""
 
-    def __init__(self, state: HealthState, now: Moment, limits: Limits) -> None:
+    def __init__(self, state: HealthState, now: Moment) -> None:
         self.now = now
         self.ended: list[Ended] = []
         self._before = {f.key: f for f in state.findings}
         self._findings = dict(self._before)
         self._holds = {hold.key: hold for hold in state.holds}
-        self._damping = _damping(limits)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -116,11 +130,9 @@ class FindingStore:
         if observation.present is None:
             return
         key = (observation.cause, observation.code, *place.ids)
-        after_raise, after_end = self._damping.get(observation.cause, (0.0, 0.0))
+        after_raise, after_end = _DAMPING.get(observation.cause, (0.0, 0.0))
         lasted = (
-            self._lasted(key, present=observation.present)
-            if observation.cause in self._damping
-            else 0.0
+            self._lasted(key, present=observation.present) if observation.cause in _DAMPING else 0.0
         )
         if not observation.present:
             if lasted >= after_end and key in self._findings:
@@ -164,20 +176,3 @@ def _same_event(there: Finding, other: Finding) -> bool:
         None in (there.place.instance, other.place.instance)
         or there.place.instance == other.place.instance
     )
-
-
-def _damping(limits: Limits) -> dict[str, tuple[float, float]]:
-    """Seconds an observation must last to raise its cause, and be gone to end it; none: at once."""
-    answers = (0.0, limits.answer_hold)
-    return {
-        "gpuLost": answers,
-        "gpuResetRequired": answers,
-        "gpuUnknown": answers,
-        "gpuHangs": answers,
-        "tooHot": (limits.heat_hold, limits.heat_hold),
-        "memoryTooHot": (limits.heat_hold, limits.heat_hold),
-        "pcieLink": (limits.link_hold, limits.link_hold),
-        "fabricNotReady": (limits.fabric_grace, 0.0),
-        "modeDrift": (limits.drift_hold, 0.0),
-        "gpuMissing": (limits.missing_hold, 0.0),
-    }

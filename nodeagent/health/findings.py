@@ -43,7 +43,7 @@ class End(StrEnum):
     GONE = "its cause is gone"  # a reading says so
     RESET = "the GPU was reset"
     REBOOT = "the node rebooted"
-    LAPSED = "it did not come back"  # for as long as `Limits` says
+    LAPSED = "it did not come back"  # for as long as `limits` says
     INSTANCE_GONE = "its GPU instance is gone"
     CLEARED = "it was cleared by hand"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from nodeagent.health import limits
 from nodeagent.health.checks.device import recovery_of
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity, rank
 from nodeagent.health.kernel_log import pci_address
-from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
 from nodeagent.health.state import GpuHistory, RecentXid, Repair
 from nodeagent.health.table import new_finding
@@ -129,21 +129,21 @@ def again(there: Finding, new: Finding) -> Finding:
     )
 
 
-def escalated(finding: Finding, repairs: tuple[Repair, ...], limits: Limits) -> Finding:
+def escalated(finding: Finding, repairs: tuple[Repair, ...]) -> Finding:
     """A repair that helped twice and not for long is none: the hardware is to be inspected."""
     mine = [r for r in repairs if (r.gpu, r.xid) == (finding.place.gpu, finding.code)]
-    if finding.severity is not Severity.UNHEALTHY or len(mine) < limits.repairs_before_inspection:
+    if finding.severity is not Severity.UNHEALTHY or len(mine) < limits.REPAIRS_BEFORE_INSPECTION:
         return finding
     evidence = f"{finding.evidence}; it came back after {len(mine)} resets or reboots"
     return replace(finding, action=Action.INSPECT_HARDWARE, evidence=evidence)
 
 
-def corrected(finding: Finding, past: GpuHistory, limits: Limits) -> Finding:
+def corrected(finding: Finding, past: GpuHistory) -> Finding:
     """The driver's own word outranks the table, once it was asked after the event."""
     if finding.cause not in _DRIVER_KNOWS or past.recovery is None:
         return finding
     code, at = past.recovery
-    if at < finding.last.uptime + limits.recovery_settle:
+    if at < finding.last.uptime + limits.RECOVERY_SETTLE:
         return finding
     evidence = finding.evidence.removesuffix(_NO_RECOVERY)
     if code == 0:
@@ -176,20 +176,20 @@ def with_uuid(event: XidEvent, gpus: Iterable[tuple[str, GpuHistory]]) -> XidEve
 
 
 def deduplicated(
-    reported: tuple[RecentXid, ...], event: XidEvent, window: float
+    reported: tuple[RecentXid, ...], event: XidEvent
 ) -> tuple[tuple[RecentXid, ...], bool]:
     """The XIDs to remember, and whether the event is news.
 
-    It is none when the other source reported it within `window` seconds: each report of the one
+    It is none when the other source reported it at about the same time: each report of the one
     takes away one of the other, so that three errors stay three. A GPU falls off the bus once,
     however many lines say so.
     """
     recent = reported[-_MOST:]
-    if recent and recent[0].at < event.at - window:
-        recent = tuple(h for h in recent if h.at >= event.at - window)
+    if recent and recent[0].at < event.at - limits.SAME_EVENT:
+        recent = tuple(h for h in recent if h.at >= event.at - limits.SAME_EVENT)
     for index, other in enumerate(recent):
         same_source = other.source is event.source and event.xid != OFF_THE_BUS
-        if same_source or not _same(other, event, window):
+        if same_source or not _same(other, event):
             continue
         if event.xid == OFF_THE_BUS:
             return recent, False
@@ -198,11 +198,11 @@ def deduplicated(
     return (*recent, entry), True
 
 
-def _same(other: RecentXid, event: XidEvent, window: float) -> bool:
+def _same(other: RecentXid, event: XidEvent) -> bool:
     """The same number on the same GPU at about the same time, and no contradiction in the place."""
     return (
         (other.gpu, other.xid) == (event.gpu, event.xid)
-        and abs(other.at - event.at) <= window
+        and abs(other.at - event.at) <= limits.SAME_EVENT
         and (None in (other.instance, event.instance) or other.instance == event.instance)
         and (None in (other.compute, event.compute) or other.compute == event.compute)
     )

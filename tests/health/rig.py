@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeagent.health.evaluate import Evaluation, Rules, evaluate
+from nodeagent.health.evaluate import Evaluation, evaluate
 from nodeagent.health.findings import End, Finding, Moment
 from nodeagent.health.readings import (
     GpuEvent,
@@ -16,13 +16,13 @@ from nodeagent.health.readings import (
     XidEvent,
 )
 from nodeagent.health.state import HealthState
+from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import ObservedNode, Placement
 
 GPU = "GPU-1"
 ADDRESS = "00000000:1A:00.0"
 LOG = Source.KERNEL_LOG
 LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
-RULES = Rules()
 START = 1000.0
 EPOCH = 1_700_000_000.0
 
@@ -44,7 +44,6 @@ class Node:
     state: HealthState = field(default_factory=HealthState)
     now: float = START
     boot: str = "boot-1"
-    rules: Rules = RULES
     last: Evaluation | None = None
     observed: ObservedNode = field(default_factory=ObservedNode)
 
@@ -52,7 +51,7 @@ class Node:
         """One reading, `after` so many seconds."""
         self.now += after
         reading = NodeReading(moment(self.now), self.boot, gpus=gpus, **values)
-        self.last = evaluate(self.state, reading, self.rules, self.observed)
+        self.last = evaluate(self.state, reading, default_table(), self.observed)
         self.state = self.last.state
         return self.last
 

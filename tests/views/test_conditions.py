@@ -6,11 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.health.evaluate import Rules, evaluate
+from nodeagent.health.evaluate import evaluate
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
 from nodeagent.health.reporting import Condition
 from nodeagent.health.state import HealthState
+from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
@@ -197,7 +198,7 @@ def test_the_only_gpu_is_missing() -> None:
         reading = NodeReading(
             Moment(at, 1e9), "boot", listed_addresses=(), pci_addresses=("0000:1a:00.0",)
         )
-        state = evaluate(state, reading, Rules()).state
+        state = evaluate(state, reading, default_table()).state
     none = replace(IN_SYNC, observed=ObservedNode())
     condition = healthy(replace(none, health=state))
     assert (condition.status, condition.reason) == ("False", "GpuMissing")
@@ -205,7 +206,7 @@ def test_the_only_gpu_is_missing() -> None:
 
 def _judged(*gpus: GpuReading) -> HealthState:
     reading = NodeReading(Moment(10.0, 1e9), "boot", gpus=gpus)
-    return evaluate(HealthState(), reading, Rules()).state
+    return evaluate(HealthState(), reading, default_table()).state
 
 
 # --- messages -------------------------------------------------------------------------------------

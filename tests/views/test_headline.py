@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from nodeagent.health.evaluate import Rules, evaluate
+from nodeagent.health.evaluate import evaluate
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
     Answer,
@@ -15,6 +15,7 @@ from nodeagent.health.readings import (
     XidEvent,
 )
 from nodeagent.health.state import HealthState
+from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import Access, ObservedNode, Usage
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
@@ -40,7 +41,7 @@ def health(*gpus: GpuReading, xid: int = 0, answer: Answer | None = None) -> Hea
     both = (GpuReading(FIRST, 0), GpuReading(SECOND, 1))
     xids = (XidEvent(xid, 9.0, Source.NVML, gpu=FIRST),) if xid else ()
     reading = NodeReading(Moment(10.0, 1e9), "boot", gpus=gpus or both, answer=answer, xids=xids)
-    return evaluate(HealthState(), reading, Rules()).state
+    return evaluate(HealthState(), reading, default_table()).state
 
 
 LOST = replace(OBSERVED.gpus[1], access=Access.LOST, access_reason="GPU_IS_LOST")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from nodeagent.health.evaluate import Rules, evaluate
+from nodeagent.health.evaluate import evaluate
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
@@ -212,7 +213,7 @@ def test_what_the_checks_found() -> None:
     )
     answer = Answer(Silence.FAILS, reason="no answer")
     reading = NodeReading(Moment(5.0, 1e9), "boot", gpus=gpus, answer=answer)
-    health = evaluate(HealthState(), reading, Rules()).state
+    health = evaluate(HealthState(), reading, default_table()).state
     report = status_json(replace(there, health=health))
     assert report
     assert report["health"]["status"] == "unknown"
@@ -221,7 +222,9 @@ def test_what_the_checks_found() -> None:
     assert one == {"status": "unhealthy", "findings": [_UNREPAIRABLE]}
     assert [f["cause"] for f in other["findings"]] == ["gpuLost", "memoryUnrepairable"]
     lost = GpuReading(second, 1, answer=Answer(Silence.LOST, reason="gone"))
-    later = evaluate(health, NodeReading(Moment(6.0, 1e9), "boot", gpus=(lost,)), Rules()).state
+    later = evaluate(
+        health, NodeReading(Moment(6.0, 1e9), "boot", gpus=(lost,)), default_table()
+    ).state
     found = status_json(replace(there, health=later))
     assert found
     causes = [f["cause"] for f in found["gpus"][1]["health"]["findings"]]

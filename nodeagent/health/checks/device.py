@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeagent.health import limits
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.findings import Action, Place, Severity
 from nodeagent.health.kernel_log import pci_address
-from nodeagent.health.limits import Limits
 from nodeagent.health.readings import Answer, NodeReading, Silence
 from nodeagent.health.state import HealthState
 
@@ -40,18 +40,16 @@ def access(view: GpuView) -> Iterator[Observation]:
         return
     there = _BY_SILENCE[answer.silence] if answer.silence else None
     for cause in dict.fromkeys(_BY_SILENCE.values()):
-        yield silent(cause, answer, view.uptime, view.limits.hang_reboot, cause == there)
+        yield silent(cause, answer, view.uptime, cause == there)
 
 
-def silent(
-    cause: str, answer: Answer, uptime: float, patience: float, present: bool
-) -> Observation:
-    """No answer; one that hangs for longer than `patience` seconds needs a reboot."""
+def silent(cause: str, answer: Answer, uptime: float, present: bool) -> Observation:
+    """No answer; one that hangs for long needs a reboot."""
     age = None if answer.last is None else max(uptime - answer.last, 0.0)
     evidence = answer.reason or "the driver does not answer"
     if age is not None:
         evidence += f"; the last answer is {age:.0f} s old"
-    if answer.silence is Silence.HANGS and age is not None and age >= patience:
+    if answer.silence is Silence.HANGS and age is not None and age >= limits.HANG_REBOOT:
         return Observation(
             cause, present, evidence, severity=Severity.UNHEALTHY, action=Action.REBOOT
         )
@@ -104,7 +102,7 @@ _NODE_BY_SILENCE = {Silence.NO_LIBRARY: "driverMissing", Silence.NOT_LOADED: "dr
 
 
 def node_observations(
-    state: HealthState, reading: NodeReading, limits: Limits
+    state: HealthState, reading: NodeReading
 ) -> Iterator[tuple[Place, Observation]]:
     """The observations of the node and of GPUs that are gone."""
     yield from _missing(state, reading)
@@ -112,18 +110,15 @@ def node_observations(
     if answer is not None:
         there = _NODE_BY_SILENCE.get(answer.silence, _HANGS) if answer.silence else None
         for cause in (_HANGS, *_NODE_BY_SILENCE.values()):
-            observation = silent(
-                cause, answer, reading.at.uptime, limits.hang_reboot, cause == there
-            )
-            yield Place(), observation
+            yield Place(), silent(cause, answer, reading.at.uptime, cause == there)
     if reading.listener is not None:
-        yield Place(), _events_unheard(reading.listener, reading.at.uptime, limits)
+        yield Place(), _events_unheard(reading.listener, reading.at.uptime)
 
 
-def _events_unheard(listener: Answer, uptime: float, limits: Limits) -> Observation:
+def _events_unheard(listener: Answer, uptime: float) -> Observation:
     """A wait that hangs counts at once; failures count after `listener_hold`."""
     passing = listener.silence is not None and listener.silence is not Silence.HANGS
-    if passing and listener.last is not None and uptime - listener.last < limits.listener_hold:
+    if passing and listener.last is not None and uptime - listener.last < limits.LISTENER_HOLD:
         return Observation("eventsUnheard", None)
     evidence = listener.reason or "the wait for events does not return"
     return Observation("eventsUnheard", listener.silence is not None, evidence)

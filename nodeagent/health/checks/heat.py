@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeagent.health import limits
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 
 # NVML's bits of why clocks are lower, and what is raised when they are set often.
@@ -14,29 +15,28 @@ _NANOSECONDS = 1e9
 
 def throttling(view: GpuView) -> Iterator[Observation]:
     """The share of the window in which policies held the clocks down, by the driver's counters."""
-    limits = view.limits
     shares = [_share(view, name) for name in ("thermal", "softwareThermal")]
     known = [share for share in shares if share is not None]
     heat = max(known, default=None)
-    band = (limits.throttling_raise, limits.throttling_clear)
+    band = (limits.THROTTLING_RAISE, limits.THROTTLING_CLEAR)
     yield _often("throttledByHeat", view, heat, band)
     power = _share(view, "power")
-    yield _often("throttledByPower", view, power, (limits.power_raise, limits.power_clear))
+    yield _often("throttledByPower", view, power, (limits.POWER_RAISE, limits.POWER_CLEAR))
 
 
 def clocks(view: GpuView) -> Iterator[Observation]:
     """Slowdowns by the hardware, by the driver's counters where there are any, else as sampled."""
-    band = (view.limits.throttling_raise, view.limits.throttling_clear)
+    band = (limits.THROTTLING_RAISE, limits.THROTTLING_CLEAR)
     counters = {"hwThermalSlowdown": "hardwareThermal", "hwPowerBrake": "powerBrake"}
     for cause in REASONS:
         share = _share(view, counters[cause]) if cause in counters else None
         if share is None:
-            share = view.trail(cause).rate(view.limits.throttling_window)
+            share = view.trail(cause).rate(limits.THROTTLING_WINDOW)
         yield _often(cause, view, share, band)
 
 
 def _share(view: GpuView, name: str) -> float | None:
-    rate = view.trail(name).rate(view.limits.throttling_window)
+    rate = view.trail(name).rate(limits.THROTTLING_WINDOW)
     return None if rate is None else rate / _NANOSECONDS
 
 
@@ -45,7 +45,7 @@ def _often(
 ) -> Observation:
     if share is None:
         return Observation(cause, None)
-    window = view.limits.throttling_window
+    window = limits.THROTTLING_WINDOW
     evidence = f"{min(share, 1.0):.0%} of the last {window:.0f} s{_figures(view)}"
     return Observation(cause, view.above(cause, share, band), evidence)
 
@@ -78,7 +78,7 @@ def _margin(cause: str, view: GpuView, margin: int | None, degrees: int | None) 
     if margin is None:
         return Observation(cause, None)
     raised = (cause, -1) in view.raised
-    limit = view.limits.margin_clear if raised else view.limits.margin_raise
+    limit = limits.MARGIN_CLEAR if raised else limits.MARGIN_RAISE
     at = f"{degrees} °C, " if degrees is not None else ""
     return Observation(cause, margin <= limit, f"{at}{margin} °C to the limit")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeagent.health import limits
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.readings import Fabric, NvLink
 
@@ -12,13 +13,13 @@ _WHOLE_LINK = 16  # lanes, where the width is not known
 
 def pcie(view: GpuView) -> Iterator[Observation]:
     """Replays a minute and lane, and a link below what it can do."""
-    read, limits = view.gpu, view.limits
+    read = view.gpu
     generation = read.pcie_generation_max or read.pcie_generation
-    rate = view.trail("replays").rate(limits.replay_window)
-    raise_at = limits.replays_raise.get(generation or 0)
+    rate = view.trail("replays").rate(limits.REPLAY_WINDOW)
+    raise_at = limits.REPLAYS_RAISE.get(generation or 0)
     if rate is not None and raise_at is not None:
         a_minute = rate * 60 / (read.pcie_width or read.pcie_width_max or _WHOLE_LINK)
-        band = (raise_at, raise_at * limits.replays_clear)
+        band = (raise_at, raise_at * limits.REPLAYS_CLEAR)
         yield Observation(
             "pcieReplays",
             view.above("pcieReplays", a_minute, band),
@@ -60,19 +61,18 @@ def nvlink(view: GpuView) -> Iterator[Observation]:
 
 
 def _link_errors(view: GpuView, link: NvLink) -> Iterator[Observation]:
-    limits = view.limits
     growth = view.trail(f"link{link.link}").growth
     yield Observation(
         "nvlinkErrors",
         None if growth is None else growth >= 1,
         f"link {link.link}: {growth or 0:.0f} replays and recoveries in "
-        f"{limits.nvlink_window:.0f} s",
+        f"{limits.NVLINK_WINDOW:.0f} s",
         code=link.link,
     )
-    rate = view.trail(f"crc{link.link}").rate(limits.crc_window)
+    rate = view.trail(f"crc{link.link}").rate(limits.CRC_WINDOW)
     yield Observation(
         "nvlinkCrc",
-        view.above("nvlinkCrc", rate, (limits.crc_raise, limits.crc_clear), link.link),
+        view.above("nvlinkCrc", rate, (limits.CRC_RAISE, limits.CRC_CLEAR), link.link),
         f"link {link.link}: {rate or 0:.0f} CRC errors a second",
         code=link.link,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeagent.health import limits
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.findings import Severity
 
@@ -65,7 +66,7 @@ def rows(view: GpuView) -> Iterator[Observation]:
             "rowRemapPending", remapped.pending, f"remapping pending; so far {counts}"
         )
         yield Observation("rowRemapFailed", remapped.failed, f"remapping failed; so far {counts}")
-        limit = view.limits.remapped_uncorrectable
+        limit = limits.REMAPPED_UNCORRECTABLE
         many = remapped.uncorrectable >= limit
         yield Observation("rowRemapMany", many, f"remapped rows: {counts} (limit {limit})")
     if none_left is not None:
@@ -91,7 +92,7 @@ def pages(view: GpuView) -> Iterator[Observation]:
     if retired is None:
         return
     total = retired.single_bit + retired.double_bit
-    hard, soft = view.limits.retired_pages, view.limits.retired_double_bit
+    hard, soft = limits.RETIRED_PAGES, limits.RETIRED_DOUBLE_BIT
     evidence = f"{total} pages retired, {retired.double_bit} of them by double-bit errors"
     yield Observation("retiredPagesMany", total >= hard, f"{evidence} (limit {hard})")
     yield Observation(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nodeagent.health.findings import Action, Severity
-from nodeagent.health.limits import Limits
 from nodeagent.health.readings import GpuReading
 from nodeagent.health.state import GpuHistory, Trail
 
@@ -29,7 +28,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """What a check of one GPU sees: the reading, the past with this reading's trails, the limits.
+    """What a check of one GPU sees: the reading, and the past with this reading's trails.
 
     `raised` holds the causes (with their codes) that are raised just now; a band's lower limit
     counts for them.
@@ -37,7 +36,6 @@ class GpuView:
 
     gpu: GpuReading
     past: GpuHistory
-    limits: Limits
     uptime: float
     raised: frozenset[tuple[str, int]] = frozenset()
 
@@ -45,12 +43,12 @@ class GpuView:
         return self.past.trails.get(name, Trail())
 
     def above(
-        self, cause: str, value: float | None, limits: tuple[float, float], code: int = -1
+        self, cause: str, value: float | None, band: tuple[float, float], code: int = -1
     ) -> bool | None:
         """Whether `value` is at or above the first limit, or the second one while it is raised."""
         if value is None:
             return None
-        raise_at, clear_below = limits
+        raise_at, clear_below = band
         return value >= (clear_below if (cause, code) in self.raised else raise_at)
 
     @property
