@@ -161,7 +161,8 @@ class _Routes:
                     continue
                 if event is None:
                     return response
-                await self._send(request, response, _as_server_sent_event(event))
+                text = f"id: {event.id}\ndata: {json.dumps(event_json(event))}\n\n"
+                await self._send(request, response, text)
 
     async def _send(self, request: web.Request, response: web.StreamResponse, text: str) -> None:
         """Send; a follower that does not read loses the connection."""
@@ -178,10 +179,6 @@ def _last_event_id(request: web.Request) -> int | None:
     given = request.headers.get("Last-Event-ID", request.query.get("after", ""))
     # A bounded length keeps the conversion cheap.
     return int(given) if given.isascii() and given.isdigit() and len(given) < 20 else None
-
-
-def _as_server_sent_event(event: Event) -> str:
-    return f"id: {event.id}\ndata: {json.dumps(event_json(event))}\n\n"
 
 
 def event_json(event: Event) -> Json:

@@ -20,7 +20,6 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
 from nodeagent.gpu.event_listener import Event
-from nodeagent.health.xids import default_table
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import catalogue
@@ -83,7 +82,7 @@ class MetricsService:
             clock=asyncio.get_running_loop().time,
             current=current,
         )
-        self._event_values = EventValues(catalogue().fields, _xid_words)
+        self._event_values = EventValues()
         self._slices: Mapping[str, tuple[Subject, ...]] = {}
         self._sampling = sampling
         sampling.on_samples.append(self._render)
@@ -215,8 +214,3 @@ class MetricsService:
             log.exception("whose the processes are cannot be found out")
         finally:
             self._looking_up = None
-
-
-def _xid_words(number: int) -> str:
-    """What an XID is called; dcgm-exporter has this in the label err_msg."""
-    return default_table().row(number).name

@@ -97,7 +97,9 @@ def out_of_use(gpu: GpuOutcome) -> Mapping[int, float]:
     began: dict[int, float] = {}
     until: dict[int, float] = {}
     now = 0.0
-    for report in _taken(gpu):
+    for report in (*gpu.steps, *gpu.restored):
+        if report.result is StepResult.SKIPPED:
+            continue
         for slot in _slots(report, _TAKES):
             began.setdefault(slot, now)
             until.pop(slot, None)
@@ -106,12 +108,6 @@ def out_of_use(gpu: GpuOutcome) -> Mapping[int, float]:
             if slot in began:
                 until[slot] = now  # the last of them counts: an instance, then its daemon
     return {slot: until.get(slot, now) - since for slot, since in began.items()}
-
-
-def _taken(gpu: GpuOutcome) -> Iterator[StepReport]:
-    for report in (*gpu.steps, *gpu.restored):
-        if report.result is not StepResult.SKIPPED:
-            yield report
 
 
 def _slots(report: StepReport, kinds: tuple[type, ...]) -> range:

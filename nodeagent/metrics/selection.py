@@ -153,7 +153,9 @@ def _read(record: Record, *, suggest: bool) -> Wanted | WantedLabel | Finding:
     if row is None:
         return _unknown(record.line, name, suggest=suggest)
     if kind not in _TYPES:
-        return Finding(record.line, f"{name} has the type {_shown(kind)}", remedy=_one_of(_TYPES))
+        return Finding(
+            record.line, f"{name} has the type {_shown(kind)}", remedy=f"one of {', '.join(_TYPES)}"
+        )
     if kind == "label":
         return WantedLabel(row, name)
     if isinstance(row, TextField):
@@ -185,10 +187,6 @@ def _unknown(line: int, name: str, *, suggest: bool) -> Finding:
 
 def _shown(value: str) -> str:
     return repr(value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "...")
-
-
-def _one_of(values: tuple[str, ...]) -> str:
-    return f"one of {', '.join(values)}"
 
 
 # --- records as Go's encoding/csv reads them, which dcgm-exporter uses ---

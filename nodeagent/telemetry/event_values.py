@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from nodeagent.gpu.event_listener import Binding, Event
 from nodeagent.health.readings import XidEvent
-from nodeagent.metrics.catalogue import Field
+from nodeagent.health.xids import default_table
+from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.samples import (
     Labels,
     Node,
@@ -22,14 +23,13 @@ _NVLINK_XID = 74
 
 
 class EventValues:
-    """The last of each kind. `describe` gives a label's text for an XID, such as its name."""
+    """The last of each kind."""
 
-    def __init__(self, fields: Iterable[Field], describe: Callable[[int], str]) -> None:
+    def __init__(self) -> None:
         self._fields: dict[Happening, list[int]] = {}
-        for row in fields:
+        for row in catalogue().fields:
             if isinstance(row.whole, FromEvent):
                 self._fields.setdefault(row.whole.happening, []).append(row.id)
-        self._describe = describe
         self._last: dict[tuple[int, Subject], Value] = {}
 
     def update(
@@ -46,7 +46,8 @@ class EventValues:
             whole = wholes.get(event.gpu)
             if not isinstance(event, XidEvent) or whole is None:
                 continue
-            labels = (("err_code", str(event.xid)), ("err_msg", self._describe(event.xid)))
+            name = default_table().row(event.xid).name  # as dcgm-exporter has it
+            labels = (("err_code", str(event.xid)), ("err_msg", name))
             hit = _instance(slices.get(event.gpu, ()), event.instance) or whole
             self._put(Happening.XID, hit, event.xid, labels)
             if event.xid == _NVLINK_XID:

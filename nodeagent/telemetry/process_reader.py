@@ -73,7 +73,8 @@ class ProcessReader:
                 raise
             return {}
         except DriverError as error:
-            if error.code != NOT_FOUND and is_unsupported(error) and not _has_mig(gpu):
+            if error.code != NOT_FOUND and is_unsupported(error) and gpu.mode() is None:
+                # With MIG, what is refused now may be there later, with MIG off.
                 self._refused.add(_UTILIZATION)
             return {}
         newest: dict[int, tuple[int, float]] = {}
@@ -84,11 +85,6 @@ class ProcessReader:
                 newest.get(int(sample.pid), (0, 0.0)), (at, float(sample.smUtil))
             )
         return {pid: busy for pid, (_, busy) in newest.items()}
-
-
-def _has_mig(gpu: GpuDevice) -> bool:
-    """Whether what is refused now may be there later, with MIG off."""
-    return gpu.mode() is not None
 
 
 def process_samples() -> tuple[AgentSample, ...]:

@@ -123,7 +123,10 @@ def _lists(state: NodeState, room: int) -> Json:
     problems, cut, size = that_fit(map(_problem, shown), min(_PROBLEMS, room))
     cut += len(state.problems) - len(shown)
     gpus, gpus_cut, gpus_size = that_fit(map(_gpu, map(as_used, state.observed.gpus)), room - size)
-    mps, mps_cut, _ = that_fit(map(_daemon, _in_order(state)), room - size - gpus_size)
+    daemons = (
+        {"device": d.device, "state": d.phase, "clients": len(d.clients)} for d in _in_order(state)
+    )
+    mps, mps_cut, _ = that_fit(daemons, room - size - gpus_size)
     content: Json = {"gpus": gpus, "mps": mps, "problems": problems}
     left_out = {"gpus": gpus_cut, "mps": mps_cut, "problems": cut}
     if any(left_out.values()):
@@ -166,7 +169,3 @@ def _in_order(state: NodeState) -> list[DaemonState]:
     """As their devices lie; those whose device is gone come last."""
     order = {device: number for number, device in enumerate(located(state.observed))}
     return sorted(state.mps, key=lambda d: (order.get(d.device, len(order)), d.device))
-
-
-def _daemon(daemon: DaemonState) -> Json:
-    return {"device": daemon.device, "state": daemon.phase, "clients": len(daemon.clients)}

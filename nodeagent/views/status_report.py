@@ -18,8 +18,7 @@ from nodeagent.views import shapes, status_shapes
 from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_report import daemon_shapes
-from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.node_state import NodeState, Refusal
+from nodeagent.views.node_state import NodeState
 from nodeagent.views.plan_report import mode_shape, problem_shape
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
@@ -31,6 +30,9 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     if gpu is not None and not gpus:
         return None
     problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
+    where = located(state.observed)
+    daemons = [d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu]
+    refusal = state.refusal
     report = status_shapes.Status(
         node=state.node,
         headline=headline(state, in_cluster=state.cluster is not None),
@@ -39,28 +41,20 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         source=state.source,
         digest=state.digest,
         configuration=state.configuration,
-        rejected=_refused(state.refusal) if state.refusal else None,
+        rejected=status_shapes.Refused(
+            digest=refusal.digest, problems=[problem_shape(p) for p in refusal.problems]
+        )
+        if refusal
+        else None,
         observed_at=time_json(state.observed_at) if state.observed_at else "",
         driver_version=state.observed.driver_version,
         cluster=state.cluster,
         health=health_shape(of_gpu(state.health, "")) if state.health else None,
         gpus=[_gpu(g, state.health) for g in gpus],
-        mps=daemon_shapes(_daemons(state, gpu), state.observed),
+        mps=daemon_shapes(daemons, state.observed),
         problems=[problem_shape(p) for p in problems],
     )
     return as_json(report)
-
-
-def _daemons(state: NodeState, gpu: str | None) -> tuple[DaemonState, ...]:
-    """All daemons, or those of one GPU and of the MIG devices on it."""
-    where = located(state.observed)
-    return tuple(d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu)
-
-
-def _refused(refusal: Refusal) -> status_shapes.Refused:
-    return status_shapes.Refused(
-        digest=refusal.digest, problems=[problem_shape(p) for p in refusal.problems]
-    )
 
 
 # --- GPUs -----------------------------------------------------------------------------------------

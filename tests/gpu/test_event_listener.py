@@ -8,7 +8,7 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import Binding, Event, EventListener, Timing
 from nodeagent.health.readings import GpuEvent, GpuEventKind, Source, XidEvent
-from nodeagent.metrics.catalogue import catalogue
+from nodeagent.health.xids import default_table
 from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.event_values import EventValues
@@ -173,12 +173,12 @@ async def test_a_wait_that_hangs(listener: EventListener, node: SimulatedNode) -
 async def test_values_of_events(
     listener: EventListener, driver: Driver, node: SimulatedNode
 ) -> None:
-    """The last XID of a GPU and of an instance, with its number and words as labels."""
+    """The last XID of a GPU and of an instance, with its number and name as labels."""
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     instance = gpu.instances[0].id
     sampler = Sampler(driver, (), health=False, intervals=Intervals(patience=30.0))
     reported = await sampler.round()
-    values = EventValues(catalogue().fields, lambda xid: f"words of {xid}")
+    values = EventValues()
     node.xid(0, 31)
     node.xid(f"0/{instance}/0", 43)
     node.xid(f"0/{instance}/0", 45)
@@ -188,8 +188,8 @@ async def test_values_of_events(
         for subject, value in values.sample(reported.slices).values[230]
     }
     assert found == {
-        WholeGpu: ({"err_code": "31", "err_msg": "words of 31"}, 31),
-        Slice: ({"err_code": "45", "err_msg": "words of 45"}, 45),
+        WholeGpu: ({"err_code": "31", "err_msg": default_table().row(31).name}, 31),
+        Slice: ({"err_code": "45", "err_msg": default_table().row(45).name}, 45),
     }
     await driver.apply(destroy(gpu, gpu.instances[0]))
     left = values.sample((await sampler.round()).slices).values[230]

@@ -195,6 +195,6 @@ async def sample_events(sampled: Sampled) -> None:
             node.xid(0, 74)
             node.bind(0, bound=False)
             heard = await listener.listen()
-            values = EventValues(catalogue().fields, str)
+            values = EventValues()
             values.update(heard, sampler.wholes, reported.slices)
             sampled.take(values.sample(reported.slices))
