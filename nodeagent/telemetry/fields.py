@@ -63,18 +63,7 @@ class Rows:
 
     def add(self, row: int, source: Source) -> None:
         """A row of the catalogue, by its number, that is read from `source`."""
-        self.rows.append((row, source, _reads(row, source)))
-        match source:
-            case FieldValue(number, _, scope):
-                self.field_ids += [(number, link) for link in _links_of(scope)]
-            case FieldRate(numbers, _, scope):
-                self.field_ids += [(n, link) for link in _links_of(scope) for n in numbers]
-            case Gpm(metrics):
-                self.gpm_metrics.update(metrics)
-            case GpmLink(first, step):
-                self.gpm_metrics.update(first + step * link for link in range(MOST_LINKS))
-            case PortCounter(counter):
-                self.port_counters.append(constant(counter))
+        self.rows.append((row, source, _reads(self, row, source)))
 
 
 @dataclass(slots=True)
@@ -173,8 +162,10 @@ def read_rows(rows: Rows, target: Target) -> Iterator[ReadValue]:
             target.reader.problems["shape", function] = why
 
 
-def _reads(row: int, source: Source) -> Callable[[Target], RawValues]:  # noqa: C901 # one case for each kind of source
-    """How the raw values of a row are read; the constants that it names are looked up once."""
+def _reads(rows: Rows, row: int, source: Source) -> Callable[[Target], RawValues]:  # noqa: C901 # one case for each kind of source
+    """How the raw values of a row are read; the constants that it names are looked up once, and
+    what is read in batches is added to the batches of `rows`.
+    """
     match source:
         case DeviceCall() | SystemCall():
             ask, items = _asks(source), source.items
@@ -192,11 +183,13 @@ def _reads(row: int, source: Source) -> Callable[[Target], RawValues]:  # noqa: 
                 for link in _links_of(scope)
             ]
         case FieldValue(number, _, scope):
+            rows.field_ids += [(number, link) for link in _links_of(scope)]
             return lambda target: [
                 (target.of_link(scope, link), target.reader.field(number, link))
                 for link in _links_of(scope)
             ]
         case FieldRate(numbers, _, scope):
+            rows.field_ids += [(n, link) for link in _links_of(scope) for n in numbers]
             return lambda target: [
                 (
                     target.of_link(scope, link),
@@ -205,14 +198,17 @@ def _reads(row: int, source: Source) -> Callable[[Target], RawValues]:  # noqa: 
                 for link in _links_of(scope)
             ]
         case Gpm(metrics):
+            rows.gpm_metrics.update(metrics)
             return lambda target: [(target.subject, _mean(target.gpm(), metrics))]
         case GpmLink(first, step):
+            rows.gpm_metrics.update(first + step * link for link in range(MOST_LINKS))
             return lambda target: [
                 (subject, target.gpm().get(first + step * link))
                 for link, subject in enumerate(target.links)
             ]
         case PortCounter(name):
             counter = constant(name)
+            rows.port_counters.append(counter)
             return lambda target: [
                 (subject, target.ports().get((counter, link)))
                 for link, subject in enumerate(target.links)
