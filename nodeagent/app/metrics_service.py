@@ -16,7 +16,8 @@ import structlog
 
 from nodeagent import __version__
 from nodeagent.api.limits import Refusals
-from nodeagent.cluster.kubelet.processes import Owner
+from nodeagent.app.paths import Simulation
+from nodeagent.cluster.kubelet.processes import Owner, ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
 from nodeagent.gpu.event_listener import Event
@@ -214,3 +215,11 @@ class MetricsService:
             log.exception("whose the processes are cannot be found out")
         finally:
             self._looking_up = None
+
+
+def owners_of(simulation: Simulation | None) -> OwnersOf:
+    """Looks up owners; on a simulated node only of processes that are some of this machine."""
+    if simulation is None:
+        return ProcessOwners(ProcessPods()).of
+    owners = ProcessOwners(ProcessPods(own_pids=True))
+    return lambda pids: owners.of(simulation.real_pids() & frozenset(pids))

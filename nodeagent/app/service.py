@@ -12,7 +12,6 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,7 +19,7 @@ from nodeagent.app.api_adapter import ApiAdapter
 from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.health_service import HealthPaths, HealthService
 from nodeagent.app.logs import configure_logging
-from nodeagent.app.metrics_service import MetricsService, OwnersOf
+from nodeagent.app.metrics_service import MetricsService, owners_of
 from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths, Simulation
 from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
@@ -28,7 +27,6 @@ from nodeagent.app.sd_notify import Notifier
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.kubelet.device_users import kubelet_users
-from nodeagent.cluster.kubelet.processes import ProcessOwners, ProcessPods
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.execute.writer_lock import WriterLock
 from nodeagent.files.watch import changes
@@ -56,9 +54,6 @@ from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState
 
-if TYPE_CHECKING:
-    from nodeagent.cluster.kubelet.device_users import KubeletUsage
-
 log = structlog.get_logger(__name__)
 
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed
@@ -77,7 +72,7 @@ def run(
     """
 
     async def agent() -> None:
-        await Agent(settings, settings_file, simulation, notifier, lock).run()
+        await Agent(settings, settings_file, places, notifier, lock).run()
 
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
@@ -111,18 +106,16 @@ class Agent:
         self,
         settings: Settings,
         settings_file: SettingsFile | None,
-        simulation: Simulation | None,
+        places: Paths,
         notifier: Notifier,
         lock: WriterLock | None,
     ) -> None:
         in_cluster = is_in_cluster(settings.kubernetes)
         source = source_of(settings.plan, in_cluster=in_cluster)
-        places = Paths(settings, simulation)
-        policy = settings.policy
+        simulation = places.simulation
         self._node_name = settings.node_name
         self._simulation = simulation
         self._notifier = notifier
-        self._stopping = asyncio.Event()  # a signal came
         # What the services share.
         self._events = EventLog()
         self._control = LoopControl()
@@ -133,7 +126,7 @@ class Agent:
         self._cluster = (
             ClusterService(
                 settings,
-                policy,
+                settings.policy,
                 self._events,
                 control=self._control,
                 states=self._states,
@@ -151,9 +144,23 @@ class Agent:
         # One for life: a driver that hangs is not called again and again in new threads.
         mps_places = simulation.mps if simulation else places_of(settings)
         original = OriginalSettings(mps_places.memory)
-        driver = _make_driver(settings, simulation, kubelet, original)
+        driver = Driver(
+            observe_deadline=settings.driver.observe_deadline,
+            step_deadline=settings.driver.step_deadline,
+            usage=None if simulation else UsageProbe(),
+            allocations=kubelet,
+            topology=Topology(),
+            original=original,
+            nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
+        )
+        follows_log = simulation is None or "kernel_log" in settings.health.given
         self._health = HealthService(
-            _health_places(settings, simulation, places),
+            HealthPaths(
+                kernel_log=settings.health.kernel_log if follows_log else None,
+                state=places.kept(HEALTH_NAME),
+                xids=settings.health.xids,
+                pci_bus=None if simulation else PCI_BUS,
+            ),
             self._events,
             observation=observation,
             states=self._states,
@@ -177,7 +184,7 @@ class Agent:
             held=lambda: self._health.held,
         )
         self._metrics = MetricsService(
-            settings, self._sampling, current=self._current, owners=_owners_of(simulation)
+            settings, self._sampling, current=self._current, owners=owners_of(simulation)
         )
         self._sampling.on_samples.append(self._health.take_samples)
         self._sampling.on_events.append(self._health.take_events)
@@ -192,7 +199,7 @@ class Agent:
         )
         reporter = EventReporter(self._events)
         self._changes = GpuChanges(
-            policy,
+            settings.policy,
             changed=lambda: self._control.nudge("a GPU was changed for a claim"),
             on_progress=reporter.step,
         )
@@ -232,7 +239,7 @@ class Agent:
             mps_service=self._mps,
             metrics=self._metrics,
             own_files=self._own_files,
-            policy=policy,
+            policy=settings.policy,
             events=self._events,
             hearts=self._hearts,
         )
@@ -244,7 +251,7 @@ class Agent:
         with self._stopped_by_signals():
             await self._health.load()
             self._events.add(EventType.STARTED, f"the agent of {self._node_name} started")
-            if self._stopping.is_set():
+            if self._control.stopping:
                 return
             # What an earlier agent left running has to be known before anything is planned.
             async with self._mps.running():
@@ -255,7 +262,6 @@ class Agent:
             "api": self._api.run(self._notifier.ready),
             "watchdog": self._notifier.keep_alive(self._hearts.overdue),
             "simulated node": self._follow_simulated(),
-            "stop": self._request_stop(),
             "plan": self._plan.run(),
             "health": self._health.run(),
             "metrics": self._metrics.run(),
@@ -325,48 +331,16 @@ class Agent:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    async def _request_stop(self) -> None:
-        await self._stopping.wait()
-        self._control.stop()
-
     def _stop(self, received: signal.Signals, numbers: tuple[signal.Signals, ...]) -> None:
         log.info("stopping; the running steps finish", signal=received.name)
         self._events.add(EventType.STOPPING, "the agent stops; the running steps finish")
         self._notifier.stopping()
-        self._stopping.set()
+        self._control.stop()
         loop = asyncio.get_running_loop()
         for number in numbers:
             # A second signal ends the process at once.
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
-
-
-def _make_driver(
-    settings: Settings,
-    simulation: Simulation | None,
-    kubelet: KubeletUsage | None,
-    original: OriginalSettings,
-) -> Driver:
-    return Driver(
-        observe_deadline=settings.driver.observe_deadline,
-        step_deadline=settings.driver.step_deadline,
-        usage=None if simulation else UsageProbe(),
-        allocations=kubelet,
-        topology=Topology(),
-        original=original,
-        nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
-    )
-
-
-def _health_places(settings: Settings, simulation: Simulation | None, places: Paths) -> HealthPaths:
-    health = settings.health
-    named = "kernel_log" in health.given
-    return HealthPaths(
-        kernel_log=None if simulation and not named else health.kernel_log,
-        state=places.kept(HEALTH_NAME),
-        xids=health.xids,
-        pci_bus=None if simulation else PCI_BUS,
-    )
 
 
 def _rules(settings: Settings) -> Rules:
@@ -380,11 +354,3 @@ def _rules(settings: Settings) -> Rules:
         patience=deadlines + _MARGIN,
         mend=settings.drift == "mend",
     )
-
-
-def _owners_of(simulation: Simulation | None) -> OwnersOf:
-    """On a simulated node only of processes that are some of this machine."""
-    if simulation is None:
-        return ProcessOwners(ProcessPods()).of
-    owners = ProcessOwners(ProcessPods(own_pids=True))
-    return lambda pids: owners.of(simulation.real_pids() & frozenset(pids))
