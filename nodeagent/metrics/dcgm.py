@@ -131,31 +131,15 @@ def label_texts(sample: SampleSet, labels: tuple[WantedLabel, ...]) -> Mapping[s
 
     One whose value is not known is left out.
     """
-    uuids = set(sample.gpu_texts)
-    for label in labels:
-        for subject, _ in sample.values.get(label.field.id, ()):
+    texts = {uuid: dict(of_gpu) for uuid, of_gpu in sample.gpu_texts.items()}
+    named = [(label.field.id, label.name) for label in labels]
+    for number, _ in named:  # DCGM's files may make a label of a whole GPU's number, too
+        for subject, value in sample.values.get(number, ()):
             if isinstance(subject.entity, WholeGpu):
-                uuids.add(subject.entity.gpu.uuid)
-    of_gpus = {uuid: _labels(sample, labels, uuid) for uuid in ("", *sorted(uuids))}
-    return {uuid: found for uuid, found in of_gpus.items() if found or uuid}
-
-
-def _labels(sample: SampleSet, labels: tuple[WantedLabel, ...], uuid: str) -> Labels:
-    found: list[tuple[str, str]] = []
-    texts = sample.gpu_texts.get(uuid, {})
-    for label in labels:
-        number = label.field.id
-        text = sample.node_texts.get(number) or texts.get(number)
-        if not text and isinstance(label.field, Field):
-            text = _number_text(sample.values.get(number, ()), uuid)
-        if text:
-            found.append((label.name, text))
-    return tuple(found)
-
-
-def _number_text(values: tuple[Value, ...], uuid: str) -> str | None:
-    """A whole GPU's number as a label: DCGM's files may make a label of any field."""
-    for subject, value in values:
-        if isinstance(subject.entity, WholeGpu) and subject.entity.gpu.uuid == uuid:
-            return str(round(value))
-    return None
+                of_gpu = texts.setdefault(subject.entity.gpu.uuid, {})
+                of_gpu.setdefault(number, str(round(value)))
+    found: dict[str, Labels] = {}
+    for uuid in ("", *sorted(texts)):
+        known = {**texts.get(uuid, {}), **sample.node_texts}
+        found[uuid] = tuple((name, known[number]) for number, name in named if known.get(number))
+    return {uuid: its for uuid, its in found.items() if its or uuid}

@@ -8,7 +8,7 @@ so that the sum is the device's. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodeagent.cluster.kubelet.processes import Owner
@@ -82,16 +82,12 @@ def pids_without_pod(
 
 def _devices(gpu: Gpu) -> Iterator[tuple[Device, tuple[User, ...], frozenset[int]]]:
     """Each device with its users and with the pids of its MPS servers, which have no owner."""
-    servers = frozenset(gpu.mps.servers) if gpu.mps else frozenset[int]()
-    yield (gpu.uuid, None), gpu.usage.processes, servers
-    for instance in gpu.instances:
-        yield (gpu.uuid, instance.id), *_of_instance(instance.compute)
-
-
-def _of_instance(compute: Iterable[ComputeInstance]) -> tuple[tuple[User, ...], frozenset[int]]:
-    devices = tuple(compute)
-    users = tuple(user for device in devices for user in device.usage.processes)
-    return users, frozenset(pid for d in devices if d.mps for pid in d.mps.servers)
+    parts: list[tuple[int | None, Sequence[Gpu | ComputeInstance]]] = [(None, (gpu,))]
+    parts += [(instance.id, instance.compute) for instance in gpu.instances]
+    for number, there in parts:
+        users = tuple(user for device in there for user in device.usage.processes)
+        servers = frozenset(pid for device in there if device.mps for pid in device.mps.servers)
+        yield (gpu.uuid, number), users, servers
 
 
 def _use(
