@@ -12,8 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.preview import Preview
-
-Json = dict[str, Any]
+from nodeagent.views.shapes import Json
 
 
 class Answers(Protocol):

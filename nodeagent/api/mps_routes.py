@@ -10,9 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
-from nodeagent.api.answers import Answers, Json
+from nodeagent.api.answers import Answers
 from nodeagent.api.guard import only_over_unix_socket
 from nodeagent.errors import UnknownDevice
+from nodeagent.views.shapes import Json
 
 _LONGEST_NAME = 100  # characters of a device's
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from nodeagent.api.answers import Answers, Json
+from nodeagent.api.answers import Answers
 from nodeagent.api.connection import refused, whole_requests
 from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
 from nodeagent.api.limits import Limits, Reason
@@ -22,7 +22,7 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.reconcile.event_log import Event
 from nodeagent.reconcile.preview import Preview
 from nodeagent.views import shapes
-from nodeagent.views.shapes import as_json
+from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
 
 LARGEST_BODY = 64 * 1024  # bytes

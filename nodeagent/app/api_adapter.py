@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 import structlog
 
@@ -27,9 +26,8 @@ from nodeagent.views.mps_report import done_json, mps_answer
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, not_ready
 from nodeagent.views.plan_report import plan_json
+from nodeagent.views.shapes import Json
 from nodeagent.views.status_report import status_json
-
-Json = dict[str, Any]
 
 log = structlog.get_logger(__name__)
 

@@ -27,7 +27,7 @@ from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Names, Style
 from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.samples import Subject
-from nodeagent.metrics.selection import Selection, default_selection, read_selection
+from nodeagent.metrics.selection import default_selection, read_selection
 from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
@@ -150,7 +150,7 @@ class MetricsService:
         path = self._settings.counters
         if path is not None:
             await self._select(path)
-        self._read(self._selection)
+        self._read()
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._sampling.run(), name="sampling")
             if path is not None:
@@ -161,11 +161,10 @@ class MetricsService:
             before = self._selection
             await self._select(path)
             if self._selection != before:
-                self._read(self._selection)
-                self._exporter.select(self._selection)
+                self._read()
 
     async def _select(self, path: Path) -> None:
-        """Take over what the file selects; one that cannot be used leaves what was in force."""
+        """Export what the file selects; one that cannot be used leaves what was in force."""
         try:
             found = await asyncio.to_thread(lambda: read_selection(counters_text(path)))
         except NodeagentError as error:
@@ -182,11 +181,11 @@ class MetricsService:
         self._selection = found
         self._exporter.select(found)
 
-    def _read(self, selection: Selection) -> None:
+    def _read(self) -> None:
         """Have the selected fields read, and those that say how active a device is."""
-        wanted = {row.id for row in selection.fields} | set(ACTIVITY_FIELDS)
+        wanted = {row.id for row in self._selection.fields} | set(ACTIVITY_FIELDS)
         fields = [row for row in catalogue().fields if row.id in wanted]
-        self._sampling.select(fields, selection.texts)
+        self._sampling.select(fields, self._selection.texts)
 
     def _render(self, found: SampleBatch) -> None:
         self._slices = found.slices

@@ -81,8 +81,7 @@ def _reason(findings: list[Finding]) -> str:
     causes = {f.cause for f in findings}
     if len(causes) > 1:
         return "SeveralCauses"
-    cause = causes.pop()
-    return cause[0].upper() + cause[1:]
+    return BY_CAUSE[causes.pop()].reason
 
 
 def _message(gpus: Mapping[str, GpuHistory], findings: list[Finding]) -> str:

@@ -64,6 +64,11 @@ class Row:
     advice: str
     subject: str = "a GPU of this node"
 
+    @property
+    def reason(self) -> str:
+        """The cause in CamelCase, for programs."""
+        return self.cause[0].upper() + self.cause[1:]
+
 
 _D, _U, _H, _X = Severity.DEGRADED, Severity.UNHEALTHY, Severity.HEALTHY, Severity.UNKNOWN
 _NONE, _APP, _RESET = Action.NONE, Action.RESTART_APPLICATION, Action.RESET_GPU

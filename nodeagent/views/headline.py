@@ -41,7 +41,7 @@ def headline(state: NodeState, *, in_cluster: bool) -> Headline:
 def _errors(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
     # GPUs that fell off the bus, are lost, or are not listed any more.
     unhealthy = [_of_finding(ERROR, f, state, remedies) for f in _findings(state, Health.UNHEALTHY)]
-    gone = {_camel(cause) for cause in GONE}
+    gone = {BY_CAUSE[cause].reason for cause in GONE}
     yield from (found for found in unhealthy if found.code in gone)
     yield from _silent(ERROR, Access.LOST, state, remedies)
     yield from _problems(ERROR, state, {Code.GPU_LOST})
@@ -125,7 +125,7 @@ def _of_finding(
     known, gpu = state.health.gpus if state.health else {}, finding.place.gpu
     remedy = remedies.of(finding.cause, finding.action, known[gpu].index if gpu in known else None)
     text = _sentence(sentence(finding, known))
-    return Headline(severity, text, remedy, gpu, _camel(finding.cause))
+    return Headline(severity, text, remedy, gpu, BY_CAUSE[finding.cause].reason)
 
 
 def _unknown(severity: Severity, state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
@@ -144,7 +144,7 @@ def _silent(
         if gpu.access is access:
             text = f"GPU {gpu.index} {row.words}."
             remedy = remedies.of(row.cause, row.action, gpu.index)
-            yield Headline(severity, text, remedy, gpu.uuid, _camel(row.cause))
+            yield Headline(severity, text, remedy, gpu.uuid, row.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +191,6 @@ def not_read_words(gpus: tuple[Gpu, ...]) -> str:
     *others, last = (str(gpu.index) for gpu in gpus)
     named = f"GPUs {', '.join(others)} and {last}" if others else f"GPU {last}"
     return f"the health of {named} was not read yet"
-
-
-def _camel(cause: str) -> str:
-    return cause[0].upper() + cause[1:]
 
 
 # --- the driver, the plan and MPS -----------------------------------------------------------------

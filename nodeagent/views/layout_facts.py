@@ -9,17 +9,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.usage import as_used
 from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.shapes import as_json
+from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.status_report import nvlink_shape
 from nodeagent.views.text import MODE_WORD, compact_json, shortened, that_fit
-
-Json = dict[str, Any]
 
 LAYOUT: Final = "nodeagent.io/layout"
 TOPOLOGY: Final = "nodeagent.io/topology"

@@ -19,10 +19,8 @@ from nodeagent.views.headline import headline
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from nodeagent.views.plan_report import problem_shape
-from nodeagent.views.shapes import as_json
+from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
-
-Json = dict[str, Any]
 
 STATUS: Final = "nodeagent.io/status"
 LARGEST: Final = 32 << 10  # bytes, of the annotation's text
