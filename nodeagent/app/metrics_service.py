@@ -25,7 +25,6 @@ from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Names, Style
-from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.selection import default_selection, read_selection
 from nodeagent.plan.plan import NodeOutcome
@@ -75,7 +74,7 @@ class MetricsService:
         host = settings.metrics.host_label
         self._exporter = Exporter(
             self._selection,
-            host=HostLabel(settings.node_name, "" if host == "none" else host),
+            host=() if host == "none" else ((host, settings.node_name),),
             style=Style(Names(settings.metrics.names), repeat_whole=settings.metrics.repeat_whole),
             build=AgentSample(
                 agent_metrics.BUILD_INFO, 1, (__version__, platform.python_version())

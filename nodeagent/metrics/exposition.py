@@ -139,27 +139,16 @@ def gpu_labels(gpu: GpuIdentity) -> Labels:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class HostLabel:
-    """The host's label: `Hostname` up to dcgm-exporter 4.8.2, `hostname` since; empty: none."""
-
-    value: str
-    name: str = "Hostname"
-
-    @property
-    def labels(self) -> Labels:
-        return ((self.name, self.value),) if self.name and self.value else ()
-
-
 @dataclass(slots=True)
 class LabelBlocks:
     """Label blocks by subject, each written once and kept as long as it is used.
 
+    `host` is the host's label: `Hostname` up to dcgm-exporter 4.8.2, `hostname` since, or none.
     `texts` are the labels made of text fields, for the node (under "") and for each GPU by UUID;
     when they change, all blocks are written anew.
     """
 
-    host: HostLabel
+    host: Labels
     _texts: Mapping[str, Labels] = field(default_factory=dict)
     _blocks: dict[Subject, str] = field(default_factory=dict)
     _used: dict[Subject, str] = field(default_factory=dict)
@@ -182,7 +171,7 @@ class LabelBlocks:
     def _own(self, subject: Subject) -> Labels:
         match subject.entity:
             case Node():
-                return (*self.host.labels, *self._texts.get("", ()))
+                return (*self.host, *self._texts.get("", ()))
             case WholeGpu(gpu):
                 return (*gpu_labels(gpu), *self._after(gpu))
             case Slice(gpu, profile, number):
@@ -196,4 +185,4 @@ class LabelBlocks:
                 assert_never(subject.entity)
 
     def _after(self, gpu: GpuIdentity) -> Labels:
-        return (*self.host.labels, *self._texts.get(gpu.uuid, self._texts.get("", ())))
+        return (*self.host, *self._texts.get(gpu.uuid, self._texts.get("", ())))

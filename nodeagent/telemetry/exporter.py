@@ -16,9 +16,9 @@ from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Style, families
-from nodeagent.metrics.exposition import Family, HostLabel, LabelBlocks, Page, render
+from nodeagent.metrics.exposition import Family, LabelBlocks, Page, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
-from nodeagent.metrics.samples import MonotonicCounters, SampleSet, Slice, Subject, merged
+from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slice, Subject, merged
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.structs import replace
@@ -41,7 +41,7 @@ class Exporter:
         self,
         selection: Selection,
         *,
-        host: HostLabel,
+        host: Labels,
         style: Style,
         build: AgentSample,
         clock: Callable[[], float],

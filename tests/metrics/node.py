@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nodeagent.metrics.catalogue import Field, Level, WithMig
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import HostLabel, LabelBlocks, render
+from nodeagent.metrics.exposition import LabelBlocks, render
 from nodeagent.metrics.samples import (
     GpuIdentity,
     Node,
@@ -107,7 +107,8 @@ def golden(name: str) -> bytes:
         older = {"", "ampere", "NVLink 2+"} if "A100" in model else {""}
         rows = tuple(row for row in rows if row.min_architecture in older)
     readings = sample(rows, [gpu(n, model) for n in range(cards)], per_gpu=parts)
-    return render(families(readings, default_selection(), LabelBlocks(HostLabel("gpu-node-0"))))
+    blocks = LabelBlocks((("Hostname", "gpu-node-0"),))
+    return render(families(readings, default_selection(), blocks))
 
 
 if __name__ == "__main__":

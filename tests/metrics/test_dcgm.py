@@ -6,8 +6,16 @@ import pytest
 
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import Names, Style, families
-from nodeagent.metrics.exposition import HostLabel, LabelBlocks, render
-from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Slice, Subject, WholeGpu
+from nodeagent.metrics.exposition import LabelBlocks, render
+from nodeagent.metrics.samples import (
+    GpuIdentity,
+    Labels,
+    NvLink,
+    SampleSet,
+    Slice,
+    Subject,
+    WholeGpu,
+)
 from nodeagent.metrics.selection import read_selection
 from tests.metrics.node import (
     DATA,
@@ -21,12 +29,12 @@ from tests.metrics.node import (
     slices,
 )
 
-HOST = HostLabel("gpu-node-0")
+HOST = (("Hostname", "gpu-node-0"),)
 POWER, ENGINE, USED, CLOCK, XID = 155, 1001, 252, 100, 230
 
 
 def _text(
-    readings: SampleSet, counters: str, *, style: Style | None = None, host: HostLabel = HOST
+    readings: SampleSet, counters: str, *, style: Style | None = None, host: Labels = HOST
 ) -> str:
     found = families(readings, read_selection(counters), LabelBlocks(host), style)
     return render(found).decode()
@@ -57,7 +65,7 @@ def test_a_line_is_the_one_that_dcgm_exporter_printed() -> None:
         "DCGM_FI_DRIVER_VERSION,label,Driver Version\n"
     )
     printed = (DATA / "dcgm_exporter.prom").read_text(encoding="utf-8")
-    assert _text(readings, counters, host=HostLabel("gsrh100-074")) == printed
+    assert _text(readings, counters, host=(("Hostname", "gsrh100-074"),)) == printed
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -163,12 +171,12 @@ def test_renamed_names_can_be_had() -> None:
 @pytest.mark.parametrize(
     ("host", "label"),
     [
-        (HostLabel("n"), ',Hostname="n"'),
-        (HostLabel("n", "hostname"), ',hostname="n"'),
-        (HostLabel("n", ""), ""),
+        ((("Hostname", "n"),), ',Hostname="n"'),
+        ((("hostname", "n"),), ',hostname="n"'),
+        ((), ""),
     ],
 )
-def test_the_host_has_the_label_that_is_asked_for(host: HostLabel, label: str) -> None:
+def test_the_host_has_the_label_that_is_asked_for(host: Labels, label: str) -> None:
     """Both spellings that dcgm-exporter had, and none."""
     readings = SampleSet({CLOCK: ((Subject(WholeGpu(gpu(0))), 1),)})
     (line,) = _series(_text(readings, "DCGM_FI_DEV_SM_CLOCK,gauge,p", host=host))

@@ -10,7 +10,6 @@ from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.dcgm import Style
-from nodeagent.metrics.exposition import HostLabel
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
@@ -37,7 +36,7 @@ class Rig:
         self.state = NodeState("n", "file", observed=node)
         self.exporter = Exporter(
             read_selection(FIELDS),
-            host=HostLabel(""),
+            host=(),
             style=Style(),
             build=AgentSample(agent_metrics.BUILD_INFO, 1, ("1", "3")),
             clock=lambda: self.now,
