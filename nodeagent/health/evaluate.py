@@ -70,11 +70,13 @@ def evaluate(
     store = FindingStore(state, now)
     resets = reading.resets | _turned_back(state.gpus, reading.gpus)
 
-    def ended(finding: Finding) -> End | None:
+    def repaired(finding: Finding) -> End | None:
+        if rebooted:
+            return End.REBOOT
         mended = finding.place.gpu in resets and End.RESET in BY_CAUSE[finding.cause].ends
-        return End.REBOOT if rebooted else End.RESET if mended else None
+        return End.RESET if mended else None
 
-    store.end(ended)
+    store.end(repaired)
     gpus = _histories(state.gpus, reading, now, resets)
     repairs = _repairs(state.repairs, store, now)
 

@@ -4,7 +4,7 @@ A fence takes nothing away: what runs, runs on, and the plan's devices stay. It 
 
 - **The planner** must not create on fenced slices. `as_fenced` marks them: it keeps
   sick devices that the plan wants and puts nothing else on their slices.
-- **MPS daemons** of fenced devices stop taking clients (`devices`, by UUID).
+- **MPS daemons** of fenced devices stop taking clients (`reasons`, by UUID).
 - **Driver calls** to some GPUs should wait, since they may never return (`held_calls`).
 """
 
@@ -56,13 +56,10 @@ class Fences:
         return frozenset(f.gpu for f in self.all if f.placement is None)
 
     @property
-    def devices(self) -> frozenset[str]:
-        """Whose MPS daemons stop taking clients."""
-        return frozenset(self.reasons)
-
-    @property
     def reasons(self) -> Mapping[str, str]:
-        """Those devices with why, the first finding that says so."""
+        """The devices whose MPS daemons stop taking clients, each with why: the first finding that
+        says so.
+        """
         return {
             device: f"it {words(fence.finding)}"
             for fence in reversed(self.all)

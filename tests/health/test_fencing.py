@@ -61,7 +61,7 @@ def test_the_siblings_of_a_sick_slice_go_on() -> None:
     """Its slices and devices are fenced, and no others."""
     fenced = fences(_sick().state.findings, SPLIT)
     assert fenced.gpus == frozenset()
-    assert fenced.devices == {"MIG-2-0", "MIG-2-1"}
+    assert fenced.reasons.keys() == {"MIG-2-0", "MIG-2-1"}
     assert _allows(fenced, GPU, LEFT)
     assert not _allows(fenced, GPU, RIGHT)
     assert not _allows(fenced, GPU, Placement(7, 1))
@@ -72,7 +72,7 @@ def test_of_a_sick_compute_instance_only_its_own_device() -> None:
     node = Node()
     node.xid(95, instance=2, compute=1)
     fenced = fences(node.state.findings, SPLIT)
-    assert fenced.devices == {"MIG-2-1"}
+    assert fenced.reasons.keys() == {"MIG-2-1"}
     assert not _allows(fenced, GPU, RIGHT)
 
 
@@ -82,7 +82,7 @@ def test_a_sick_gpu_is_fenced_whole() -> None:
     node.xid(79)
     fenced = fences(node.state.findings, SPLIT)
     assert fenced.gpus == {GPU}
-    assert fenced.devices == {GPU, "MIG-1-0", "MIG-1-1", "MIG-2-0", "MIG-2-1"}
+    assert fenced.reasons.keys() == {GPU, "MIG-1-0", "MIG-1-1", "MIG-2-0", "MIG-2-1"}
     assert not _allows(fenced, GPU, LEFT)
     assert _allows(fenced, "GPU-other", LEFT)
 
@@ -106,7 +106,7 @@ def test_the_fence_stays_with_the_slices() -> None:
     again = replace(CARD, instances=(_instance(2, LEFT), _instance(1, RIGHT)))
     node.read(gpu(instances=(InstanceReading(2, LEFT, 0), InstanceReading(1, RIGHT, 0))))
     fenced = fences(node.state.findings, ObservedNode((again,)))
-    assert fenced.devices == {"MIG-1-0", "MIG-1-1"}
+    assert fenced.reasons.keys() == {"MIG-1-0", "MIG-1-1"}
     assert _allows(fenced, GPU, LEFT)
 
 
