@@ -258,10 +258,6 @@ class Sampler:
         if len(there) == node.count and all(there):  # none that was not asked yet
             batch.known = frozenset(there)
 
-    def uuid(self, index: int) -> str:
-        """That of the GPU with this index, "" before it was sampled."""
-        return self._gpus[index].uuid if index < len(self._gpus) else ""
-
     @property
     def wholes(self) -> Mapping[str, Subject]:
         """The GPUs that were asked, by UUID, each as the subject of values of its own."""

@@ -203,7 +203,7 @@ class SamplingService:
 
     async def _processes_of(self, index: int) -> ProcessSample | None:
         """None while they cannot be read."""
-        if self._driver.pool.is_busy(index) or self.sampler.uuid(index) in self._held():
+        if self._driver.pool.is_busy(index) or self._driver.pool[index].uuid in self._held():
             return None
         reader = self._process_readers.setdefault(index, ProcessReader())
         try:
