@@ -36,12 +36,11 @@ class XidClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class XidRow:
-    """One number: NVIDIA's name for it, its advice (`RESET_GPU`; "" for none) and the class."""
+    """One number: NVIDIA's name for it, and the class."""
 
     xid: int
     name: str
     kind: XidClass
-    advice: str = ""
 
     def __str__(self) -> str:
         return f"XID {self.xid}" if self.name in ("", "Unused") else f"XID {self.xid} ({self.name})"
@@ -61,16 +60,5 @@ class XidTable:
 def default_table() -> XidTable:
     """The table that comes with the program."""
     data = json.loads(pkgutil.get_data("nodeagent.health", "xid_table.json") or b"")
-    return XidTable({entry["xid"]: _row(entry) for entry in data["xids"]})
-
-
-def _row(entry: Mapping[str, object]) -> XidRow:
-    number = entry["xid"]
-    if not isinstance(number, int):
-        raise TypeError(f"xid_table.json: {number!r} is no XID")
-    return XidRow(
-        xid=number,
-        name=str(entry["name"]),
-        kind=XidClass(str(entry["class"])),
-        advice=str(entry.get("nvidia_immediate", "")),
-    )
+    rows = (XidRow(e["xid"], e["name"], XidClass(e["class"])) for e in data["xids"])
+    return XidTable({row.xid: row for row in rows})

@@ -54,14 +54,13 @@ class _GpuState:
 
     index: int
     reader: GpuReader
-    begun: float  # uptime
+    last_good: float  # uptime of the last answer; before the first, of the first attempt
     states: dict[Tier, ReaderState]
     last: GpuSample | None = None  # the last one that ended
     failure: DriverError | None = None  # of the last reading
     changed: set[int] | None = None
     task: asyncio.Task[None] | None = None
     slow_at: float = 0.0
-    last_good: float | None = None
     lost: bool = False
 
     @property
@@ -217,8 +216,7 @@ class Sampler:
         if uuid:
             gpu.lost = gpu.lost or isinstance(error, GpuLost)
             self._batch.problems[uuid] = (str(error),)
-            last = gpu.begun if gpu.last_good is None else gpu.last_good
-            answer = Answer(silence_of(error), last, str(error))
+            answer = Answer(silence_of(error), gpu.last_good, str(error))
             self._batch.gpus.append(GpuReading(uuid, gpu.index, address, answer=answer))
 
     async def _ask_node(self) -> None:
@@ -249,7 +247,7 @@ class Sampler:
         unnamed = next((g for g in hanging if not self._names(g)[0]), None)
         if unnamed is not None and unnamed.failure is not None and not failed:
             error = unnamed.failure
-            batch.answer = Answer(silence_of(error), unnamed.begun, str(error))
+            batch.answer = Answer(silence_of(error), unnamed.last_good, str(error))
         node, self._node_sample = self._node_sample, None
         if node is None:
             return
