@@ -14,7 +14,6 @@ from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
-from nodeagent.metrics.dcgm import Style
 from nodeagent.metrics.selection import default_selection
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
@@ -65,7 +64,6 @@ class _Here:
         self._exporter = Exporter(
             selection,
             host=(("Hostname", "node"),),
-            style=Style(),
             build=AgentSample(agent_metrics.BUILD_INFO, 1, ("0", "0")),
             clock=time.monotonic,
             current=lambda: NodeState("node", "file", observed=self._observed),

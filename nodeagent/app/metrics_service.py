@@ -24,7 +24,6 @@ from nodeagent.gpu.event_listener import Event
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.dcgm import Names, Style
 from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.selection import default_selection, read_selection
 from nodeagent.plan.plan import NodeOutcome
@@ -75,7 +74,8 @@ class MetricsService:
         self._exporter = Exporter(
             self._selection,
             host=() if host == "none" else ((host, settings.node_name),),
-            style=Style(Names(settings.metrics.names), repeat_whole=settings.metrics.repeat_whole),
+            renamed=settings.metrics.names == "renamed",
+            repeat_whole=settings.metrics.repeat_whole,
             build=AgentSample(
                 agent_metrics.BUILD_INFO, 1, (__version__, platform.python_version())
             ),

@@ -9,42 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from nodeagent.metrics.catalogue import Field, Level
-from nodeagent.metrics.exposition import Family, Form, LabelBlocks
+from nodeagent.metrics.exposition import Family, LabelBlocks, decimals, whole
 from nodeagent.metrics.samples import Labels, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import Selection, WantedLabel
 from nodeagent.metrics.sources import Event, Number
 
 
-class Names(StrEnum):
-    """The names of metrics: as in the file of counters, or as DCGM renamed them in 4.6."""
-
-    AS_WRITTEN = "asWritten"
-    RENAMED = "renamed"
-
-
-@dataclass(frozen=True, slots=True)
-class Style:
-    """`repeat_whole`: give each instance the whole GPU's values too, as dcgm-exporter does."""
-
-    names: Names = Names.AS_WRITTEN
-    repeat_whole: bool = False
-
-
 def families(
-    sample: SampleSet, selection: Selection, blocks: LabelBlocks, style: Style | None = None
+    sample: SampleSet,
+    selection: Selection,
+    blocks: LabelBlocks,
+    *,
+    renamed: bool = False,
+    repeat_whole: bool = False,
 ) -> list[Family]:
     """One family for each selected field that has values, in the order of field ids.
 
     Those of links come last, as dcgm-exporter has them. A second value of the same thing is left
     out: two series of one name with equal labels would make the whole text invalid. So is a field
     that the file has under its old and its new name, where both are written as the new one.
+
+    `renamed`: by the names that DCGM gave them in 4.6. `repeat_whole`: give each instance the whole
+    GPU's values too, as dcgm-exporter does.
     """
-    style = style or Style()
     blocks.begin(label_texts(sample, selection.labels))
-    places = _Places(sample, blocks, style)
+    places = _Places(sample, blocks, repeat_whole=repeat_whole)
     found: list[Family] = []
     links: list[Family] = []
     names: set[str] = set()
@@ -53,13 +44,13 @@ def families(
         values = sample.values.get(row.id, ())
         if not values:
             continue
-        name = row.renamed if style.names is Names.RENAMED else wanted.name
+        name = row.renamed if renamed else wanted.name
         if name in names:
             continue
         names.add(name)
         target = links if row.level is Level.LINK else found
-        form = Form.DECIMALS if row.real else Form.WHOLE
-        target.append(Family(name, wanted.type, wanted.help, places.series(row, values), form))
+        written = decimals if row.real else whole
+        target.append(Family(name, wanted.type, wanted.help, places.series(row, values), written))
     return found + links
 
 
@@ -77,10 +68,10 @@ class _Place:
 class _Places:
     """Sorts the values of a field into series; looks subjects up by identity, for speed."""
 
-    def __init__(self, sample: SampleSet, blocks: LabelBlocks, style: Style) -> None:
+    def __init__(self, sample: SampleSet, blocks: LabelBlocks, *, repeat_whole: bool) -> None:
         self._slices = sample.slices
         self._blocks = blocks
-        self._repeat = style.repeat_whole
+        self._repeat = repeat_whole
         self._met: dict[int, _Place] = {}
 
     def series(self, row: Field, values: tuple[Value, ...]) -> dict[str, Number]:

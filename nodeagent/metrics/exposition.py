@@ -7,9 +7,8 @@ takes some 50 times as long. Its parser reads what is written here back in the t
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from math import isfinite
 from typing import assert_never
 
@@ -24,18 +23,12 @@ _FASTEST = 1  # a level above it takes several times as long for a few percent
 _LEAST = 5e-7  # below it six decimals would say 0
 
 
-class Form(Enum):
-    """How numbers are written: DCGM has whole ones and doubles with six decimals."""
-
-    WHOLE = auto()
-    DECIMALS = auto()
-    EXACT = auto()  # all digits that a float has
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """All series of one name, by their label block; values that are not finite are left out.
 
+    `written` writes a number: DCGM has whole ones and doubles with six decimals, the agent's own
+    have all digits.
     `suffixed` are the series of a histogram, whole lines without the name.
     """
 
@@ -43,7 +36,7 @@ class Family:
     type: str
     help: str
     series: Mapping[str, Number]
-    form: Form = Form.EXACT
+    written: Callable[[Number], str] = repr
     suffixed: tuple[str, ...] = ()
 
 
@@ -64,26 +57,23 @@ def _lines(family: Family) -> list[str]:
     name = family.name
     if family.suffixed:
         return [f"{name}{line}\n" for line in family.suffixed]
-    written = _WRITTEN[family.form]
     return [
-        f"{name}{labels} {written(value)}\n"
+        f"{name}{labels} {family.written(value)}\n"
         for labels, value in family.series.items()
         if isfinite(value)
     ]
 
 
-def _decimals(value: Number) -> str:
+def decimals(value: Number) -> str:
     """Six decimals; a small number that would lose everything keeps its digits instead."""
     if value and abs(value) < _LEAST:
         return f"{value:.6e}"
     return f"{value:.6f}"
 
 
-def _whole(value: Number) -> str:
+def whole(value: Number) -> str:
+    """Without a point."""
     return str(value if type(value) is int else round(value))
-
-
-_WRITTEN = {Form.WHOLE: _whole, Form.DECIMALS: _decimals, Form.EXACT: repr}
 
 
 @dataclass(slots=True)

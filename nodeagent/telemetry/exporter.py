@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from nodeagent.cluster.kubelet.processes import Owner
@@ -15,7 +16,7 @@ from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.dcgm import Style, families
+from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import Family, LabelBlocks, Page, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slice, Subject, merged
@@ -42,14 +43,15 @@ class Exporter:
         selection: Selection,
         *,
         host: Labels,
-        style: Style,
+        renamed: bool = False,
+        repeat_whole: bool = False,
         build: AgentSample,
         clock: Callable[[], float],
         current: Callable[[], NodeState],
     ) -> None:
         self.work = Work()
         self._selection = selection
-        self._style = style
+        self._families = partial(families, renamed=renamed, repeat_whole=repeat_whole)
         self._build = build
         self._clock = clock
         self._current = current
@@ -162,7 +164,7 @@ class Exporter:
         ignored = AgentSample(agent_metrics.COUNTERS_IGNORED, len(self._selection.findings))
         health = health_samples(state.health) if state.health else ()
         page = (
-            *families(sample, self._selection, self._blocks, self._style),
+            *self._families(sample, self._selection, self._blocks),
             *self._of_node(state),
             *agent_families([*self._accounts.samples(), ignored, self._build]),
             *self.work.families(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.dcgm import Names, Style, families
+from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import LabelBlocks, render
 from nodeagent.metrics.samples import (
     GpuIdentity,
@@ -33,10 +33,8 @@ HOST = (("Hostname", "gpu-node-0"),)
 POWER, ENGINE, USED, CLOCK, XID = 155, 1001, 252, 100, 230
 
 
-def _text(
-    readings: SampleSet, counters: str, *, style: Style | None = None, host: Labels = HOST
-) -> str:
-    found = families(readings, read_selection(counters), LabelBlocks(host), style)
+def _text(readings: SampleSet, counters: str, *, host: Labels = HOST, **style: bool) -> str:
+    found = families(readings, read_selection(counters), LabelBlocks(host), **style)
     return render(found).decode()
 
 
@@ -133,9 +131,7 @@ def test_a_value_of_the_whole_gpu_is_repeated_where_asked() -> None:
         {POWER: ((Subject(WholeGpu(gpu(0))), 300.5), (Subject(WholeGpu(gpu(1))), 70.0))},
         slices={gpu(0).uuid: parts},
     )
-    lines = _series(
-        _text(readings, "DCGM_FI_DEV_POWER_USAGE,gauge,p", style=Style(repeat_whole=True))
-    )
+    lines = _series(_text(readings, "DCGM_FI_DEV_POWER_USAGE,gauge,p", repeat_whole=True))
     assert ['GPU_I_ID="7"' in lines[0], 'GPU_I_ID="8"' in lines[1]] == [True, True]
     assert 'pod="job-0-1"' in lines[1]
     assert "GPU_I_ID" not in lines[2]
@@ -157,14 +153,14 @@ def test_a_field_under_both_of_its_names_is_one_family_where_they_are_renamed() 
     counters = "DCGM_FI_DEV_POWER_USAGE, gauge, a\nDCGM_FI_DEV_BOARD_POWER_WATTS, gauge, b\n"
     readings = SampleSet({POWER: ((Subject(WholeGpu(gpu(0))), 300.0),)})
     assert len(_series(_text(readings, counters))) == 2
-    text = _text(readings, counters, style=Style(Names.RENAMED))
+    text = _text(readings, counters, renamed=True)
     assert (len(_series(text)), text.count("# TYPE")) == (1, 1)
 
 
 def test_renamed_names_can_be_had() -> None:
     """The same file, with the names since DCGM 4.6."""
     readings = SampleSet({POWER: ((Subject(WholeGpu(gpu(0))), 1.0),)})
-    text = _text(readings, "DCGM_FI_DEV_POWER_USAGE,gauge,p", style=Style(names=Names.RENAMED))
+    text = _text(readings, "DCGM_FI_DEV_POWER_USAGE,gauge,p", renamed=True)
     assert _series(text)[0].startswith("DCGM_FI_DEV_BOARD_POWER_WATTS{")
 
 

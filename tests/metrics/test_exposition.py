@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import gzip
 import math
+from collections.abc import Callable
 
 import pytest
 
-from nodeagent.metrics.exposition import Family, Form, Page, block, render
+from nodeagent.metrics.exposition import Family, Page, block, decimals, render, whole
 
 
 def test_numbers_are_written_as_dcgm_does() -> None:
     """Whole numbers without a point, doubles with six decimals, own values exactly."""
 
-    def written(value: float, form: Form) -> str:
+    def written(value: float, form: Callable[[float], str]) -> str:
         return render([Family("n", "gauge", "", {"": value}, form)]).split()[-1].decode()
 
-    assert written(1980.0, Form.WHOLE) == "1980"
-    assert written(37.6, Form.WHOLE) == "38"
-    assert written(2**63, Form.WHOLE) == "9223372036854775808"
-    assert written(68, Form.DECIMALS) == "68.000000"
-    assert written(0, Form.DECIMALS) == "0.000000"
-    assert written(5e-12, Form.DECIMALS) == "5.000000e-12"
-    assert written(0.1 + 0.2, Form.EXACT) == "0.30000000000000004"
+    assert written(1980.0, whole) == "1980"
+    assert written(37.6, whole) == "38"
+    assert written(2**63, whole) == "9223372036854775808"
+    assert written(68, decimals) == "68.000000"
+    assert written(0, decimals) == "0.000000"
+    assert written(5e-12, decimals) == "5.000000e-12"
+    assert written(0.1 + 0.2, repr) == "0.30000000000000004"
 
 
 def test_what_is_no_number_is_left_out() -> None:

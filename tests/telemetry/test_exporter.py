@@ -9,7 +9,6 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.agent_samples import ReaderState
-from nodeagent.metrics.dcgm import Style
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
@@ -37,7 +36,6 @@ class Rig:
         self.exporter = Exporter(
             read_selection(FIELDS),
             host=(),
-            style=Style(),
             build=AgentSample(agent_metrics.BUILD_INFO, 1, ("1", "3")),
             clock=lambda: self.now,
             current=lambda: self.state,
