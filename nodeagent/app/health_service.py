@@ -31,7 +31,6 @@ from nodeagent.health.fencing import Fences
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
     Answer,
-    Cleared,
     GpuReading,
     InstanceReading,
     NodeReading,
@@ -133,8 +132,8 @@ class HealthService:
         if self.state.gpus:
             self._addresses_known.set()
         # Findings of XIDs that the table in force calls otherwise are over.
-        renamed = tuple(
-            Cleared(f.place.gpu, f.check, f.code)
+        renamed = frozenset(
+            f.key
             for f in self.state.findings
             if f.check == "xid" and f.cause != cause_of_xid(f.code, self._xids)
         )

@@ -304,7 +304,7 @@ def end_of(finding: Finding, reading: NodeReading, now: Moment) -> End | None:
         patience = limits.APPLICATION_LAPSE if minor else limits.EVENT_LAPSE
         if now.uptime - finding.last.uptime >= patience:
             return End.LAPSED
-    return End.CLEARED if any(c.covers(finding) for c in reading.cleared) else None
+    return End.CLEARED if finding.key in reading.cleared else None
 
 
 def _instance_gone(place: Place, gpu: GpuReading | None, *, by_placement: bool) -> bool:

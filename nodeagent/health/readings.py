@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nodeagent.health.findings import Finding, Moment
+from nodeagent.health.findings import Key, Moment
 from nodeagent.plan.observed import Placement
 
 
@@ -214,29 +214,13 @@ class GpuEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
-    """It is said to be over: all findings of the GPU, or of one check, or of one code of it."""
-
-    gpu: str
-    check: str = ""
-    code: int = -1
-
-    def covers(self, finding: Finding) -> bool:
-        return (
-            finding.place.gpu == self.gpu
-            and self.check in ("", finding.check)
-            and self.code in (-1, finding.code)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class NodeReading:
     """Everything that came in since the last one. `boot_id`: of /proc/sys/kernel/random/boot_id.
 
     `gpus` are those that were read this time, `known` the UUIDs of all that NVML lists (None: not
     read). `pci_addresses`: NVIDIA's GPUs on the PCI bus, whether NVML lists them or not. `answer`
     is the driver's as a whole, `listener` that of the wait for NVML's events. `resets`: UUIDs of
-    the GPUs that the agent reset since.
+    the GPUs that the agent reset since. `cleared`: findings that are said to be over.
     """
 
     at: Moment
@@ -250,4 +234,4 @@ class NodeReading:
     xids: tuple[XidEvent, ...] = ()
     events: tuple[GpuEvent, ...] = ()
     resets: frozenset[str] = frozenset()
-    cleared: tuple[Cleared, ...] = ()
+    cleared: frozenset[Key] = frozenset()

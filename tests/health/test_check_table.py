@@ -11,7 +11,6 @@ import pytest
 from nodeagent.health.findings import Action, End, Severity
 from nodeagent.health.readings import (
     Answer,
-    Cleared,
     Fabric,
     GpuEventKind,
     GpuReading,
@@ -304,7 +303,7 @@ def test_anybody_may_clear_it(cause: str) -> None:
     """An administrator's word ends every finding."""
     node = _raised(cause)
     finding = node.one(cause)
-    evaluation = node.read(cleared=(Cleared(finding.place.gpu, finding.check),))
+    evaluation = node.read(cleared=frozenset({finding.key}))
     assert [e.end for e in evaluation.ended] == [End.CLEARED]
     assert node.causes() == set()
 
