@@ -131,14 +131,7 @@ class ApiAdapter:
     # --- MPS ------------------------------------------------------------------------------------
 
     def mps(self, device: str | None) -> Json | None:
-        state = self.current()
-        return mps_answer(
-            state.mps,
-            node=state.node,
-            observed=state.observed,
-            observed_at=state.observed_at,
-            device=device,
-        )
+        return mps_answer(self.current(), device)
 
     async def restart_mps(self, device: str, force: bool) -> Json:
         await self.mps_service.restart(device, force=force)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Literal
 
 from nodeagent.plan.observed import Device, Gpu, ObservedNode
@@ -11,6 +10,7 @@ from nodeagent.plan.shares import MIB, Account, Share, Sharing
 from nodeagent.views import shapes
 from nodeagent.views.devices import device_words, devices_named, located
 from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.node_state import NodeState
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
 
@@ -27,30 +27,23 @@ def daemon_shapes(
     return [_daemon(daemon, where.get(daemon.device)) for daemon in ordered]
 
 
-def mps_answer(
-    daemons: Sequence[DaemonState],
-    *,
-    node: str,
-    observed: ObservedNode,
-    observed_at: datetime | None = None,
-    device: str | None = None,
-) -> Json | None:
+def mps_answer(state: NodeState, device: str | None = None) -> Json | None:
     """What `GET /v1/mps` answers: all daemons, or those of one device and of the MIG devices on
-    it; None when the node has no such device. `observed_at` is when the clients were looked at.
+    it; None when the node has no such device. `observedAt` is when the clients were looked at.
     """
-    chosen = tuple(daemons)
+    chosen = state.mps
     if device is not None:
-        named = devices_named(device, observed)
+        named = devices_named(device, state.observed)
         if named is None:
             # A device that is gone may still have its daemon.
-            named = tuple(d.device for d in daemons if d.device.casefold() == device.casefold())
+            named = tuple(d.device for d in chosen if d.device.casefold() == device.casefold())
             if not named:
                 return None
-        chosen = tuple(daemon for daemon in daemons if daemon.device in named)
+        chosen = tuple(daemon for daemon in chosen if daemon.device in named)
     answer = shapes.Mps(
-        node=node,
-        observed_at=time_json(observed_at) if observed_at else "",
-        daemons=daemon_shapes(chosen, observed),
+        node=state.node,
+        observed_at=time_json(state.observed_at) if state.observed_at else "",
+        daemons=daemon_shapes(chosen, state.observed),
     )
     return as_json(answer)
 

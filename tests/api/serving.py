@@ -72,8 +72,7 @@ class Agent:
         return gzip.compress(SCRAPED) if zipped else SCRAPED
 
     def mps(self, device: str | None) -> dict[str, Any] | None:
-        state = self._state
-        return mps_answer(state.mps, node="node-a", observed=state.observed, device=device)
+        return mps_answer(self._state, device)
 
     async def restart_mps(self, device: str, force: bool) -> dict[str, Any]:
         return await self._doing.done(device, "restarted", "restart", force)

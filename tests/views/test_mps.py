@@ -20,6 +20,10 @@ from nodeagent.views.status_report import status_json
 from tests.views.daemons import ANY, FAILED, GIB, NODE, READY, STRAY, WAITING, WANTED, WHOLE
 
 
+def _node(*daemons: DaemonState) -> NodeState:
+    return NodeState("node-a", "file", observed=NODE, mps=daemons)
+
+
 def mps_json(daemons: Sequence[DaemonState], observed: ObservedNode | None = None) -> list[Json]:
     """The daemons as answers have them."""
     return [as_json(shape) for shape in daemon_shapes(daemons, observed)]
@@ -107,14 +111,14 @@ NAMES: tuple[tuple[str | None, list[str] | None], ...] = (
 def test_daemons_by_any_name_of_their_device() -> None:
     """By index, UUID, slice; a GPU brings its MIG devices; no such device differs from no MPS."""
     for device, found in NAMES:
-        answer = mps_answer((READY, FAILED), node="node-a", observed=NODE, device=device)
+        answer = mps_answer(_node(READY, FAILED), device)
         assert (answer and [d["device"] for d in answer["daemons"]]) == found, device
 
 
 def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:
     """It is there, so it can be looked at and ended."""
     lost = replace(READY, device="MIG-gone")
-    answer = mps_answer((lost,), node="node-a", observed=NODE, device="mig-gone")
+    answer = mps_answer(_node(lost), "mig-gone")
     assert answer
     assert [d["device"] for d in answer["daemons"]] == ["MIG-gone"]
 
@@ -134,16 +138,16 @@ def test_trouble_is_reported() -> None:
 
 def test_when_it_was_looked_at() -> None:
     """As long as it was not, there is no time."""
-    assert mps_answer((), node="a", observed=NODE) == {"node": "a", "daemons": []}
+    assert mps_answer(_node()) == {"node": "node-a", "daemons": []}
     at = datetime(2030, 1, 2, tzinfo=UTC)
-    answer = mps_answer((), node="a", observed=NODE, observed_at=at)
+    answer = mps_answer(replace(_node(), observed_at=at))
     assert answer
     assert answer["observedAt"] == "2030-01-02T00:00:00.000Z"
 
 
 def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:
     """All of them, or with one GPU those of it and of its MIG devices."""
-    state = NodeState("node-a", "file", observed=NODE, mps=(READY, FAILED))
+    state = _node(READY, FAILED)
     devices = {
         gpu: [d["device"] for d in (status_json(state, gpu=gpu) or {})["mps"]]
         for gpu in (None, "GPU-0", "GPU-1")
