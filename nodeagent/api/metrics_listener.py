@@ -21,7 +21,7 @@ from nodeagent.api.answers import Answers
 from nodeagent.api.connection import Connection, Listener, Serving, refused, whole_requests
 from nodeagent.api.connection_slots import peer_of
 from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
-from nodeagent.api.limits import Limits, Reason, Refusals
+from nodeagent.api.limits import TCP_LIMITS, Limits, Reason, Refusals
 from nodeagent.api.metrics_routes import metrics_routes
 from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import WebConfig, read_web_config
@@ -44,7 +44,7 @@ class MetricsListener:
     web_config: Path | None
     report: Callable[[NodeagentError | None], None]
     refusals: Refusals
-    limits: Limits
+    limits: Limits = TCP_LIMITS
     interval: float = _INTERVAL
     _serving: Serving | None = None
     _check: PasswordCheck | None = None

@@ -121,7 +121,6 @@ class MetricsService:
         if address is None:
             await asyncio.Event().wait()
             return
-        from nodeagent.api.limits import TCP_LIMITS
         from nodeagent.api.metrics_listener import MetricsListener
 
         await MetricsListener(
@@ -131,7 +130,6 @@ class MetricsService:
             web_config=self._settings.web_config,
             report=self._report_listener,
             refusals=self.refusals,
-            limits=TCP_LIMITS,
         ).run()
 
     def _report_listener(self, error: NodeagentError | None) -> None:
