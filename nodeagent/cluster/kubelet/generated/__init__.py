@@ -1,1 +1,1 @@
-"""Made by the protocol buffer compiler from podresources.proto; not written by hand."""
+"""Made by the protocol buffer compiler from the .proto files here; not written by hand."""
