@@ -13,8 +13,10 @@ from kubernetes.aio import client
 
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.clients import Api, core_api
+from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
 
+__all__ = ["grpc_ends"]
 TOKEN = "token-of-the-tests"
 
 

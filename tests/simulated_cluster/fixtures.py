@@ -1,8 +1,9 @@
-"""Fixtures of tests that want an API server with the Node `n`, and a way to it."""
+"""Fixtures of tests that want an API server with the Node `n` and a way to it, or that use gRPC."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,10 @@ async def access(server: ApiServer, tmp_path: Path) -> AsyncIterator[ClusterAcce
     """Without a token; half a second is long enough to wait for an answer."""
     async with ClusterAccess(kubeconfig(tmp_path, server.url), answer_within=0.5) as made:
         yield made
+
+
+@pytest.fixture
+def grpc_ends() -> Iterator[None]:
+    """gRPC's polling thread ends with its last object, and failed calls are cycles."""
+    yield
+    gc.collect()

@@ -104,6 +104,12 @@ class Kubelet:
         """A pod got a device through a resource claim called `name`."""
         self._container(namespace, pod, container).claims.append((name, driver, pool, device))
 
+    def set_claims(
+        self, pod: str, claims: Sequence[tuple[str, str, str, str]], *, namespace: str = "default"
+    ) -> None:
+        """These are the devices of claims that a pod has: name, driver, pool and device of each."""
+        self._container(namespace, pod, "main").claims[:] = claims
+
     def finish(self, pod: str, *, namespace: str = "default") -> None:
         """A pod is gone. A pod that only finished stays listed by an older kubelet: leave it."""
         del self._pods[namespace, pod]
