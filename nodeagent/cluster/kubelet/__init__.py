@@ -1,4 +1,6 @@
-"""The kubelet of this node: which pods hold which devices. Nothing above knows gRPC."""
+"""The kubelet of this node: which pods hold which devices, and, in `plugin/`, the DRA driver that
+it calls. Nothing above knows gRPC.
+"""
 
 import os
 

@@ -1,0 +1,109 @@
+"""The kubelet's calls for claims, joined with the work that they ask for.
+
+The kubelet waits 45 s and then asks again; a driver may take longer. So work on a claim outlives
+the call that began it: the call ends with an error before the kubelet gives up, and a later one
+finds the work done, or waits for it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import structlog
+
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName, ClaimService, PreparedDevice
+from nodeagent.errors import NodeagentError
+
+log = structlog.get_logger(__name__)
+
+ANSWER_WITHIN: Final = 40.0  # seconds; the kubelet cancels a call after 45
+
+
+class _Kind(Enum):
+    PREPARE = "preparing"
+    RELEASE = "releasing"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    kind: _Kind
+    claim: ClaimName
+    task: asyncio.Task[tuple[PreparedDevice, ...]]
+
+
+class StillWorking(NodeagentError):
+    """The call's time is over; its work goes on."""
+
+
+class ClaimCalls:
+    """At most one work for each uid: calls of the same kind share it, others wait until it ends.
+
+    `answer_within`: seconds that a call may take. Belongs to one event loop.
+    """
+
+    def __init__(self, service: ClaimService, *, answer_within: float = ANSWER_WITHIN) -> None:
+        self._service = service
+        self._answer_within = answer_within
+        self._running: dict[str, _Work] = {}
+
+    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+        """The claim's devices. Raises NodeagentError. A call that is cancelled stops no work."""
+        return await self._call(_Kind.PREPARE, claim)
+
+    async def release(self, claim: ClaimName) -> None:
+        """Returns when nothing of the claim is left. Otherwise as `prepare`."""
+        await self._call(_Kind.RELEASE, claim)
+
+    async def close(self) -> None:
+        """Cancel what still runs, and wait until it has ended."""
+        tasks = [work.task for work in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _call(self, kind: _Kind, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._answer_within
+        while True:
+            work = self._running.get(claim.uid) or self._start(kind, claim)
+            if work.claim != claim:
+                raise NodeagentError(f"{claim} has the uid of another claim, {work.claim}")
+            await asyncio.wait({work.task}, timeout=max(until - clock(), 0.0))
+            if not work.task.done():
+                raise StillWorking(
+                    f"still working on claim {claim}: {work.kind.value} it takes more than "
+                    f"{self._answer_within:g} s",
+                    remedy="that goes on, and the kubelet's next call finds it done",
+                )
+            if work.kind is kind:
+                return work.task.result()
+
+    def _start(self, kind: _Kind, claim: ClaimName) -> _Work:
+        task = asyncio.create_task(self._perform(kind, claim))
+        self._running[claim.uid] = work = _Work(kind, claim, task)
+        task.add_done_callback(lambda _: self._ended(work))
+        return work
+
+    def _ended(self, work: _Work) -> None:
+        del self._running[work.claim.uid]
+        if not work.task.cancelled():
+            work.task.exception()  # perhaps no call waits for it any more
+
+    async def _perform(self, kind: _Kind, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+        try:
+            match kind:
+                case _Kind.PREPARE:
+                    return await self._service.prepare(claim)
+                case _Kind.RELEASE:
+                    await self._service.release(claim)
+                    return ()
+        except NodeagentError:
+            raise
+        except Exception as error:  # a fault of ours must not end the others' calls
+            log.exception("work on a claim failed", work=kind.value, claim=str(claim))
+            raise NodeagentError(
+                f"{kind.value} claim {claim} failed: {error!r}", remedy="see the agent's log"
+            ) from error

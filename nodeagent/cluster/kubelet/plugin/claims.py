@@ -1,0 +1,69 @@
+"""Claims as the kubelet names them, and what it gets for a prepared one. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from nodeagent.errors import NodeagentError
+from nodeagent.text import shown
+
+_LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_NAMESPACE: Final = re.compile(_LABEL)
+_NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
+_UID: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimName:
+    """A ResourceClaim. Its uid makes file names, so `read_claim_name` lets only such through."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} (uid {self.uid})"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """An allocated device of a claim, ready for containers.
+
+    `requests`: the claim's requests that it is for, all where there are none. `share_id`: of a
+    device that several claims have, "" otherwise.
+    """
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share_id: str = ""
+
+
+class ClaimService(Protocol):
+    """Makes a claim's devices and takes them down. Called again for what is done already.
+
+    Both raise a NodeagentError, whose text stands in the Event of the claim's pod.
+    """
+
+    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]: ...
+
+    async def release(self, claim: ClaimName) -> None: ...
+
+
+class ClaimRefused(NodeagentError):
+    """What the kubelet names is no claim that an API server would have let through."""
+
+
+def read_claim_name(namespace: str, name: str, uid: str) -> ClaimName:
+    """The claim. Raises ClaimRefused for what cannot be one's name."""
+    for what, text, form in (
+        ("namespace", namespace, _NAMESPACE),
+        ("name", name, _NAME),
+        ("uid", uid, _UID),
+    ):
+        if not form.fullmatch(text):
+            raise ClaimRefused(f"the claim's {what} {shown(text)} is not one of Kubernetes")
+    return ClaimName(namespace, name, uid)

@@ -1,0 +1,62 @@
+"""The health of devices as the kubelet is told, and when it is sent. In one event loop.
+
+The kubelet shows a device of a pod as Unknown after 30 s without a message, so the list is sent
+again well before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+HEARTBEAT: Final = 10.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """`at`: when that was found, in seconds since 1970; two that differ in it alone are equal."""
+
+    pool: str
+    device: str
+    health: Literal["healthy", "unhealthy", "unknown"]
+    at: float = field(compare=False)
+    message: str = ""
+
+
+class HealthFeed:
+    """The newest list of all devices, for any number of watchers.
+
+    `heartbeat`: seconds without a change after which a watcher gets the list again.
+    """
+
+    def __init__(self, *, heartbeat: float = HEARTBEAT) -> None:
+        self._heartbeat = heartbeat
+        self._devices: tuple[DeviceHealth, ...] = ()
+        self._watchers: set[asyncio.Event] = set()
+
+    def publish(self, devices: Iterable[DeviceHealth]) -> None:
+        """Make this the list; every device that is missing in it counts as Unknown in the end."""
+        before, self._devices = self._devices, tuple(devices)
+        if self._devices != before:
+            for changed in self._watchers:
+                changed.set()
+
+    async def watch(self) -> AsyncGenerator[tuple[DeviceHealth, ...], None]:
+        """The list, then again at each change and each heartbeat.
+
+        A watcher that takes its time misses lists between, never the newest, and holds up nobody.
+        """
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        try:
+            while True:
+                changed.clear()
+                yield self._devices
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._heartbeat):
+                        await changed.wait()
+        finally:
+            self._watchers.discard(changed)

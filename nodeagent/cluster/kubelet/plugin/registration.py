@@ -1,0 +1,68 @@
+"""The gRPC service with which the kubelet gets to know the DRA driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from nodeagent.cluster.kubelet.generated import pluginregistration_pb2 as messages
+from nodeagent.cluster.kubelet.plugin import health_stream, server
+
+log = structlog.get_logger(__name__)
+
+DRIVER: Final = "gpu.nodeagent.io"
+SERVICE: Final = "pluginregistration.Registration"
+VERSIONS: Final = (server.VERSION, health_stream.SERVICE)  # a kubelet takes the first it knows
+_LONGEST_REASON: Final = 1000  # characters
+
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the kubelet has said of the driver last; `reason` has its words when it refused it."""
+
+    state: Literal["not yet seen", "registered", "refused"] = "not yet seen"
+    reason: str = ""
+
+
+class RegistrationService:
+    """Answers the kubelet, and keeps what it said; `endpoint` is the DRA service's socket."""
+
+    def __init__(self, endpoint: Path) -> None:
+        self.status = Registration()
+        info = messages.PluginInfo(
+            type="DRAPlugin", name=DRIVER, endpoint=str(endpoint), supported_versions=VERSIONS
+        )
+        self._info = info.SerializeToString()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, Any] = {
+            "GetInfo": grpc.unary_unary_rpc_method_handler(self._get_info),
+            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(self._notify),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def _get_info(self, _: bytes, context: _Context) -> bytes:
+        return self._info
+
+    async def _notify(self, request: bytes, context: _Context) -> bytes:
+        try:
+            status = messages.RegistrationStatus.FromString(request)
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unreadable: {error}")
+        if status.plugin_registered:
+            self.status = Registration("registered")
+            log.info("the kubelet registered the DRA driver")
+        else:
+            refused = Registration("refused", status.error[:_LONGEST_REASON])
+            if refused != self.status:  # the kubelet tries again and again
+                log.error("the kubelet refused the DRA driver", reason=refused.reason)
+            self.status = refused
+        return messages.RegistrationStatusResponse().SerializeToString()

@@ -1,0 +1,64 @@
+"""What the tests of the plugin share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
+
+
+class Claims:
+    """Stands in for what prepares claims.
+
+    `begun` has the kind and the uid of each work, `prepared` the claims as they are now. Work takes
+    `seconds` and gives `devices`. `errors` are raised, by uid, once; `hold()` keeps all work from
+    ending until `go_on()`.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, str]] = []
+        self.prepared: set[ClaimName] = set()
+        self.errors: dict[str, Exception] = {}
+        self.devices: Callable[[ClaimName], tuple[PreparedDevice, ...]] = devices_of
+        self.seconds = 0.0
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+        await self._work("prepare", claim)
+        self.prepared.add(claim)
+        return self.devices(claim)
+
+    async def release(self, claim: ClaimName) -> None:
+        await self._work("release", claim)
+        self.prepared.discard(claim)
+
+    def hold(self) -> None:
+        self._open.clear()
+
+    def go_on(self) -> None:
+        self._open.set()
+
+    async def _work(self, kind: str, claim: ClaimName) -> None:
+        self.begun.append((kind, claim.uid))
+        await asyncio.sleep(self.seconds)
+        await self._open.wait()
+        if error := self.errors.pop(claim.uid, None):
+            raise error
+
+
+def devices_of(claim: ClaimName) -> tuple[PreparedDevice, ...]:
+    """One slice, in words that no two claims share."""
+    cdi_id = f"nodeagent.io/claim={claim.uid}-0-mig-1g-10gb-6"
+    return (PreparedDevice(("main",), "n/gpu-1", "mig-1g-10gb-6", (cdi_id,)),)
+
+
+def claim_name(uid: str = "a1") -> ClaimName:
+    """A claim of team `team`."""
+    return ClaimName("team", f"claim-{uid}", uid)
+
+
+def now() -> float:
+    """The loop's time in seconds."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,190 @@
+"""Work on claims outlives the kubelet's calls, and is never begun twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import structlog.testing
+
+from nodeagent.cluster.kubelet.plugin.claim_calls import ANSWER_WITHIN, ClaimCalls, StillWorking
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName
+from nodeagent.errors import NodeagentError
+from tests.cluster.kubelet.plugin.rig import Claims, claim_name, devices_of, now
+from tests.simulated_cluster.kubelet_claims import CALL_WITHIN
+
+pytestmark = pytest.mark.virtual_time
+CLAIM = claim_name()
+
+
+@pytest.fixture
+async def calls(claims: Claims) -> AsyncIterator[ClaimCalls]:
+    """Of the claims, with the agent's own times."""
+    made = ClaimCalls(claims)
+    yield made
+    await made.close()
+
+
+async def test_a_call_gives_what_the_work_gives(claims: Claims, calls: ClaimCalls) -> None:
+    """Devices, and after the release nothing is left."""
+    assert await calls.prepare(CLAIM) == devices_of(CLAIM)
+    assert claims.prepared == {CLAIM}
+    await calls.release(CLAIM)
+    assert claims.prepared == set()
+
+
+async def test_calls_for_one_claim_share_its_work(claims: Claims, calls: ClaimCalls) -> None:
+    """However many come while it runs; one that comes afterwards begins anew."""
+    claims.seconds = 5
+    first = asyncio.create_task(calls.prepare(CLAIM))
+    await asyncio.sleep(3)
+    answers = await asyncio.gather(first, calls.prepare(CLAIM), calls.prepare(CLAIM))
+    assert list(answers) == [devices_of(CLAIM)] * 3
+    assert claims.begun == [("prepare", CLAIM.uid)]
+    await calls.prepare(CLAIM)
+    assert len(claims.begun) == 2
+
+
+async def test_claims_are_worked_on_side_by_side(claims: Claims, calls: ClaimCalls) -> None:
+    """A hundred of them take as long as one."""
+    claims.seconds = 30
+    begin = now()
+    await asyncio.gather(*(calls.prepare(claim_name(f"{number:x}")) for number in range(100)))
+    assert now() - begin == 30
+
+
+async def test_a_call_ends_before_the_kubelet_gives_up(claims: Claims, calls: ClaimCalls) -> None:
+    """It says that the work goes on; the next one joins it and gets what it gives."""
+    assert ANSWER_WITHIN <= CALL_WITHIN - 5
+    claims.seconds = 100
+    begin = now()
+    for attempt in (1, 2):
+        with pytest.raises(StillWorking, match="still working on claim team/claim-a1") as caught:
+            await calls.prepare(CLAIM)
+        assert now() - begin == ANSWER_WITHIN * attempt
+        assert "the kubelet's next call finds it done" in str(caught.value)
+    assert await calls.prepare(CLAIM) == devices_of(CLAIM)
+    assert now() - begin == 100
+    assert claims.begun == [("prepare", CLAIM.uid)]
+
+
+async def test_work_that_no_call_waits_for_is_found_done(claims: Claims, calls: ClaimCalls) -> None:
+    """It ends between two calls; the second asks again, which finds the devices there."""
+    claims.seconds = 50
+    with pytest.raises(StillWorking):
+        await calls.prepare(CLAIM)
+    await asyncio.sleep(20)
+    assert claims.prepared == {CLAIM}
+    claims.seconds = 0
+    assert await calls.prepare(CLAIM) == devices_of(CLAIM)
+
+
+async def test_a_cancelled_call_stops_no_work(claims: Claims, calls: ClaimCalls) -> None:
+    """As when the kubelet gives up, or goes away."""
+    claims.seconds = 30
+    call = asyncio.create_task(calls.prepare(CLAIM))
+    await asyncio.sleep(10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await calls.prepare(CLAIM) == devices_of(CLAIM)
+    assert claims.begun == [("prepare", CLAIM.uid)]
+
+
+async def test_a_release_waits_for_the_prepare(claims: Claims, calls: ClaimCalls) -> None:
+    """And a prepare for the release: never are two at work on one claim."""
+    claims.seconds = 10
+    begin = now()
+    preparing = asyncio.create_task(calls.prepare(CLAIM))
+    await asyncio.sleep(1)
+    releasing = asyncio.create_task(calls.release(CLAIM))
+    await asyncio.sleep(10)
+    assert preparing.done()
+    await asyncio.gather(releasing, calls.prepare(CLAIM))
+    assert now() - begin == 30
+    assert [kind for kind, _ in claims.begun] == ["prepare", "release", "prepare"]
+    assert claims.prepared == {CLAIM}
+
+
+async def test_a_release_that_could_not_begin_does_not_begin_later(
+    claims: Claims, calls: ClaimCalls
+) -> None:
+    """The kubelet may want the claim again by then."""
+    claims.seconds = 60
+    preparing = asyncio.gather(calls.prepare(CLAIM), return_exceptions=True)
+    await asyncio.sleep(1)
+    with pytest.raises(StillWorking, match="preparing it takes more than 40 s"):
+        await calls.release(CLAIM)
+    await preparing
+    await asyncio.sleep(100)
+    assert claims.begun == [("prepare", CLAIM.uid)]
+    assert claims.prepared == {CLAIM}
+
+
+async def test_an_error_is_the_claims_own(claims: Claims, calls: ClaimCalls) -> None:
+    """All calls that wait for the work get it, no other claim's; the next call begins anew."""
+    other = claim_name("b2")
+    claims.seconds = 1
+    claims.errors[CLAIM.uid] = NodeagentError("GPU 0 is full", remedy="wait")
+    answers = await asyncio.gather(
+        calls.prepare(CLAIM), calls.prepare(CLAIM), calls.prepare(other), return_exceptions=True
+    )
+    assert [str(answer) for answer in answers[:2]] == ["GPU 0 is full (wait)"] * 2
+    assert answers[2] == devices_of(other)
+    assert await calls.prepare(CLAIM) == devices_of(CLAIM)
+
+
+async def test_work_that_fails_alone_is_quiet(claims: Claims, calls: ClaimCalls) -> None:
+    """No call waits for it; asyncio has nothing to report of it (the run would fail)."""
+    claims.seconds = 50
+    claims.errors[CLAIM.uid] = NodeagentError("GPU 0 is full")
+    with pytest.raises(StillWorking):
+        await calls.release(CLAIM)
+    await asyncio.sleep(100)
+    claims.seconds = 0
+    await calls.release(CLAIM)
+    assert len(claims.begun) == 2
+
+
+async def test_a_fault_of_ours_is_an_answer_too(claims: Claims, calls: ClaimCalls) -> None:
+    """It stands in the log with its place, and the kubelet gets words."""
+    claims.errors[CLAIM.uid] = KeyError("slices")
+    with structlog.testing.capture_logs() as logs, pytest.raises(NodeagentError) as caught:
+        await calls.prepare(CLAIM)
+    assert str(caught.value) == (
+        "preparing claim team/claim-a1 (uid a1) failed: KeyError('slices') (see the agent's log)"
+    )
+    assert [(line["event"], line["claim"]) for line in logs] == [
+        ("work on a claim failed", str(CLAIM))
+    ]
+
+
+async def test_a_timeout_of_the_work_is_not_taken_for_the_calls(
+    claims: Claims, calls: ClaimCalls
+) -> None:
+    """Python has one error for both."""
+    claims.errors[CLAIM.uid] = TimeoutError("the driver")
+    with structlog.testing.capture_logs(), pytest.raises(NodeagentError, match="the driver") as it:
+        await calls.prepare(CLAIM)
+    assert not isinstance(it.value, StillWorking)
+
+
+async def test_a_uid_is_one_claims(claims: Claims, calls: ClaimCalls) -> None:
+    """A claim with the uid of another that is being worked on does not get that one's devices."""
+    claims.seconds = 10
+    preparing = asyncio.create_task(calls.prepare(CLAIM))
+    await asyncio.sleep(1)
+    with pytest.raises(NodeagentError, match="has the uid of another claim, team/claim-a1"):
+        await calls.prepare(ClaimName("team", "other", CLAIM.uid))
+    await preparing
+
+
+async def test_closing_ends_the_work(claims: Claims, calls: ClaimCalls) -> None:
+    """Nothing runs on when the agent has ended."""
+    claims.hold()
+    with pytest.raises(StillWorking):
+        await calls.prepare(CLAIM)
+    await calls.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert claims.prepared == set()

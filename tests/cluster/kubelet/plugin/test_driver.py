@@ -1,0 +1,344 @@
+"""The DRA driver and the kubelets that it serves, through real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from asyncinotify import Inotify, Mask
+
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName
+from nodeagent.cluster.kubelet.plugin.device_health import DeviceHealth, HealthFeed
+from nodeagent.cluster.kubelet.plugin.driver import dra_driver
+from nodeagent.cluster.kubelet.plugin.registration import Registration, RegistrationService
+from nodeagent.cluster.kubelet.plugin.sockets import SocketRefused
+from nodeagent.errors import NodeagentError
+from tests.cluster.client.rig import until
+from tests.cluster.kubelet.plugin.rig import Claims
+from tests.simulated_cluster.kubelet_claims import DRIVER, Claim, DraKubelet, PodFailed
+from tests.simulated_cluster.kubelet_plugins import V1_34, V1_36, V1_37, VERSIONS, KubeletVersion
+
+pytestmark = pytest.mark.usefixtures("grpc_ends")
+NOT_SEEN = Registration()
+REGISTERED = Registration("registered")
+CLAIM = Claim("claim-a1", "a1", "team")
+CDI_ID = "nodeagent.io/claim=a1-0-mig-1g-10gb-6"
+SICK = DeviceHealth("n/gpu-1", "gpu", "unhealthy", 1.0, "Xid 79: the GPU fell off the bus")
+WELL = DeviceHealth("n/gpu-1", "gpu", "healthy", 2.0)
+
+each_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """The kubelet's root directory; pytest's own folders are too deep for sockets."""
+    with TemporaryDirectory(prefix="kubelet-") as folder:
+        yield Path(folder) / "kubelet"
+
+
+@asynccontextmanager
+async def driver(
+    root: Path, claims: Claims, feed: HealthFeed | None = None, answer_within: float = 60.0
+) -> AsyncIterator[RegistrationService]:
+    """The agent's side."""
+    calls = ClaimCalls(claims, answer_within=answer_within)
+    async with dra_driver(root, calls, feed or HealthFeed()) as registration:
+        yield registration
+
+
+@asynccontextmanager
+async def registered(kubelet: DraKubelet, claims: Claims) -> AsyncIterator[None]:
+    """Both sides, when they know each other."""
+    async with kubelet, driver(kubelet.plugins.root, claims) as registration:
+        await until(lambda: registration.status == REGISTERED)
+        yield
+
+
+# --- registration ---------------------------------------------------------------------------------
+
+
+@each_version
+async def test_each_kubelet_registers_the_driver(
+    root: Path, claims: Claims, version: KubeletVersion
+) -> None:
+    """It takes version 1 of the service, and loses the driver when the agent ends."""
+    async with DraKubelet(root, version) as kubelet:
+        async with driver(root, claims) as registration:
+            await until(lambda: registration.status == REGISTERED)
+            plugin = kubelet.plugins.get(DRIVER)
+            assert plugin is not None
+            assert plugin.service == "v1.DRAPlugin"
+            await until(lambda: plugin.connected)
+        await until(lambda: not kubelet.plugins.found)
+        assert kubelet.plugins.refusals == []
+
+
+async def test_a_kubelet_that_comes_later(root: Path, claims: Claims) -> None:
+    """Until it is there it has not seen the driver, which is no error; then it scans the folder."""
+    for folder in ("plugins", "plugins_registry"):
+        (root / folder).mkdir(parents=True)
+    async with driver(root, claims) as registration:
+        assert registration.status == NOT_SEEN
+        async with DraKubelet(root):
+            await until(lambda: registration.status == REGISTERED)
+
+
+async def test_a_refusal_in_the_kubelets_words(root: Path, claims: Claims) -> None:
+    """A kubelet that insists on paths below its root does not follow the agent's symlink there;
+    another one that does not may register the driver afterwards.
+    """
+    for folder in ("plugins", "plugins_registry"):
+        (root / folder).mkdir(parents=True)
+    link = root.with_name("link")
+    link.symlink_to(root)
+    async with driver(link, claims) as registration:
+        async with DraKubelet(root, V1_37):
+            await until(lambda: registration.status != NOT_SEEN)
+            assert registration.status.state == "refused"
+            assert f'dra.sock" is not inside "{root}"' in registration.status.reason
+        async with DraKubelet(root, V1_36):
+            await until(lambda: registration.status == REGISTERED)
+
+
+async def test_the_order_in_which_sockets_come_and_go(root: Path, claims: Claims) -> None:
+    """Whenever a kubelet can find the driver, the driver is there."""
+    for folder in ("plugins/gpu.nodeagent.io", "plugins_registry"):
+        (root / folder).mkdir(parents=True)
+    with Inotify() as inotify:
+        for folder in ("plugins/gpu.nodeagent.io", "plugins_registry"):
+            inotify.add_watch(root / folder, Mask.MOVED_TO | Mask.DELETE)
+        async with driver(root, claims):
+            pass
+        seen: list[tuple[str, bool]] = []
+        while len(seen) < 4:
+            event = await inotify.get()
+            assert event.name is not None
+            seen.append((event.name.name, bool(event.mask & Mask.DELETE)))
+    name = "gpu.nodeagent.io-reg.sock"
+    assert seen == [("dra.sock", False), (name, False), (name, True), ("dra.sock", True)]
+
+
+async def test_what_cannot_be_served_leaves_nothing(root: Path, claims: Claims) -> None:
+    """Without the kubelet's registry the DRA socket goes again, and the error names the folder."""
+    (root / "plugins").mkdir(parents=True)
+    with pytest.raises(SocketRefused, match="plugins_registry cannot be used"):
+        async with driver(root, claims):
+            pass
+    assert list((root / "plugins" / DRIVER).iterdir()) == []
+    with pytest.raises(SocketRefused, match="bytes, a socket's path at most 107"):
+        async with driver(root / ("x" * 80), claims):
+            pass
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+@each_version
+async def test_a_pod_comes_and_goes(root: Path, claims: Claims, version: KubeletVersion) -> None:
+    """Its claim is prepared, its containers get the CDI ids, and in the end nothing is left."""
+    kubelet = DraKubelet(root, version)
+    async with registered(kubelet, claims):
+        await kubelet.prepare("pod", CLAIM)
+        assert claims.prepared == {ClaimName("team", "claim-a1", "a1")}
+        assert kubelet.cdi_ids(CLAIM) == [CDI_ID]
+        await kubelet.release("pod")
+        assert claims.prepared == set()
+        assert kubelet.checkpoint == {}
+
+
+async def test_pods_side_by_side(root: Path, claims: Claims) -> None:
+    """Of 128 pods none waits for another one's claim."""
+    kubelet = DraKubelet(root)
+    async with registered(kubelet, claims):
+        claims.hold()
+        pods = {f"pod-{number}": Claim(f"claim-{number}", f"{number:x}") for number in range(128)}
+        coming = [asyncio.create_task(kubelet.prepare(pod, claim)) for pod, claim in pods.items()]
+        await until(lambda: len(claims.begun) == len(pods))
+        claims.go_on()
+        await asyncio.gather(*coming)
+        assert len(claims.prepared) == len(pods)
+        await asyncio.gather(*map(kubelet.release, pods))
+        assert claims.prepared == set()
+
+
+async def test_an_error_is_in_the_pods_event(root: Path, claims: Claims) -> None:
+    """With the name of its claim; the next attempt finds the other claim prepared."""
+    kubelet = DraKubelet(root)
+    other = Claim("claim-b2", "b2", "team")
+    async with registered(kubelet, claims):
+        claims.errors["a1"] = NodeagentError("process 7 of pod team/old uses memory slice 6")
+        with pytest.raises(PodFailed) as caught:
+            await kubelet.prepare("pod", CLAIM, other)
+        assert str(caught.value) == (
+            "NodePrepareResources failed for ResourceClaim claim-a1: "
+            "process 7 of pod team/old uses memory slice 6"
+        )
+        await kubelet.prepare("pod", CLAIM, other)
+        assert len(claims.prepared) == 2
+        await kubelet.release("pod")
+        assert claims.prepared == set()
+
+
+async def test_a_driver_call_that_takes_long(root: Path, claims: Claims) -> None:
+    """The event says that the work goes on; the kubelet's next attempts join it."""
+    kubelet = DraKubelet(root)
+    async with kubelet, driver(root, claims, answer_within=0.05) as registration:
+        await until(lambda: registration.status == REGISTERED)
+        claims.hold()
+        starting = asyncio.create_task(kubelet.start_pod("pod", CLAIM))
+        await until(lambda: len(kubelet.events) >= 3)
+        assert claims.begun == [("prepare", "a1")]
+        claims.go_on()
+        await starting
+    assert all("still working on claim team/claim-a1" in event for event in kubelet.events)
+
+
+async def test_a_call_that_the_kubelet_cancels(root: Path, claims: Claims) -> None:
+    """The work goes on, and the next calls join it."""
+    kubelet = DraKubelet(root, call_within=0.1)
+    async with registered(kubelet, claims):
+        claims.hold()
+        starting = asyncio.create_task(kubelet.start_pod("pod", CLAIM))
+        await until(lambda: len(kubelet.events) >= 3)
+        assert claims.begun == [("prepare", "a1")]
+        claims.go_on()
+        await starting
+    assert all("rpc error: code = DeadlineExceeded" in event for event in kubelet.events)
+
+
+@each_version
+async def test_a_kubelet_that_restarts(root: Path, claims: Claims, version: KubeletVersion) -> None:
+    """It prepares the claims of running pods again and gets the same ids; older ones list them
+    twice then.
+    """
+    kubelet = DraKubelet(root, version)
+    async with registered(kubelet, claims):
+        await kubelet.prepare("pod", CLAIM)
+        await kubelet.restart()
+        await until(lambda: kubelet.plugins.get(DRIVER))
+        await kubelet.prepare("pod", CLAIM)
+        assert kubelet.cdi_ids(CLAIM) == [CDI_ID] * (2 if version.appends_devices else 1)
+        assert claims.begun == [("prepare", "a1")] * 2
+        await kubelet.release("pod")
+        assert claims.prepared == set()
+
+
+async def test_an_agent_that_restarts(root: Path, claims: Claims) -> None:
+    """It is registered anew over the sockets that the killed one left, and releases its claims."""
+    async with DraKubelet(root) as kubelet:
+        (root / "plugins" / DRIVER).mkdir()
+        for path in (
+            root / "plugins" / DRIVER / "dra.sock",
+            root / "plugins_registry" / f"{DRIVER}-reg.sock",
+        ):
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+        await until(lambda: kubelet.plugins.failures)
+        async with driver(root, claims):
+            await until(lambda: kubelet.plugins.get(DRIVER))
+            await kubelet.prepare("pod", CLAIM)
+        with pytest.raises(PodFailed):
+            await kubelet.release("pod")
+        async with driver(root, claims) as registration:
+            await until(lambda: registration.status == REGISTERED)
+            await kubelet.release("pod")
+        assert claims.prepared == set()
+
+
+async def test_an_agent_that_ends_during_a_call(root: Path, claims: Claims) -> None:
+    """The call fails, its work is stopped, and nothing is left running."""
+    async with DraKubelet(root) as kubelet, AsyncExitStack() as agent:
+        registration = await agent.enter_async_context(driver(root, claims))
+        await until(lambda: registration.status == REGISTERED)
+        claims.hold()
+        call = asyncio.create_task(kubelet.prepare("pod", CLAIM))
+        await until(lambda: claims.begun)
+        await agent.aclose()
+        with pytest.raises(PodFailed, match="rpc error"):
+            await call
+        assert claims.prepared == set()
+
+
+async def test_releases_of_what_was_never_prepared(root: Path, claims: Claims) -> None:
+    """After a prepare that failed, again when the answer was lost, and for pods that vanished."""
+    kubelet = DraKubelet(root)
+    async with registered(kubelet, claims):
+        claims.errors["a1"] = NodeagentError("the API server is away")
+        with pytest.raises(PodFailed, match="the API server is away"):
+            await kubelet.prepare("pod", CLAIM)
+        claims.errors["a1"] = NodeagentError("the driver hangs")
+        with pytest.raises(PodFailed, match="the driver hangs"):
+            await kubelet.release("pod")
+        await kubelet.release("pod")
+        await kubelet.prepare("gone", CLAIM)
+        claims.errors["a1"] = NodeagentError("process 7 uses it")
+        await kubelet.release_vanished(["pod"])
+        assert claims.prepared
+        await kubelet.release_vanished(["pod"])
+        assert claims.prepared == set()
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [V1_36, V1_37], ids=str)
+async def test_health_reaches_the_pod(root: Path, claims: Claims, version: KubeletVersion) -> None:
+    """Each change at once, with its reason; nothing is known of other devices."""
+    feed = HealthFeed()
+    feed.publish([SICK])
+    async with DraKubelet(root, version) as kubelet, driver(root, claims, feed):
+        await until(lambda: kubelet.health(DRIVER, "n/gpu-1", "gpu") == ("UNHEALTHY", SICK.message))
+        feed.publish([WELL])
+        await until(lambda: kubelet.health(DRIVER, "n/gpu-1", "gpu") == ("HEALTHY", ""))
+        assert kubelet.health(DRIVER, "n/gpu-2", "gpu") == ("UNKNOWN", "")
+
+
+async def test_a_kubelet_without_health(root: Path, claims: Claims) -> None:
+    """1.34 does not ask for it, unless a gate says so."""
+    kubelet = DraKubelet(root, V1_34)
+    async with kubelet, driver(root, claims) as registration:
+        await until(lambda: registration.status == REGISTERED)
+        await kubelet.prepare("pod", CLAIM)
+        assert kubelet.health_lists == 0
+
+
+async def test_health_is_sent_again(root: Path, claims: Claims) -> None:
+    """Without a change too, to several kubelets' worth of watchers."""
+    feed = HealthFeed(heartbeat=0.01)
+    feed.publish([WELL])
+    async with DraKubelet(root) as one, driver(root, claims, feed), DraKubelet(root) as two:
+        await until(lambda: one.health_lists > 5 and two.health_lists > 5)
+
+
+async def test_a_silent_driver_is_unknown(root: Path, claims: Claims) -> None:
+    """The heartbeat is what keeps the kubelet from forgetting; so does a stream that ends."""
+    feed = HealthFeed(heartbeat=3600)
+    feed.publish([WELL])
+    async with DraKubelet(root, silence=0.05) as kubelet, driver(root, claims, feed):
+        await until(lambda: kubelet.health_lists)
+        await until(lambda: kubelet.health(DRIVER, "n/gpu-1", "gpu") == ("UNKNOWN", ""))
+        assert kubelet.health_lists == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("x" * 1024, "x" * 1024),
+        ("x" * 1025, "x" * 1021 + "..."),
+        ("ä" * 600, "ä" * 510 + "..."),  # 2 bytes each
+        ("/run/\udcff", "/run/?"),  # a path with a byte that is no text
+    ],
+    ids=["as long as it may be", "too long", "no half letters", "no text"],
+)
+async def test_long_messages_are_cut(root: Path, claims: Claims, text: str, sent: str) -> None:
+    """To the kubelet's limit of 1024 bytes, which would cut a letter in two itself."""
+    feed = HealthFeed()
+    feed.publish([DeviceHealth("n/gpu-1", "gpu", "unhealthy", 1.0, text)])
+    async with DraKubelet(root) as kubelet, driver(root, claims, feed):
+        await until(lambda: kubelet.health(DRIVER, "n/gpu-1", "gpu") == ("UNHEALTHY", sent))

@@ -1,0 +1,188 @@
+"""Sockets in the kubelet's folders: who can use them, what they replace, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from nodeagent.cluster.kubelet.plugin.registration import RegistrationService
+from nodeagent.cluster.kubelet.plugin.sockets import (
+    SocketRefused,
+    check_path,
+    make_directory,
+    serve,
+)
+from tests.simulated_cluster.kubelet_plugins import channel_to
+
+pytestmark = pytest.mark.usefixtures("grpc_ends")
+NAME = "gpu.nodeagent.io-reg.sock"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A socket's path in a folder such as the kubelet makes."""
+    folder = tmp_path / "plugins_registry"
+    folder.mkdir(mode=0o750)
+    return folder / NAME
+
+
+def registration() -> RegistrationService:
+    """Something to serve."""
+    return RegistrationService(Path("/endpoint"))
+
+
+async def answers(path: Path) -> bool:
+    """Whether the service is reached at this path."""
+    async with channel_to(str(path)) as channel:
+        ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/pluginregistration.Registration/GetInfo"
+        )
+        return b"/endpoint" in await ask(b"", timeout=30)
+
+
+def dead_socket(path: Path) -> None:
+    """What a killed agent leaves."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def put(kind: str, path: Path, target: Path) -> None:
+    """Something that is no socket."""
+    match kind:
+        case "file":
+            path.write_text("mine")
+        case "folder":
+            path.mkdir()
+        case _:
+            path.symlink_to(target)
+
+
+def mode(path: Path) -> int:
+    """The permissions."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def is_socket(path: Path) -> bool:
+    """Whether it is one itself."""
+    return stat.S_ISSOCK(path.lstat().st_mode)
+
+
+async def test_only_its_owner_can_use_the_socket(path: Path) -> None:
+    """It is there while it is served, alone in its folder, and gone afterwards."""
+    async with serve(path, [registration().handler()]):
+        assert await answers(path)
+        assert mode(path) == 0o600
+        assert [one.name for one in path.parent.iterdir()] == [NAME]
+    assert list(path.parent.iterdir()) == []
+
+
+async def test_what_a_killed_agent_left_is_replaced(path: Path) -> None:
+    """Its socket, and one that had not got its name yet."""
+    dead_socket(path)
+    dead_socket(path.parent / ".nodeagent")
+    async with serve(path, [registration().handler()]):
+        assert await answers(path)
+        assert [one.name for one in path.parent.iterdir()] == [NAME]
+
+
+async def test_the_socket_of_a_successor_stays(path: Path) -> None:
+    """What took the place of ours is not removed with it."""
+    async with AsyncExitStack() as first:
+        await first.enter_async_context(serve(path, [registration().handler()]))
+        async with serve(path, [registration().handler()]):
+            await first.aclose()
+            assert await answers(path)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "symlink"])
+async def test_what_is_no_socket_is_not_touched(path: Path, kind: str) -> None:
+    """Whoever made it knows what for; the error names it, and nothing is left behind."""
+    target = path.parent.parent / "target"
+    dead_socket(target)
+    put(kind, path, target)
+    with pytest.raises(SocketRefused, match=f"{NAME} is no socket"):
+        async with serve(path, [registration().handler()]):
+            pass
+    assert [one.name for one in path.parent.iterdir()] == [NAME]
+    assert not is_socket(path)
+    assert is_socket(target)
+
+
+async def test_a_folder_without_room(path: Path) -> None:
+    """Whatever keeps gRPC from binding; it does not say what."""
+    put("folder", path.parent / ".nodeagent", path)
+    with pytest.raises(SocketRefused, match=r"no socket can be made in .*/plugins_registry "):
+        async with serve(path, [registration().handler()]):
+            pass
+    assert [one.name for one in path.parent.iterdir()] == [".nodeagent"]
+
+
+async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """Without the kubelet's folder there is no kubelet; it is not made in its place."""
+    path = tmp_path / "plugins_registry" / NAME
+    with pytest.raises(SocketRefused, match="No such file or directory") as caught:
+        async with serve(path, [registration().handler()]):
+            pass
+    assert "is kubelet.dir the kubelet's root directory" in str(caught.value)
+    assert not path.parent.exists()
+
+
+async def test_a_folder_that_others_can_write(path: Path) -> None:
+    """They could put a socket of their own in our place."""
+    path.parent.chmod(0o757)
+    with pytest.raises(SocketRefused, match=r"can be written by others \(mode 757\)"):
+        async with serve(path, [registration().handler()]):
+            pass
+    with pytest.raises(SocketRefused, match="can be written by others"):
+        make_directory(path.parent)
+
+
+@as_root
+async def test_a_folder_of_another_user(path: Path) -> None:
+    """It is the kubelet's, that is root's, or the agent's own."""
+    os.chown(path.parent, 1000, 1000)
+    with pytest.raises(SocketRefused, match="belongs to user 1000"):
+        async with serve(path, [registration().handler()]):
+            pass
+
+
+async def test_a_folder_that_is_a_symlink(path: Path, tmp_path: Path) -> None:
+    """It could lead anywhere, and elsewhere later."""
+    link = tmp_path / "link"
+    link.symlink_to(path.parent)
+    with pytest.raises(SocketRefused, match="link is a symlink"):
+        async with serve(link / NAME, [registration().handler()]):
+            pass
+    with pytest.raises(SocketRefused, match="link is a symlink"):
+        make_directory(link)
+
+
+def test_the_folder_of_the_driver(tmp_path: Path) -> None:
+    """It is made, and set right, for its owner and the group alone."""
+    folder = tmp_path / "gpu.nodeagent.io"
+    make_directory(folder)
+    assert mode(folder) == 0o750
+    folder.chmod(0o755)
+    make_directory(folder)
+    assert mode(folder) == 0o750
+    with pytest.raises(SocketRefused, match=r"is kubelet\.dir the kubelet's root directory"):
+        make_directory(tmp_path / "missing" / "gpu.nodeagent.io")
+
+
+def test_paths_that_no_kubelet_could_use() -> None:
+    """A socket's address holds 107 bytes, and the kubelet takes absolute paths."""
+    check_path(Path("/" + "x" * 106))
+    with pytest.raises(SocketRefused, match="has 108 bytes, a socket's path at most 107"):
+        check_path(Path("/" + "x" * 107))
+    with pytest.raises(SocketRefused, match="has 108 bytes"):
+        check_path(Path("/" + "ä" * 53 + "x"))
+    for path in ("plugins/dra.sock", "/var/lib/../plugins/dra.sock"):
+        with pytest.raises(SocketRefused, match=r"no absolute path without \.\."):
+            check_path(Path(path))
