@@ -1,0 +1,169 @@
+"""Counters say exactly what the hardware and the planner allow, set by set."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from nodeagent.claims.counters import CounterScheme, mismatch
+from nodeagent.claims.names import places
+from nodeagent.plan.layouts import Card
+from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
+from nodeagent.structs import replace
+from tests.claims.boards import (
+    KINDS,
+    LEGAL_SETS,
+    MIG_BOARDS,
+    DeviceSet,
+    feasible_sets,
+    legal_sets,
+)
+from tests.plan.cards import card, with_instances
+
+
+@pytest.mark.parametrize("board", MIG_BOARDS)
+def test_exact(board: str) -> None:
+    """Feasible by counters, legal on the hardware and legal for the planner are the same sets, as
+    many as are known of the board; the agent's own check agrees.
+    """
+    assert len(legal_sets(board)) == LEGAL_SETS[board]
+    assert feasible_sets(card(board)) == legal_sets(board)
+    assert mismatch(card(board)) == ""
+
+
+@pytest.mark.parametrize("board", ["a30"])
+def test_exact_by_trying_every_subset(board: str) -> None:
+    """The same without any of the enumeration's shortcuts."""
+    _try_every_subset(board, most=13)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("board", KINDS)
+def test_exact_by_trying_every_small_subset(board: str) -> None:
+    """Likewise on larger boards, for sets of up to four devices."""
+    _try_every_subset(board, most=4)
+
+
+def _try_every_subset(board: str, most: int) -> None:
+    gpu = card(board)
+    scheme, table, known = CounterScheme.of(gpu), Card.of(gpu), places(gpu)
+    for size in range(most + 1):
+        for names in itertools.combinations(known, size):
+            chosen = [known[name] for name in names]
+            masks = [place.placement.mask for place in chosen]
+            apart = all(not a & b for a, b in itertools.combinations(masks, 2))
+            planned = apart and table.spare(p.profile.name for p in chosen) is not None
+            assert scheme.feasible(map(scheme.consumption, chosen)) is planned
+            assert (frozenset(names) in legal_sets(board)) is planned
+
+
+@pytest.mark.parametrize(
+    ("board", "counter", "illegal"),
+    [
+        ("a30", "me", 46),
+        ("a100-40gb", "me", 3217),
+        ("h100-80gb", "me", 3217),
+        ("rtx-pro-6000", "decoders", 292),
+    ],
+)
+def test_no_counter_too_many(board: str, counter: str, illegal: int) -> None:
+    """Without a counter that is no memory slice, sets would be allowed that the card refuses."""
+    allowed = feasible_sets(card(board), without=[counter])
+    assert legal_sets(board) < allowed
+    assert len(allowed - legal_sets(board)) == illegal
+
+
+def test_counters_by_board() -> None:
+    """One counter for each memory slice, or step of them, and the engines that limit."""
+    for board in MIG_BOARDS:
+        slices = 8 if LEGAL_SETS[board] == 2319 else 4
+        engines = {"me": 1, "decoders": 4} if board.startswith("rtx") else {"me": 1}
+        expected = {f"memory-slice-{n}": 1 for n in range(slices)} | engines
+        assert CounterScheme.of(card(board)).totals == expected
+
+
+def test_whole_gpu_excludes_all() -> None:
+    """What takes the totals leaves room for no device, and has none beside any."""
+    for board in KINDS:
+        scheme = CounterScheme.of(card(board))
+        for place in places(card(board)).values():
+            assert not scheme.feasible([scheme.totals, scheme.consumption(place)])
+
+
+@pytest.mark.parametrize("board", KINDS)
+def test_missing_figures(board: str) -> None:
+    """A driver that does not report engines loses no legal set."""
+    gpu = card(board)
+    bare = replace(gpu, profiles=tuple(replace(p, engines=Engines()) for p in gpu.profiles))
+    assert legal_sets(board) <= feasible_sets(bare)
+    if LEGAL_SETS[board] == 2319:
+        assert feasible_sets(bare) == legal_sets(board)
+
+
+@pytest.mark.parametrize("board", KINDS)
+def test_exact_beside_fixed_devices(board: str) -> None:
+    """Whatever is fixed, what is offered beside it can be there with it, and nothing is lost."""
+    _beside(board, every=37)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("board", KINDS)
+def test_exact_beside_any_fixed_devices(board: str) -> None:
+    """Beside each of the legal sets."""
+    _beside(board, every=1)
+
+
+def _beside(board: str, every: int) -> None:
+    for fixed in sorted(legal_sets(board), key=sorted)[::every]:
+        assert mismatch(card(board), fixed) == ""
+
+
+# --- where they differ ----------------------------------------------------------------------------
+
+
+def test_says_what_differs() -> None:
+    """The first set on which counters and planner differ is named."""
+    gpu = card("rtx-pro-6000")
+    profiles = tuple(replace(p, max_count=1) if "+gfx" in p.name else p for p in gpu.profiles)
+    found = mismatch(replace(gpu, profiles=profiles))
+    pair = "mig-2g-48gb-gfx-0 + mig-2g-48gb-gfx-6"
+    assert found == f"its counters allow {pair}, and the planner does not"
+
+
+def test_fixed_devices_that_exclude_each_other() -> None:
+    """They cannot be a layout, so nothing is concluded from them."""
+    gpu = card("h100-80gb")
+    overlapping: DeviceSet = frozenset({"mig-3g-40gb-0", "mig-1g-10gb-2"})
+    assert mismatch(gpu, overlapping) == "the planner does not allow mig-1g-10gb-2 + mig-3g-40gb-0"
+    both = frozenset({"mig-1g-10gb-me-0", "mig-1g-10gb-me-2"})
+    assert mismatch(gpu, both).startswith("the planner does not allow mig-1g-10gb-me-0")
+
+
+def _profile(number: int, name: str, placements: list[Placement]) -> GpuInstanceProfile:
+    return GpuInstanceProfile(number, number, name, 1, 1 << 30, 8, 64, tuple(placements))
+
+
+def test_two_devices_of_one_name() -> None:
+    """A card whose profiles cannot be told apart by name is not offered in parts."""
+    here = [Placement(0, 1)]
+    profiles = (_profile(0, "1g.10gb+me.all", here), _profile(1, "1g.10gb+me,all", here))
+    assert "the same name" in mismatch(Gpu(0, "GPU-x", profiles=profiles))
+
+
+def test_too_many_sets() -> None:
+    """A card of a later generation with very many placements does not hold up the agent."""
+    profile = _profile(0, "1g.1gb", [Placement(n, 1) for n in range(24)])
+    found = mismatch(Gpu(0, "GPU-x", profiles=(profile,)))
+    assert found == "it can have more than 20000 different sets of devices"
+
+
+def test_instances_of_unknown_kinds() -> None:
+    """An instance of a profile that the driver does not list takes its slices."""
+    gpu = with_instances(card("rtx-pro-6000"), [("2g.48gb", 6)])
+    (known,) = gpu.instances
+    scheme = CounterScheme.of(gpu)
+    assert scheme.taken_by(known) == {"memory-slice-2": 1, "memory-slice-3": 1, "decoders": 2}
+    odd = replace(known, profile="2g.48gb+new", placement=Placement(5, 2))
+    assert scheme.taken_by(odd) == {"memory-slice-1": 1, "memory-slice-2": 1}
+    assert CounterScheme.of(replace(gpu, profiles=())).taken_by(odd)
