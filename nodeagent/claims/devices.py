@@ -1,0 +1,147 @@
+"""A device as it is published: its name, attributes, capacity, counters and taints.
+
+Attributes and capacity have the names that NVIDIA's own driver gives them, under its domain, so
+that selectors written for it match (kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go and
+mig.go), and the standard ones under `resource.kubernetes.io/`. What is not known is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.claims.names import WHOLE_GPU, Place
+from nodeagent.plan.observed import Gpu
+
+_NVIDIA = "gpu.nvidia.com/"
+_STANDARD = "resource.kubernetes.io/"
+LONGEST_VALUE = 64  # bytes of a string or version
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """An attribute that is compared as a version; `text` is semantic versioning's form."""
+
+    text: str
+
+
+AttributeValue = bool | int | str | Version
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """`effect` is `NoSchedule` or `NoExecute`; `added` in seconds since 1970, in UTC."""
+
+    key: str
+    effect: str
+    added: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDevice:
+    """`consumes` has the amounts by counter, none where the device takes from none.
+
+    `capacity` in bytes for memory, else in pieces.
+    """
+
+    name: str
+    attributes: Mapping[str, AttributeValue]
+    capacity: Mapping[str, int]
+    consumes: Mapping[str, int] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What attributes have beside what is observed of a GPU; empty where it is not known.
+
+    Versions as the driver writes them (`580.65.06`, `13.0`); `pcie_root` as in `pci0000:01`.
+    """
+
+    driver_version: str = ""
+    cuda_driver_version: str = ""
+    brand: str = ""
+    pcie_root: str = ""
+
+
+def whole_gpu(gpu: Gpu, facts: GpuFacts, consumes: Mapping[str, int]) -> OfferedDevice:
+    """The GPU as a whole."""
+    attributes = {_NVIDIA + "type": "gpu", _NVIDIA + "uuid": gpu.uuid, **_common(gpu, facts)}
+    capacity = {_NVIDIA + "memory": gpu.memory} if gpu.memory else {}
+    return OfferedDevice(WHOLE_GPU, attributes, capacity, consumes)
+
+
+def mig_device(
+    gpu: Gpu, facts: GpuFacts, place: Place, consumes: Mapping[str, int]
+) -> OfferedDevice:
+    """One MIG device with all of its GPU instance, whether it is there now or not."""
+    profile = place.profile
+    attributes = {
+        _NVIDIA + "type": "mig",
+        _NVIDIA + "parentUUID": gpu.uuid,
+        _NVIDIA + "profile": profile.name,
+        **_common(gpu, facts),
+    }
+    capacity = {
+        "memory": profile.memory,
+        "multiprocessors": profile.multiprocessors,
+        "copyEngines": profile.engines.copy,
+        "decoders": profile.engines.decoder,
+        "encoders": profile.engines.encoder,
+        "jpegEngines": profile.engines.jpeg,
+        "ofaEngines": profile.engines.ofa,
+    }
+    named = {_NVIDIA + name: amount for name, amount in capacity.items()}
+    return OfferedDevice(place.name, attributes, named, consumes)
+
+
+def _common(gpu: Gpu, facts: GpuFacts) -> dict[str, AttributeValue]:
+    capability = ".".join(map(str, gpu.compute_capability)) if any(gpu.compute_capability) else ""
+    values: dict[str, AttributeValue | None] = {
+        _NVIDIA + "productName": _short(gpu.name),
+        _NVIDIA + "brand": _short(facts.brand),
+        _NVIDIA + "architecture": _architecture(*gpu.compute_capability),
+        _NVIDIA + "cudaComputeCapability": version(capability),
+        _NVIDIA + "driverVersion": version(facts.driver_version),
+        _NVIDIA + "cudaDriverVersion": version(facts.cuda_driver_version),
+        _STANDARD + "pciBusID": _pci_bus_id(gpu.pci_bus_id),
+        _STANDARD + "pcieRoot": _short(facts.pcie_root),
+        _STANDARD + "numaNode": gpu.numa_node,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _short(text: str) -> str | None:
+    """At most as long as an attribute may be."""
+    return text.encode()[:LONGEST_VALUE].decode(errors="ignore") or None
+
+
+def version(text: str) -> Version | None:
+    """`580.65.06` as semantic versioning writes it, which has three numbers without zeros in
+    front; None where it is no version.
+    """
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9}){0,2}", text):
+        return None
+    numbers = [int(part) for part in text.split(".")]
+    return Version(".".join(map(str, [*numbers, 0, 0][:3])))
+
+
+def _architecture(major: int, minor: int) -> str | None:
+    """As NVIDIA's tools name it, by compute capability."""
+    match major:
+        case 7:
+            return "Turing" if minor >= 5 else "Volta"
+        case 8:
+            return "Ada Lovelace" if minor >= 9 else "Ampere"
+        case 9:
+            return "Hopper"
+        case 10 | 11 | 12:
+            return "Blackwell"
+    return None
+
+
+def _pci_bus_id(nvml: str) -> str | None:
+    """The kernel's spelling, `0000:1a:00.0`; NVML writes the domain with eight digits."""
+    match = re.fullmatch(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", nvml.lower())
+    return f"{int(match[1], 16):04x}{match[2]}" if match else None

@@ -1,0 +1,202 @@
+"""What one GPU publishes: the devices wanted, and those that cannot go yet, with their taints.
+
+- A device that a claim has a record of stays as it was published: a scheduler counts by what is
+  published now, and would hand out again what is not.
+- A device that is no longer wanted is tainted first, and withdrawn ten minutes later: a claim may
+  have been given it meanwhile.
+- Devices on unhealthy memory slices are tainted, and so are those in whose way a GPU instance lies
+  that neither the plan nor a claim has a record of, and all while nothing new may be made.
+- A scheduler takes the first device that fits. Small ones come first and the whole GPU last; of one
+  profile fixed ones, then those at the highest slices, which leaves the most room for large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.claims.counters import Amounts, CounterScheme, fits
+from nodeagent.claims.devices import GpuFacts, OfferedDevice, Taint
+from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places, pool_name
+from nodeagent.claims.wanted import Mode, Planned, Wanted, published_form, wanted_devices
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.structs import replace
+
+UNHEALTHY = "gpu.nodeagent.io/unhealthy"
+OCCUPIED = "gpu.nodeagent.io/occupied"
+WITHDRAWN = "gpu.nodeagent.io/withdrawn"
+
+NO_SCHEDULE = "NoSchedule"
+NO_EXECUTE = "NoExecute"
+
+WITHDRAWAL = 600  # seconds from the taint to the end of a device
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What is published of one GPU. `totals` are the counters', empty where no device has any.
+
+    `reason` says why less is offered than the mode promises. At `due`, in seconds since 1970, the
+    next withdrawal ends; None when there is none to wait for.
+    """
+
+    pool: str
+    totals: Mapping[str, int]
+    devices: tuple[OfferedDevice, ...]
+    reason: str = field(default="", compare=False)
+    due: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferContext:
+    """What an offer follows from, beside the GPU as it is observed.
+
+    `planned` is None where no plan names the GPU. `held` are the names of this GPU's devices that
+    claims have records of. `previous` is what was published last; what is not in it goes without
+    notice. `now` in seconds since 1970. `held_back` says why nothing new may be made on the GPU
+    now, "": it may. `evict`: what is unhealthy loses its pods, too.
+    """
+
+    node: str
+    mode: Mode
+    now: int
+    planned: Planned | None = None
+    held: frozenset[str] = frozenset()
+    previous: Offer | None = None
+    facts: GpuFacts = field(default_factory=GpuFacts)
+    held_back: str = ""
+    evict: bool = False
+
+    @property
+    def fixed(self) -> frozenset[str]:
+        """The names of the devices that a planned layout fixes."""
+        return frozenset(i.device for i in self.planned.fixed) if self.planned else frozenset()
+
+
+def make_offer(gpu: Gpu, context: OfferContext) -> Offer:
+    """What the GPU, of which the UUID is known, offers now."""
+    previous = context.previous.devices if context.previous else ()
+    before = {device.name: device for device in previous}
+    held = _held_devices(gpu, context, before)
+    wanted = _wanted(gpu, context, before, held)
+    left = _left_by_foreign(gpu, context)
+    devices: list[OfferedDevice] = []
+    ends: list[int] = []
+    for name, device in {**before, **wanted.devices, **held}.items():
+        earlier = {(t.key, t.effect): t for t in before[name].taints} if name in before else {}
+        keys = _taint_effects(gpu, device, left, context)
+        if name not in wanted.devices:
+            keys[WITHDRAWN] = NO_SCHEDULE
+        taints = tuple(_kept(key, effect, earlier, context.now) for key, effect in keys.items())
+        ended = [t.added + WITHDRAWAL for t in taints if t.key == WITHDRAWN and name not in held]
+        if any(end <= context.now for end in ended):
+            continue
+        ends += ended
+        devices.append(replace(device, taints=taints))
+    return Offer(
+        pool_name(context.node, gpu.uuid),
+        _totals(gpu, devices, context.previous),
+        _ordered(gpu, devices, context.fixed),
+        context.held_back or wanted.reason,
+        min(ends, default=None),
+    )
+
+
+def _held_devices(
+    gpu: Gpu, context: OfferContext, before: Mapping[str, OfferedDevice]
+) -> dict[str, OfferedDevice]:
+    """As they were published; those that are not any more, as the mode has them."""
+    counted = context.mode is Mode.DYNAMIC
+    known = places(gpu)
+    return {
+        name: before.get(name) or published_form(gpu, name, context.facts, counted=counted)
+        for name in sorted(context.held)
+        if name in before or name in known or name == WHOLE_GPU
+    }
+
+
+def _wanted(
+    gpu: Gpu,
+    context: OfferContext,
+    before: Mapping[str, OfferedDevice],
+    held: Mapping[str, OfferedDevice],
+) -> Wanted:
+    if gpu.access is not Access.OK and context.mode is not Mode.OFF:
+        # What is known of it now may be nothing at all.
+        staying = {n: d for n, d in before.items() if WITHDRAWN not in (t.key for t in d.taints)}
+        return Wanted(staying, gpu.access_reason or f"the driver does not answer for {gpu.title}")
+    uncounted = [name for name, device in held.items() if not device.consumes]
+    return wanted_devices(gpu, context.mode, context.planned, context.facts, uncounted)
+
+
+def _totals(
+    gpu: Gpu, devices: Iterable[OfferedDevice], previous: Offer | None
+) -> Mapping[str, int]:
+    """Those of all counters that some device takes from, also by an earlier scheme."""
+    needed = {counter for device in devices for counter in device.consumes}
+    if not needed:
+        return {}
+    totals = dict(CounterScheme.of(gpu).totals)
+    earlier = previous.totals if previous else {}
+    return {**{name: earlier[name] for name in needed & earlier.keys()}, **totals}
+
+
+# --- taints ---------------------------------------------------------------------------------------
+
+
+def _left_by_foreign(gpu: Gpu, context: OfferContext) -> Amounts | None:
+    """What is left of the counters by GPU instances that nothing is recorded of; None: there are
+    none.
+    """
+    recorded = context.held | context.fixed
+    foreign = [
+        instance
+        for instance in gpu.instances
+        if mig_device_name(instance.profile, instance.placement.start) not in recorded
+    ]
+    scheme = CounterScheme.of(gpu)
+    return scheme.left(map(scheme.taken_by, foreign)) if foreign else None
+
+
+def _taint_effects(
+    gpu: Gpu, device: OfferedDevice, left: Amounts | None, context: OfferContext
+) -> dict[str, str]:
+    """The taints that the GPU's state asks for: effects by key. A device of a profile that is not
+    known (any more) counts as all of the GPU.
+    """
+    limits, place = gpu.health_limits, places(gpu).get(device.name)
+    found: dict[str, str] = {}
+    if limits.whole or limits.slices & (place.placement.mask if place else -1):
+        found[UNHEALTHY] = NO_EXECUTE if context.evict else NO_SCHEDULE
+    elif gpu.access is not Access.OK:
+        found[UNHEALTHY] = NO_SCHEDULE
+    free = left is None or (place and fits(CounterScheme.of(gpu).consumption(place), left))
+    if context.held_back or not free:
+        found[OCCUPIED] = NO_SCHEDULE
+    return found
+
+
+def _kept(key: str, effect: str, earlier: Mapping[tuple[str, str], Taint], now: int) -> Taint:
+    """The taint since when it was there; not in the future, should the clock have been put back."""
+    known = earlier.get((key, effect))
+    return Taint(key, effect, min(known.added, now) if known else now)
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+def _ordered(
+    gpu: Gpu, devices: Iterable[OfferedDevice], fixed: Collection[str]
+) -> tuple[OfferedDevice, ...]:
+    """As a scheduler shall try them; those of which nothing is known (any more) as they were."""
+    known = places(gpu)
+
+    def key(device: OfferedDevice) -> tuple[object, ...]:
+        place = known.get(device.name)
+        if place is None:
+            return (device.name == WHOLE_GPU, 0)
+        profile, placement = place.profile, place.placement
+        size = (placement.size, profile.slices, profile.memory, profile.name)
+        return (False, 1, *size, device.name not in fixed, -placement.start)
+
+    return tuple(sorted(devices, key=key))

@@ -1,0 +1,140 @@
+"""Which devices a GPU shall offer, by the mode, the plan and the card.
+
+- A GPU that no plan names is for claims as a whole and, in mode `dynamic`, in parts. Where changing
+  MIG mode needs a reset (Ampere) it is so only in the mode it is in.
+- A plan with `mig: disabled` fixes the GPU as a whole; `mig: enabled` leaves the parts to claims.
+- A planned layout fixes its instances at their recorded places; what cannot lie beside them is not
+  offered, the rest is for claims unless the plan says otherwise.
+- Where the plan leaves the GPU's MIG side alone, a GPU outside MIG mode is offered as a whole.
+
+In mode `static` nothing is made, so that only what the plan fixes and GPUs outside MIG mode are
+offered, and no device takes from a counter: Kubernetes has those only where `dynamic` can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from nodeagent.claims.counters import Amounts, CounterScheme, fits, mismatch
+from nodeagent.claims.devices import GpuFacts, OfferedDevice, mig_device, whole_gpu
+from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places
+from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled
+from nodeagent.plan.observed import Gpu
+
+
+class Mode(StrEnum):
+    """`static` offers what is there by plan; `dynamic` makes MIG devices when they are claimed."""
+
+    OFF = "off"
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+
+
+@dataclass(frozen=True, slots=True)
+class FixedInstance:
+    """A GPU instance of a planned layout, at the memory slice that was recorded for it.
+
+    One that is `divided` into several devices keeps its place, and is not offered.
+    """
+
+    profile: str
+    start: int
+    divided: bool = False
+
+    @property
+    def device(self) -> str:
+        return mig_device_name(self.profile, self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the plan says of a GPU that it names; `mig` as in `DesiredGpu`.
+
+    `fixed` are the instances of a planned layout, none where it is no layout. `room`: claims may
+    have what the plan does not fix. It has to be False as long as an instance of the layout has no
+    recorded place, since it is not known where that will be.
+    """
+
+    mig: DesiredMig | None
+    fixed: tuple[FixedInstance, ...] = ()
+    room: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The devices by name, and why they are fewer than the mode promises ("": they are not)."""
+
+    devices: Mapping[str, OfferedDevice]
+    reason: str = ""
+
+
+def wanted_devices(
+    gpu: Gpu,
+    mode: Mode,
+    planned: Planned | None,
+    facts: GpuFacts,
+    uncounted: Collection[str],
+) -> Wanted:
+    """`uncounted` are devices that claims hold without taking from the counters, so that nothing
+    in their way can be offered.
+    """
+    if mode is Mode.OFF:
+        return Wanted({})
+    fixed = planned.fixed if planned else ()
+    pinned = {*(instance.device for instance in fixed), *uncounted} - {WHOLE_GPU}
+    counted, reason = mode is Mode.DYNAMIC and bool(gpu.profiles), ""
+    if counted and (difference := mismatch(gpu, frozenset(pinned))):
+        counted, reason = False, f"nothing is made on {gpu.title}: {difference}"
+    makes = counted and (gpu.in_mig_mode or not gpu.mode_change_needs_reset)
+    whole, parts = _whole_and_parts(gpu, planned, makes=makes)
+    known = places(gpu)
+    names = [i.device for i in fixed if not i.divided and i.device in known]
+    if parts and makes:
+        names += _beside(gpu, pinned, whole_taken=WHOLE_GPU in uncounted)
+    elif parts and counted and not whole:
+        reason = f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset"
+    if whole and not pinned:
+        names.append(WHOLE_GPU)
+    found = {name: published_form(gpu, name, facts, counted=counted) for name in names}
+    return Wanted(found, reason)
+
+
+def _whole_and_parts(gpu: Gpu, planned: Planned | None, *, makes: bool) -> tuple[bool, bool]:
+    """Whether the GPU is offered as a whole, and whether in the parts that can be made of it."""
+    if planned is None:
+        return not gpu.in_mig_mode or (makes and not gpu.mode_change_needs_reset), True
+    match planned.mig:
+        case None:
+            return not gpu.in_mig_mode, False
+        case MigDisabled():
+            return True, False
+        case MigEnabled() | Layout():
+            return False, planned.room
+        case _:
+            assert_never(planned.mig)
+
+
+def _beside(gpu: Gpu, pinned: Collection[str], *, whole_taken: bool) -> list[str]:
+    """The MIG devices that can be there together with the pinned ones."""
+    known, scheme = places(gpu), CounterScheme.of(gpu)
+    taken: list[Amounts] = [scheme.consumption(known[name]) for name in pinned if name in known]
+    if whole_taken:
+        taken.append(scheme.totals)
+    left = scheme.left(taken)
+    return [
+        name
+        for name, place in known.items()
+        if name not in pinned and fits(scheme.consumption(place), left)
+    ]
+
+
+def published_form(gpu: Gpu, name: str, facts: GpuFacts, *, counted: bool) -> OfferedDevice:
+    """The GPU's device of that name, which has to be one of `places` or the whole GPU."""
+    scheme = CounterScheme.of(gpu)
+    if name == WHOLE_GPU:
+        return whole_gpu(gpu, facts, scheme.totals if counted else {})
+    place = places(gpu)[name]
+    return mig_device(gpu, facts, place, scheme.consumption(place) if counted else {})

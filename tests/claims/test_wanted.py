@@ -1,0 +1,167 @@
+"""Which devices a GPU offers, by mode, plan and card."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from nodeagent.claims.counters import CounterScheme
+from nodeagent.claims.devices import GpuFacts
+from nodeagent.claims.names import WHOLE_GPU, places
+from nodeagent.claims.wanted import FixedInstance, Mode, Planned, Wanted, wanted_devices
+from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
+from nodeagent.plan.observed import Gpu, MigMode
+from nodeagent.simulation.boards import board_names, load_board
+from nodeagent.structs import replace
+from tests.claims.boards import KINDS, MIG_BOARDS, legal_sets, mig_off
+from tests.plan.cards import card
+
+DISABLED = Planned(MigDisabled("gpus[0].mig"))
+ENABLED = Planned(MigEnabled("gpus[0].mig"))
+LAYOUT = Layout((), "gpus[0].mig")
+
+
+def planned(*fixed: tuple[str, int], room: bool = True) -> Planned:
+    """A planned layout of whole instances at recorded places."""
+    return Planned(LAYOUT, tuple(FixedInstance(*place) for place in fixed), room)
+
+
+def wanted(
+    gpu: Gpu, mode: Mode, plan: Planned | None = None, uncounted: Collection[str] = ()
+) -> Wanted:
+    """Of a node whose driver has a version."""
+    return wanted_devices(gpu, mode, plan, GpuFacts("580.65.06", "13.0"), uncounted)
+
+
+def names(
+    gpu: Gpu, mode: Mode, plan: Planned | None = None, uncounted: Collection[str] = ()
+) -> set[str]:
+    """The devices' names."""
+    return set(wanted(gpu, mode, plan, uncounted).devices)
+
+
+@pytest.mark.parametrize("board", MIG_BOARDS)
+def test_nobody_planned_it(board: str) -> None:
+    """A GPU that no plan names is for claims: both as a whole and in parts, or, where a change of
+    mode needs a reset, only as it is now.
+    """
+    gpu = card(board)
+    parts = set(places(gpu))
+    ampere = load_board(board).mode_change_needs_reset
+    assert names(gpu, Mode.DYNAMIC) == (parts if ampere else parts | {WHOLE_GPU})
+    assert names(mig_off(gpu), Mode.DYNAMIC) == ({WHOLE_GPU} if ampere else parts | {WHOLE_GPU})
+    assert names(gpu, Mode.STATIC) == set()
+    assert names(mig_off(gpu), Mode.STATIC) == {WHOLE_GPU}
+    assert names(gpu, Mode.OFF) == set()
+
+
+def test_boards_without_mig() -> None:
+    """They are offered as a whole, without counters, in either mode."""
+    for board in board_names():
+        if board in MIG_BOARDS:
+            continue
+        for mode in (Mode.STATIC, Mode.DYNAMIC):
+            (device,) = wanted(card(board), mode).devices.values()
+            assert device.name == WHOLE_GPU
+            assert not device.consumes
+
+
+@pytest.mark.parametrize("board", KINDS)
+def test_the_plan_fixes_the_mode(board: str) -> None:
+    """With MIG disabled the GPU is one device, with MIG enabled it is the parts alone."""
+    gpu = card(board)
+    parts = set(places(gpu))
+    for mode in (Mode.STATIC, Mode.DYNAMIC):
+        for now in (gpu, mig_off(gpu)):
+            assert names(now, mode, DISABLED) == {WHOLE_GPU}
+    assert names(gpu, Mode.DYNAMIC, ENABLED) == parts
+    assert names(gpu, Mode.DYNAMIC, replace(ENABLED, room=False)) == set()
+    assert names(gpu, Mode.STATIC, ENABLED) == set()
+    waiting = wanted(mig_off(gpu), Mode.DYNAMIC, ENABLED)
+    if gpu.mode_change_needs_reset:
+        assert not waiting.devices
+        assert "needs a GPU reset" in waiting.reason
+    else:
+        assert set(waiting.devices) == parts
+
+
+def test_the_plan_leaves_mig_alone() -> None:
+    """An entry that is about sharing alone offers the GPU as a whole outside MIG mode, else
+    nothing: whose the instances are is not recorded.
+    """
+    gpu, alone = card("h100-80gb"), Planned(None)
+    for mode in (Mode.STATIC, Mode.DYNAMIC):
+        assert names(mig_off(gpu), mode, alone) == {WHOLE_GPU}
+        assert names(gpu, mode, alone) == set()
+
+
+@pytest.mark.parametrize("board", KINDS)
+def test_beside_a_planned_layout(board: str) -> None:
+    """Fixed devices, and every device that can lie beside them; the fixed alone where the room is
+    not for claims or nothing is made.
+    """
+    gpu = card(board)
+    for fixed in sorted(legal_sets(board), key=sorted)[5::97]:
+        plan = planned(
+            *((places(gpu)[n].profile.name, places(gpu)[n].placement.start) for n in fixed)
+        )
+        beside = {n for legal in legal_sets(board) if fixed <= legal for n in legal} | fixed
+        assert names(gpu, Mode.DYNAMIC, plan) == beside
+        assert names(gpu, Mode.DYNAMIC, replace(plan, room=False)) == fixed
+        assert names(gpu, Mode.STATIC, plan) == fixed
+        assert names(mig_off(gpu), Mode.STATIC, plan) == fixed  # after a reboot
+
+
+def test_divided_instances() -> None:
+    """A fixed instance of several devices keeps its place and is no device itself."""
+    gpu = card("h100-80gb")
+    plan = Planned(LAYOUT, (FixedInstance("3g.40gb", 4, divided=True), FixedInstance("1g.10gb", 0)))
+    assert names(gpu, Mode.STATIC, plan) == {"mig-1g-10gb-0"}
+    found = names(gpu, Mode.DYNAMIC, plan)
+    assert {n for n in found if places(gpu)[n].placement.mask & 0b11110001} == {"mig-1g-10gb-0"}
+    assert {"mig-1g-10gb-1", "mig-1g-10gb-me-3", "mig-2g-20gb-2"} <= found
+
+
+def test_counters_only_where_parts_can_be_made() -> None:
+    """In mode static no device takes from a counter, in mode dynamic every one does."""
+    gpu = card("h100-80gb")
+    plan = planned(("3g.40gb", 4))
+    assert not any(d.consumes for d in wanted(gpu, Mode.STATIC, plan).devices.values())
+    scheme = CounterScheme.of(gpu)
+    for name, device in wanted(gpu, Mode.DYNAMIC, plan).devices.items():
+        assert device.consumes == scheme.consumption(places(gpu)[name])
+    assert wanted(gpu, Mode.DYNAMIC).devices[WHOLE_GPU].consumes == scheme.totals
+
+
+def test_not_made_where_counters_are_not_exact() -> None:
+    """Then the plan's devices are offered as in mode static, with the reason."""
+    gpu = card("rtx-pro-6000")
+    profiles = tuple(replace(p, max_count=1) if "+gfx" in p.name else p for p in gpu.profiles)
+    gpu = replace(gpu, profiles=profiles)
+    found = wanted(gpu, Mode.DYNAMIC, planned(("1g.24gb", 9)))
+    assert set(found.devices) == {"mig-1g-24gb-9"}
+    assert not found.devices["mig-1g-24gb-9"].consumes
+    assert found.reason.startswith(f"nothing is made on {gpu.title}: its counters allow")
+    assert names(mig_off(gpu), Mode.DYNAMIC) == {WHOLE_GPU}
+    assert names(gpu, Mode.DYNAMIC) == set()
+
+
+def test_beside_devices_that_no_counter_counts() -> None:
+    """What a claim holds without taking from the counters excludes what it excludes on the card."""
+    gpu = card("h100-80gb")
+    found = names(gpu, Mode.DYNAMIC, None, {"mig-1g-10gb-me-0"})
+    assert found == {
+        n
+        for n, place in places(gpu).items()
+        if not place.placement.mask & 1 and "+me" not in place.profile.name
+    }
+    assert names(gpu, Mode.DYNAMIC, None, {WHOLE_GPU}) == {WHOLE_GPU}
+
+
+def test_waiting_for_a_reset() -> None:
+    """An Ampere card whose mode change waits is offered in the mode that it has now."""
+    gpu = replace(card("a100-40gb"), mig=MigMode(current=False, pending=True))
+    assert names(gpu, Mode.DYNAMIC) == {WHOLE_GPU}
+    gpu = replace(gpu, mig=MigMode(current=True, pending=False))
+    assert names(gpu, Mode.DYNAMIC) == set(places(gpu))
