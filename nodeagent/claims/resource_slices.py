@@ -1,0 +1,245 @@
+"""Offers as the ResourceSlice objects of `resource.k8s.io/v1`, both ways.
+
+Since Kubernetes 1.35 counters and devices are in slices of their own. The counters come first: a
+server that knows no counters drops the field without a word, and devices without counters could
+all be allocated at once. `dropped` finds that out by comparing the answer with what was sent.
+Objects have fixed names, since a scheduler goes through the slices of a pool in their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from nodeagent.claims.api_limits import (
+    MOST_DEVICES_WITH_COUNTERS,
+    Json,
+    SliceRefused,
+    check_slices,
+)
+from nodeagent.claims.devices import AttributeValue, OfferedDevice, Taint, Version
+from nodeagent.claims.names import DRIVER
+from nodeagent.claims.offer import Offer
+
+API_VERSION = "resource.k8s.io/v1"
+COUNTER_SET = "gpu"  # there is one in each pool
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_QUANTITY = re.compile(r"([0-9]{1,19})([KMGTPE]i|[kMGTPE]|)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReference:
+    """The Node that owns the slices."""
+
+    name: str
+    uid: str
+
+
+def resource_slices(offer: Offer, node: NodeReference, generation: int) -> tuple[Json, ...]:
+    """The objects in the order in which they have to be written; none when nothing is offered.
+
+    Raises SliceRefused when the API server would refuse one.
+    """
+    devices = [_device_json(device) for device in offer.devices]
+    parts = [
+        devices[first : first + MOST_DEVICES_WITH_COUNTERS]
+        for first in range(0, len(devices), MOST_DEVICES_WITH_COUNTERS)
+    ]
+    contents: list[tuple[str, Json]] = [
+        (f"devices-{number:02}", {"devices": part}) for number, part in enumerate(parts)
+    ]
+    if offer.totals:
+        counters = {"name": COUNTER_SET, "counters": _counters_json(offer.totals)}
+        contents.insert(0, ("counters", {"sharedCounters": [counters]}))
+    pool = {"name": offer.pool, "generation": generation, "resourceSliceCount": len(contents)}
+    slices = tuple(_slice_json(node, pool, name, content) for name, content in contents)
+    check_slices(slices)
+    return slices
+
+
+def _slice_json(node: NodeReference, pool: Json, name: str, content: Json) -> Json:
+    gpu = str(pool["name"]).rpartition("/")[2]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ResourceSlice",
+        "metadata": {
+            "name": f"{node.name}-{DRIVER}-{gpu}-{name}",
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": {"driver": DRIVER, "pool": dict(pool), "nodeName": node.name, **content},
+    }
+
+
+def _device_json(device: OfferedDevice) -> Json:
+    found: dict[str, Any] = {
+        "name": device.name,
+        "attributes": {k: _attribute_json(v) for k, v in device.attributes.items()},
+        "capacity": {k: {"value": quantity(v)} for k, v in device.capacity.items()},
+    }
+    if device.consumes:
+        taken = {"counterSet": COUNTER_SET, "counters": _counters_json(device.consumes)}
+        found["consumesCounters"] = [taken]
+    if device.taints:
+        found["taints"] = [
+            {"key": t.key, "effect": t.effect, "timeAdded": _time_text(t.added)}
+            for t in device.taints
+        ]
+    return found
+
+
+def _attribute_json(value: AttributeValue) -> Json:
+    match value:
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": value}
+        case str():
+            return {"string": value}
+        case Version(text):
+            return {"version": text}
+
+
+def _counters_json(amounts: Mapping[str, int]) -> Json:
+    return {name: {"value": quantity(amount)} for name, amount in amounts.items()}
+
+
+def _time_text(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime(_TIME)
+
+
+def quantity(amount: int) -> str:
+    """A whole number of 0 or more as Kubernetes writes it, with the largest binary suffix."""
+    power = 0
+    while amount and amount % 1024 == 0 and power < len(_BINARY) - 1:
+        amount, power = amount // 1024, power + 1
+    return f"{amount}{_BINARY[power]}"
+
+
+def read_quantity(text: str) -> int:
+    """A quantity that `quantity` wrote, or the API server in its place; raises ValueError."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no quantity of a ResourceSlice")
+    suffix = match[2]
+    if suffix in _BINARY:
+        return int(match[1]) << 10 * _BINARY.index(suffix)
+    return int(match[1] + "000" * ("kMGTPE".index(suffix) + 1))
+
+
+# --- what was published ---------------------------------------------------------------------------
+
+
+def read_offer(slices: Iterable[Json]) -> Offer | None:
+    """The offer that these slices of one pool were made of; None when there are none.
+
+    Those of an earlier generation do not count. Raises SliceRefused for what this agent would not
+    have written.
+    """
+    known = sorted(slices, key=lambda one: str(one["metadata"]["name"]))
+    if not known:
+        return None
+    try:
+        newest = max(one["spec"]["pool"]["generation"] for one in known)
+        specs = [s["spec"] for s in known if s["spec"]["pool"]["generation"] == newest]
+        totals: dict[str, int] = {}
+        for spec in specs:
+            for counters in spec.get("sharedCounters", ()):
+                totals |= _read_amounts(counters["counters"])
+        devices = tuple(_read_device(d) for spec in specs for d in spec.get("devices", ()))
+        return Offer(str(specs[0]["pool"]["name"]), totals, devices)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        name = known[0]["metadata"]["name"]
+        message = f"ResourceSlice {name}, or another of its pool, is not as this agent writes it"
+        raise SliceRefused(f"{message}: {error!r}") from error
+
+
+def _read_device(device: Json) -> OfferedDevice:
+    consumes: dict[str, int] = {}
+    for taken in device.get("consumesCounters", ()):
+        consumes |= _read_amounts(taken["counters"])
+    return OfferedDevice(
+        str(device["name"]),
+        {key: _read_attribute(value) for key, value in device.get("attributes", {}).items()},
+        _read_amounts(device.get("capacity", {})),
+        consumes,
+        tuple(
+            Taint(str(t["key"]), str(t["effect"]), _read_time(t["timeAdded"]))
+            for t in device.get("taints", ())
+        ),
+    )
+
+
+def _read_amounts(amounts: Json) -> dict[str, int]:
+    return {str(name): read_quantity(amount["value"]) for name, amount in amounts.items()}
+
+
+def _read_attribute(value: Json) -> AttributeValue:
+    match value:
+        case {"bool": bool(known)} | {"int": int(known)} | {"string": str(known)}:
+            return known
+        case {"version": str(text)}:
+            return Version(text)
+    raise ValueError(f"an attribute cannot be {value!r}")
+
+
+def _read_time(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp())
+
+
+# --- what the server made of it -------------------------------------------------------------------
+
+_GATES = {
+    "spec.sharedCounters": "DRAPartitionableDevices",
+    "spec.devices[].consumesCounters": "DRAPartitionableDevices",
+    "spec.devices[].taints": "DRADeviceTaints",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A field that the server did not keep; `gate` is the feature gate behind which it is."""
+
+    path: str
+    gate: str = ""
+
+    def __str__(self) -> str:
+        why = f" (feature gate {self.gate})" if self.gate else ""
+        return f"the API server did not keep {self.path}{why}"
+
+
+def compare(sent: Json, answered: Json) -> tuple[Dropped, ...]:
+    """What of a slice is missing or different in the server's answer; each field is named once.
+
+    What the server adds does not matter.
+    """
+    paths = dict.fromkeys(_differences("", sent, answered))
+    return tuple(Dropped(path, _GATES.get(path, "")) for path in paths)
+
+
+def _differences(path: str, sent: object, answered: object) -> Iterator[str]:
+    match sent, answered:
+        case dict(), dict():
+            for key, value in sent.items():
+                yield from _differences(f"{path}.{key}".lstrip("."), value, answered.get(key))
+        case list(), list() if len(sent) == len(answered):
+            for ours, theirs in zip(sent, answered, strict=True):
+                yield from _differences(f"{path}[]", ours, theirs)
+        case str(), str() if path.endswith(".value"):
+            if not _same_quantity(sent, answered):
+                yield path
+        case _:
+            if sent != answered:
+                yield path
+
+
+def _same_quantity(one: str, other: str) -> bool:
+    try:
+        return read_quantity(one) == read_quantity(other)
+    except ValueError:
+        return one == other

@@ -1,0 +1,242 @@
+"""ResourceSlices: as Kubernetes wants them, within its limits, and back."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from nodeagent.claims.api_limits import Json, SliceRefused
+from nodeagent.claims.devices import OfferedDevice
+from nodeagent.claims.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.resource_slices import (
+    Dropped,
+    NodeReference,
+    compare,
+    quantity,
+    read_offer,
+    read_quantity,
+    resource_slices,
+)
+from nodeagent.claims.wanted import Mode
+from nodeagent.plan.observed import HealthLimits
+from nodeagent.simulation.boards import board_names
+from nodeagent.structs import replace
+from tests.claims.boards import NODE
+from tests.plan.cards import card
+
+NODE_REFERENCE = NodeReference(NODE, "2b0e7b6a-0000-1111-2222-333344445555")
+
+
+def published(board: str, *, unhealthy: int = 0, generation: int = 1) -> tuple[Json, ...]:
+    """The slices of a GPU of that board."""
+    return resource_slices(_offer(board, unhealthy), NODE_REFERENCE, generation)
+
+
+def _offer(board: str, unhealthy: int = 0) -> Offer:
+    gpu = replace(card(board), health_limits=HealthLimits(slices=unhealthy))
+    return make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, 1_800_000_000))
+
+
+def test_two_slices() -> None:
+    """Counters in the first, devices in the second, of one pool."""
+    counters, devices = published("h100-80gb", unhealthy=1, generation=7)
+    metadata: dict[str, Any] = {
+        "name": f"{NODE}-gpu.nodeagent.io-gpu-h100-80gb-counters",
+        "ownerReferences": [
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": NODE,
+                "uid": NODE_REFERENCE.uid,
+                "controller": True,
+            }
+        ],
+    }
+    spec = {
+        "driver": "gpu.nodeagent.io",
+        "nodeName": NODE,
+        "pool": {"name": f"{NODE}/gpu-h100-80gb", "generation": 7, "resourceSliceCount": 2},
+    }
+    amounts = {name: {"value": "1"} for name in [*(f"memory-slice-{n}" for n in range(8)), "me"]}
+    assert counters == {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": metadata,
+        "spec": {**spec, "sharedCounters": [{"name": "gpu", "counters": amounts}]},
+    }
+    assert devices["metadata"]["name"] == metadata["name"].replace("counters", "devices-00")
+    assert {k: v for k, v in devices["spec"].items() if k != "devices"} == spec
+    (device,) = [d for d in devices["spec"]["devices"] if d["name"] == "mig-1g-10gb-me-0"]
+    assert device == {
+        "name": "mig-1g-10gb-me-0",
+        "attributes": {
+            "gpu.nvidia.com/type": {"string": "mig"},
+            "gpu.nvidia.com/parentUUID": {"string": "GPU-h100-80gb"},
+            "gpu.nvidia.com/profile": {"string": "1g.10gb+me"},
+            "gpu.nvidia.com/productName": {"string": "NVIDIA H100 80GB HBM3"},
+            "gpu.nvidia.com/architecture": {"string": "Hopper"},
+            "gpu.nvidia.com/cudaComputeCapability": {"version": "9.0.0"},
+            "resource.kubernetes.io/pciBusID": {"string": "0000:1a:00.0"},
+        },
+        "capacity": {
+            "gpu.nvidia.com/memory": {"value": "9984Mi"},
+            "gpu.nvidia.com/multiprocessors": {"value": "16"},
+            "gpu.nvidia.com/copyEngines": {"value": "1"},
+            "gpu.nvidia.com/decoders": {"value": "1"},
+            "gpu.nvidia.com/encoders": {"value": "0"},
+            "gpu.nvidia.com/jpegEngines": {"value": "1"},
+            "gpu.nvidia.com/ofaEngines": {"value": "1"},
+        },
+        "consumesCounters": [
+            {
+                "counterSet": "gpu",
+                "counters": {"memory-slice-0": {"value": "1"}, "me": {"value": "1"}},
+            }
+        ],
+        "taints": [
+            {
+                "key": "gpu.nodeagent.io/unhealthy",
+                "effect": "NoSchedule",
+                "timeAdded": "2027-01-15T08:00:00Z",
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("board", board_names())
+def test_every_board(board: str) -> None:
+    """Of every board they are JSON, small enough, and read back as they were."""
+    text = json.dumps(published(board, unhealthy=2))
+    assert len(text) < 40_000
+    assert read_offer(json.loads(text)) == _offer(board, 2)
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
+def test_schemas(version: str) -> None:
+    """They are what Kubernetes' own schemas want."""
+    for board in ("rtx-pro-6000", "t4"):
+        for one in published(board, unhealthy=2):
+            kubernetes_validate.validate(json.loads(json.dumps(one)), version, strict=True)
+
+
+def test_nothing_offered() -> None:
+    """No slices, and nothing read from none."""
+    empty = Offer(f"{NODE}/gpu-x", {}, ())
+    assert resource_slices(empty, NODE_REFERENCE, 1) == ()
+    assert read_offer([]) is None
+
+
+def test_static_devices_have_no_counters() -> None:
+    """One slice, without counters, as older clusters take it."""
+    (only,) = published("t4")
+    assert only["spec"]["pool"]["resourceSliceCount"] == 1
+    assert "sharedCounters" not in only["spec"]
+    assert "consumesCounters" not in only["spec"]["devices"][0]
+
+
+def test_many_devices_take_several_slices() -> None:
+    """At most 64 in one, in order."""
+    devices = tuple(OfferedDevice(f"mig-{n}", {}, {}, {"me": 1}) for n in range(150))
+    offer = Offer(f"{NODE}/gpu-x", {"me": 1}, devices)
+    slices = resource_slices(offer, NODE_REFERENCE, 1)
+    assert [len(s["spec"].get("devices", ())) for s in slices] == [0, 64, 64, 22]
+    assert {s["spec"]["pool"]["resourceSliceCount"] for s in slices} == {4}
+    assert [s["metadata"]["name"][-10:] for s in slices[1:]] == [f"devices-0{n}" for n in range(3)]
+    assert read_offer(slices[::-1]) == offer
+
+
+def test_slices_of_an_earlier_generation_do_not_count() -> None:
+    """They are on their way out."""
+    old, new = published("a30"), published("t4", generation=2)
+    found = read_offer([*old, *new])
+    assert found is not None
+    assert [d.name for d in found.devices] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec["devices"][0].pop("name"),
+        lambda spec: spec["devices"][0].update(attributes={"x": {"strings": ["a"]}}),
+        lambda spec: spec["devices"][0].update(capacity={"x": {"value": "1.5Gi"}}),
+        lambda spec: spec["devices"][0].update(taints=[{"key": "x", "effect": "NoSchedule"}]),
+        lambda spec: spec.update(devices=7),
+        lambda spec: spec.update(devices=["gpu"]),
+    ],
+)
+def test_reads_only_its_own(change: Callable[[dict[str, Any]], object]) -> None:
+    """What the agent would not have written is refused with the slice's name."""
+    slices = copy.deepcopy(published("a30"))
+    change(slices[1]["spec"])
+    with pytest.raises(SliceRefused, match="a30-counters, or another of its pool, is not as this"):
+        read_offer(slices)
+
+
+def test_quantities() -> None:
+    """As Kubernetes itself would write them, and as it may answer."""
+    cases = [(0, "0"), (1, "1"), (132, "132"), (9984 << 20, "9984Mi"), (80 << 30, "80Gi")]
+    for amount, text in cases:
+        assert quantity(amount) == text
+        assert read_quantity(text) == amount
+    assert read_quantity("2k") == 2000
+    assert read_quantity("1E") == 10**18
+    for text in ("", "-1", "1.5", "1e3", "500m", "1 Gi", "\u0661"):
+        with pytest.raises(ValueError, match="is no quantity"):
+            read_quantity(text)
+
+
+# --- what the server made of it -------------------------------------------------------------------
+
+
+def test_what_the_server_adds_does_not_matter() -> None:
+    """Nor how it writes a quantity."""
+    for sent in published("h100-80gb", unhealthy=1):
+        answered = json.loads(json.dumps(sent).replace('"9984Mi"', '"10468982784"'))
+        answered["metadata"].update(uid="1", resourceVersion="2")
+        for device in answered["spec"].get("devices", ()):
+            device["bindsToNode"] = False
+        assert compare(sent, answered) == ()
+
+
+def test_names_what_was_dropped() -> None:
+    """Each field once, with its feature gate."""
+    counters, devices = copy.deepcopy(published("h100-80gb", unhealthy=1))
+    kept = copy.deepcopy((counters, devices))
+    del kept[0]["spec"]["sharedCounters"]
+    (found,) = compare(counters, kept[0])
+    assert found == Dropped("spec.sharedCounters", "DRAPartitionableDevices")
+    for device in kept[1]["spec"]["devices"]:
+        del device["consumesCounters"]
+        device.pop("taints", None)
+    gone = {found.path: found.gate for found in compare(devices, kept[1])}
+    assert gone == {
+        "spec.devices[].consumesCounters": "DRAPartitionableDevices",
+        "spec.devices[].taints": "DRADeviceTaints",
+    }
+    assert str(found) == (
+        "the API server did not keep spec.sharedCounters (feature gate DRAPartitionableDevices)"
+    )
+
+
+def test_names_what_was_changed() -> None:
+    """A value, a quantity, the number and the order of devices."""
+    _, devices = published("a30")
+
+    def changed(change: Callable[[dict[str, Any]], object]) -> list[str]:
+        answered = copy.deepcopy(devices)
+        change(answered["spec"])
+        return [str(found) for found in compare(devices, answered)]
+
+    lost = "the API server did not keep "
+    assert changed(lambda s: s["pool"].update(generation=3)) == [f"{lost}spec.pool.generation"]
+    assert changed(lambda s: s["devices"].pop()) == [f"{lost}spec.devices"]
+    assert f"{lost}spec.devices[].name" in changed(lambda s: s["devices"].reverse())
+    memory = "gpu.nvidia.com/memory"
+    assert changed(lambda s: s["devices"][0]["capacity"][memory].update(value="odd")) == [
+        f"{lost}spec.devices[].capacity.{memory}.value"
+    ]
