@@ -44,9 +44,9 @@ class Tree(Struct, frozen=True):
         return Findings(self.marks, self.key_marks)
 
 
-def read_tree(text: str | bytes) -> Tree:
+def read_tree(text: str | bytes, *, most_nodes: int = MOST_NODES) -> Tree:
     """Read one YAML or JSON document; raises DocumentError with all faults of its form."""
-    reader = _Reader(yaml.parse(_decoded(text), Loader=yaml.CSafeLoader))
+    reader = _Reader(yaml.parse(_decoded(text), Loader=yaml.CSafeLoader), most_nodes)
     value: Value = None
     try:
         value = reader.document()
@@ -92,9 +92,10 @@ class _Stop(Exception):
 class _Reader:
     """Makes values of parser events. It descends no deeper than DEEPEST, so recursion is safe."""
 
-    def __init__(self, events: Iterator[yaml.Event]) -> None:
+    def __init__(self, events: Iterator[yaml.Event], most_nodes: int) -> None:
         self._events = events
         self._nodes = 0
+        self._most_nodes = most_nodes
         self.marks: dict[DocumentPath, Mark] = {}
         self.key_marks: dict[DocumentPath, Mark] = {}
         self.findings = Findings(self.marks, self.key_marks)
@@ -194,8 +195,8 @@ class _Reader:
     def _check(self, event: yaml.NodeEvent, path: DocumentPath) -> None:
         """What every node must keep to, whatever it is."""
         self._nodes += 1
-        if self._nodes > MOST_NODES:
-            self._stop(event, path, f"the document has more than {MOST_NODES:,} values")
+        if self._nodes > self._most_nodes:
+            self._stop(event, path, f"the document has more than {self._most_nodes:,} values")
         if event.anchor:
             self._fault(event, path, f"the anchor &{event.anchor} is not allowed", _NO_ALIASES)
         tag = getattr(event, "tag", None)

@@ -31,13 +31,19 @@ def path_text(path: DocumentPath) -> str:
 
 
 class Findings:
-    """Collects the faults of one document and raises them together, in the text's order."""
+    """Collects the faults of one document and raises them together, in the text's order.
+
+    Without marks it is a value that was never a text here, and has no lines to name.
+    """
 
     def __init__(
-        self, marks: Mapping[DocumentPath, Mark], key_marks: Mapping[DocumentPath, Mark]
+        self,
+        marks: Mapping[DocumentPath, Mark] | None = None,
+        key_marks: Mapping[DocumentPath, Mark] | None = None,
     ) -> None:
-        self._marks = marks
-        self._key_marks = key_marks
+        self._has_lines = marks is not None
+        self._marks = {} if marks is None else marks
+        self._key_marks = {} if key_marks is None else key_marks
         self._found: list[tuple[Mark, Problem]] = []
 
     def add(
@@ -54,7 +60,7 @@ class Findings:
         if mark is None:
             mark = self._mark(path, of_key=of_key)
         line, column = mark
-        where = f"{message} (line {line}, column {column})"
+        where = f"{message} (line {line}, column {column})" if self._has_lines else message
         self._found.append((mark, Problem(code, where, remedy, path=path_text(path))))
 
     @property

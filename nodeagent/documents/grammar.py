@@ -273,10 +273,12 @@ def then(rule: Rule[T], make: Callable[[Place, T], U]) -> Rule[U]:
     return Rule(lambda place: make(place, rule.read(place)), rule.schema)
 
 
-def read_with(rule: Rule[T], value: object, findings: Findings) -> T:
-    """The result of a whole document; raises DocumentError with every fault."""
+def read_with(rule: Rule[T], value: object, findings: Findings, path: DocumentPath = ()) -> T:
+    """The result of a document, or of what is at `path` of one; raises DocumentError with every
+    fault.
+    """
     try:
-        result = rule.read(Place(value, (), findings))
+        result = rule.read(Place(value, path, findings))
     except Refused:
         findings.raise_any()
         raise  # not reached: a fault is noted before Refused is raised

@@ -49,7 +49,7 @@ def _memory(place: Place) -> int:
         raise place.refuse(f"found {shown(value)}: {error}", remedy=remedy) from error
 
 
-_MEMORY = Rule(
+MEMORY = Rule(
     _memory,
     {
         "anyOf": [
@@ -93,7 +93,7 @@ _PERCENT = then(
     lambda _, value: float(value),
 )
 _LIMITS = (
-    Key("memory", _MEMORY, "device memory that a client may use, a quantity such as 8Gi"),
+    Key("memory", MEMORY, "device memory that a client may use, a quantity such as 8Gi"),
     Key("threads", _PERCENT, "share of the device's threads that a client may use, in percent"),
 )
 _CLIENTS = whole(1, MOST_CLIENTS)

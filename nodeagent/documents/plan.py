@@ -153,7 +153,11 @@ _DEVICES = by_kind(
 )
 
 
-def _entry(place: Place, given: Given) -> PlanEntry:
+TIME_SLICE = word("default", "short", "medium", "long")
+
+
+def refuse_two_ways(place: Place, given: Given) -> None:
+    """Refuse mps beside timeSlice."""
     if given["mps"] and given["timeSlice"]:
         raise place.refuse(
             "found mps and timeSlice; a device is shared in one way or the other",
@@ -161,6 +165,10 @@ def _entry(place: Place, given: Given) -> PlanEntry:
             below=("timeSlice",),
             of_key=True,
         )
+
+
+def _entry(place: Place, given: Given) -> PlanEntry:
+    refuse_two_ways(place, given)
     if not (given["mig"] or given["mps"] or given["timeSlice"]):
         raise place.refuse(
             "the entry says nothing about its GPUs", remedy="give it mig, mps or timeSlice"
@@ -194,7 +202,7 @@ _ENTRY = form(
     Key("mps", MPS, "MPS on the GPU; beside a MIG layout, on each instance without mps"),
     Key(
         "timeSlice",
-        word("default", "short", "medium", "long"),
+        TIME_SLICE,
         "how long a process runs before the next one's turn",
     ),
     Key(
