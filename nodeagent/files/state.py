@@ -39,12 +39,16 @@ _KINDS = {
 
 
 class StateUnusable(NodeagentError):
-    """A state file is there and cannot be used; `reason` is the second half of a sentence."""
+    """A state file is there and cannot be used; `reason` is the second half of a sentence.
 
-    def __init__(self, path: Path, reason: str) -> None:
+    `newer` is the content of one that is whole, but of a newer version; else None.
+    """
+
+    def __init__(self, path: Path, reason: str, newer: bytes | None = None) -> None:
         super().__init__(f"{path} cannot be used: {reason}")
         self.path = path
         self.reason = reason
+        self.newer = newer
 
 
 class StateFormat(Struct, Generic[T], frozen=True):
@@ -67,7 +71,7 @@ def read_state(path: Path, form: StateFormat[T]) -> T | None:
     Blocks on the disk, but not on a named pipe or a device in the place of the file.
     """
     try:
-        text = _read(path, _LONGEST_HEADER + form.largest)
+        text = read_own_file(path, _LONGEST_HEADER + form.largest)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -148,7 +152,21 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync_directory(path.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Remove the file and what a crash left of its next content; that there is none is no error.
+
+    After a power cut it is gone. Raises OSError. Blocks on the disk.
+    """
+    path.with_name(f".{path.name}.new").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
     finally:
@@ -263,29 +281,6 @@ def _header(kind: str, version: int, content: bytes) -> bytes:
     return b"# nodeagent %s sha256:%s\n" % (signed, digest.encode())
 
 
-def _read(path: Path, most: int) -> bytes:
-    """The content of a regular file of ours; raises OSError for anything else."""
-    try:
-        descriptor = os.open(path, _FLAGS)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise OSError(_not_regular(path.lstat().st_mode)) from error
-        raise
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(_not_regular(found.st_mode))
-        if found.st_uid not in (0, os.geteuid()):
-            raise OSError(f"it belongs to uid {found.st_uid} and not to uid {os.geteuid()}")
-        with open(descriptor, "rb", closefd=False) as file:
-            text = file.read(most + 1)
-    finally:
-        os.close(descriptor)
-    if len(text) > most:
-        raise OSError(f"it has more than {most} bytes")
-    return text
-
-
 def _not_regular(mode: int) -> str:
     found = next((name for of_kind, name in _KINDS.items() if of_kind(mode)), "a device")
     return f"it is {found} and not a regular file"
@@ -305,10 +300,34 @@ def _checked(path: Path, form: StateFormat[T], text: bytes) -> tuple[bytes, int]
     if kind != form.kind:
         raise StateUnusable(path, f"it holds {kind} and not {form.kind}")
     if version > form.version:
-        raise StateUnusable(
-            path, f"a newer nodeagent wrote it (version {version}; this one reads {form.version})"
-        )
+        reason = f"a newer nodeagent wrote it (version {version}; this one reads {form.version})"
+        raise StateUnusable(path, reason, content)
     return content, version
+
+
+def read_own_file(path: Path, most: int) -> bytes:
+    """A regular file of root's or this process' user, of at most so many bytes; raises OSError for
+    anything else, a symbolic link too. Blocks on the disk alone.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise OSError(_not_regular(path.lstat().st_mode)) from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(_not_regular(found.st_mode))
+        if found.st_uid not in (0, os.geteuid()):
+            raise OSError(f"it belongs to uid {found.st_uid} and not to uid {os.geteuid()}")
+        with open(descriptor, "rb", closefd=False) as file:
+            text = file.read(most + 1)
+    finally:
+        os.close(descriptor)
+    if len(text) > most:
+        raise OSError(f"it has more than {most} bytes")
+    return text
 
 
 def read_regular_file(path: Path, most: int) -> bytes:

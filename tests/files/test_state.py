@@ -17,6 +17,7 @@ from nodeagent.files.state import (
     StateFormat,
     StateUnusable,
     read_state,
+    remove_file,
     replace_file,
     set_aside,
     write_state,
@@ -81,6 +82,17 @@ def test_what_would_not_be_read_is_not_written(path: Path) -> None:
     with pytest.raises(OSError, match="more than the 1000"):
         write_state(path, FORM, {"x" * 1000: 1})
     assert not path.exists()
+
+
+def test_removed_with_what_a_crash_left(path: Path) -> None:
+    """That there is nothing is no error, but that there is no folder is."""
+    remove_file(path)
+    write_state(path, FORM, VALUE)
+    path.with_name(".kept.new").touch()
+    remove_file(path)
+    assert list(path.parent.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        remove_file(path / "kept")
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -164,6 +176,18 @@ def test_what_may_lie_there(path: Path, reason: str) -> None:
     kept.save(VALUE)
     assert a_state_file(path).load() == VALUE
     assert os.path.lexists(path.with_name("kept.unusable-1"))
+
+
+def test_the_content_of_a_newer_version(path: Path) -> None:
+    """Is whole, so that a reader can take from it what every version has."""
+    newer(path)
+    with pytest.raises(StateUnusable) as caught:
+        read_state(path, FORM)
+    assert caught.value.newer == b'{"one": 1, "two": 22}\n'
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(StateUnusable) as caught:
+        read_state(path, FORM)
+    assert caught.value.newer is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
