@@ -1,0 +1,277 @@
+"""What a ResourceClaim was allocated of this driver's devices, read from the API server's object.
+
+Pure. The object is checked as if a tenant had written all of it; fields that are not known are
+passed over, since every release of Kubernetes adds some.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct, ValidationError, convert, field
+
+from nodeagent.claims.configuration import LARGEST, Source, read_configuration, within_class
+from nodeagent.claims.model import UID, ClaimAllocation, Configuration, Result
+from nodeagent.claims.names import DRIVER, WHOLE_GPU
+from nodeagent.documents.findings import refuse
+from nodeagent.documents.mps import read_quantity
+from nodeagent.errors import DocumentError, NodeagentError
+from nodeagent.plan.desired import MpsEntry
+from nodeagent.plan.shares import TimeSlice
+from nodeagent.text import shown
+
+NVIDIA_DRIVER: Final = "gpu.nvidia.com"
+
+_MOST_RESULTS, _MOST_CONFIGURATIONS = 32, 64  # the API server's own limits
+_TOO_LARGE = f"it has more than {LARGEST} bytes"
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_DEVICE = re.compile(_LABEL)
+_REQUEST = re.compile(rf"{_LABEL}(/{_LABEL})?")
+_POOL = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
+
+
+class ClaimRefused(NodeagentError):
+    """A claim cannot be prepared as it is; nothing was done for it."""
+
+
+def read_allocation(
+    claim: object, *, namespace: str, name: str, uid: str, nvidia: bool = False
+) -> ClaimAllocation:
+    """The allocation of the claim that the kubelet named.
+
+    With `nvidia` configurations for NVIDIA's driver count as ones for this driver. Raises
+    ClaimRefused, which names the claim, the request or field, and what to do.
+    """
+    title = f"claim {namespace}/{name}"
+    try:
+        found = convert(claim, _Claim)
+    except ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        field_name = f"{where[:-1]}: " if where else ""
+        raise _unreadable(title, f"{field_name}{what:.200}") from error
+    except RecursionError as error:
+        raise _unreadable(title, "it is nested too deeply") from error
+    if found.metadata.uid != uid:
+        raise ClaimRefused(
+            f"{title} has the uid {shown(found.metadata.uid)} now and not {shown(uid)}",
+            remedy="it was deleted and made again: wait until its pods are made again, too",
+        )
+    if not UID.fullmatch(uid):
+        raise _unreadable(title, f"the uid {shown(uid)} is none that Kubernetes gives")
+    if found.status is None or found.status.allocation is None:
+        raise ClaimRefused(
+            f"{title} is not allocated",
+            remedy=f"see what the scheduler says: kubectl -n {namespace} describe "
+            f"resourceclaim {name}",
+        )
+    return _Reader(title, found.status.allocation.devices, nvidia).allocation(uid, namespace, name)
+
+
+def _unreadable(title: str, why: str) -> ClaimRefused:
+    return ClaimRefused(f"{title} cannot be read: {why}", remedy="see who writes its status")
+
+
+# --- the object, as far as it matters -------------------------------------------------------------
+
+_Names = Annotated[tuple[str, ...], Meta(max_length=64)]
+
+
+class _Metadata(Struct):
+    uid: str
+
+
+class _AllocatedDevice(Struct, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+    share_id: str | None = field(name="shareID", default=None)
+    consumed_capacity: Annotated[dict[str, str], Meta(max_length=32)] | None = None
+
+
+class _Opaque(Struct):
+    driver: str
+    parameters: Any = None
+
+
+class _Configuration(Struct):
+    source: Source
+    requests: _Names | None = None
+    opaque: _Opaque | None = None
+
+    def concerns(self, result: _AllocatedDevice) -> bool:
+        """A main request's name stands for all of its subrequests."""
+        main = result.request.partition("/")[0]
+        return not self.requests or result.request in self.requests or main in self.requests
+
+
+class _Devices(Struct):
+    results: Annotated[tuple[_AllocatedDevice, ...], Meta(max_length=_MOST_RESULTS)] = ()
+    config: Annotated[tuple[_Configuration, ...], Meta(max_length=_MOST_CONFIGURATIONS)] | None = (
+        None
+    )
+
+
+class _Allocation(Struct):
+    devices: _Devices
+
+
+class _Status(Struct):
+    allocation: _Allocation | None = None
+
+
+class _Claim(Struct):
+    metadata: _Metadata
+    status: _Status | None = None
+
+
+# --- the reader -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the allocated devices of one claim."""
+
+    title: str
+    devices: _Devices
+    nvidia: bool
+
+    def allocation(self, uid: str, namespace: str, name: str) -> ClaimAllocation:
+        configurations = tuple(self._configurations())
+        results = tuple(
+            self._result(number, one, configurations)
+            for number, one in enumerate(self.devices.results)
+            if one.driver == DRIVER
+        )
+        if not results:
+            raise ClaimRefused(
+                f"{self.title} has no device of {DRIVER}",
+                remedy="see which driver its device classes choose",
+            )
+        self._check_together(results)
+        return ClaimAllocation(uid, namespace, name, results)
+
+    # --- results --------------------------------------------------------------------------------
+
+    def _result(
+        self,
+        number: int,
+        one: _AllocatedDevice,
+        configurations: Sequence[tuple[_Configuration, Configuration | None]],
+    ) -> Result:
+        for key, value, shape in (
+            ("request", one.request, _REQUEST),
+            ("pool", one.pool, _POOL),
+            ("device", one.device, _DEVICE),
+            ("shareID", one.share_id or "0", UID),
+        ):
+            if not shape.fullmatch(value):
+                raise self._refuse(
+                    f"results[{number}].{key}", f"found {shown(value)}, which is no such name"
+                )
+        admin = bool(one.admin_access)
+        result = Result(
+            one.request,
+            one.pool,
+            one.device,
+            one.share_id or "",
+            admin,
+            tuple(self._capacities(number, one)),
+            None if admin else _chosen(one, configurations),
+        )
+        if isinstance(result.configuration, TimeSlice) and result.device != WHOLE_GPU:
+            raise ClaimRefused(
+                f"{self.title}: request {one.request} asks for timeSlice on {one.device}, but the "
+                "interval is one of a whole GPU",
+                remedy="drop timeSlice, or ask for a whole GPU",
+            )
+        return result
+
+    def _capacities(self, number: int, one: _AllocatedDevice) -> Iterator[tuple[str, int]]:
+        for name, quantity in sorted((one.consumed_capacity or {}).items()):
+            try:
+                yield name, read_quantity(quantity)
+            except ValueError as error:
+                raise self._refuse(
+                    f"results[{number}].consumedCapacity",
+                    f"found {shown(quantity)} of {shown(name)}, expected a whole number above 0",
+                ) from error
+
+    def _check_together(self, results: Sequence[Result]) -> None:
+        """What no result shows alone: a device that is there twice, two daemons in a container."""
+        twice = [key for key, count in Counter(one.key for one in results).items() if count > 1]
+        if twice:
+            pool, device, _ = twice[0]
+            raise self._refuse("results", f"device {device} of pool {pool} is there twice")
+        shared = Counter(r.main_request for r in results if isinstance(r.configuration, MpsEntry))
+        for request, count in shared.items():
+            if count > 1:
+                raise ClaimRefused(
+                    f"{self.title}: request {request} has {count} devices with MPS, but a program "
+                    "is a client of one MPS daemon",
+                    remedy="ask for each device in a request of its own, and give each container "
+                    "one of the requests",
+                )
+
+    # --- configurations -------------------------------------------------------------------------
+
+    def _configurations(self) -> Iterator[tuple[_Configuration, Configuration | None]]:
+        """Those for this driver, each read, whether or not it comes to anything."""
+        drivers = {DRIVER, NVIDIA_DRIVER} if self.nvidia else {DRIVER}
+        for number, one in enumerate(self.devices.config or ()):
+            if one.opaque is None or one.opaque.driver not in drivers:
+                continue
+            parameters, path = one.opaque.parameters, ("config", number)
+            try:
+                if _size(parameters) > LARGEST:
+                    raise refuse(
+                        _TOO_LARGE, remedy="a configuration needs no more than a few lines"
+                    )
+                found = read_configuration(parameters, one.source, path, nvidia=self.nvidia)
+            except DocumentError as error:
+                raise self._refused_configuration(one, error) from error
+            yield one, found
+
+    def _refused_configuration(self, one: _Configuration, error: DocumentError) -> ClaimRefused:
+        """The first fault in full, and how many more there are."""
+        writer = "a DeviceClass" if one.source is Source.CLASS else "the claim"
+        requests = f" for {', '.join(map(shown, one.requests[:3]))}" if one.requests else ""
+        more = len(error.problems) - 1
+        rest = f" (and {more} more)" if more else ""
+        return ClaimRefused(
+            f"{self.title}: configuration of {writer}{requests}: {error.message}{rest}",
+            remedy=error.remedy,
+        )
+
+    def _refuse(self, field_name: str, why: str) -> ClaimRefused:
+        return _unreadable(self.title, f"status.allocation.devices.{field_name}: {why}")
+
+
+def _chosen(
+    result: _AllocatedDevice,
+    configurations: Sequence[tuple[_Configuration, Configuration | None]],
+) -> Configuration | None:
+    """The last of the claim's own, else the last of its class's; nothing is merged but what is the
+    class's alone to say.
+    """
+    by_source = {
+        written.source: found for written, found in configurations if written.concerns(result)
+    }
+    of_class = by_source.get(Source.CLASS)
+    if Source.CLAIM not in by_source:
+        return of_class
+    return within_class(by_source[Source.CLAIM], of_class)
+
+
+def _size(parameters: object) -> int:
+    """Bytes as JSON; more than any limit for what is none."""
+    try:
+        return len(json.dumps(parameters, separators=(",", ":")).encode())
+    except (RecursionError, TypeError, ValueError):
+        return LARGEST + 1

@@ -1,0 +1,169 @@
+"""What a claim was allocated on this node, and what stands for it on the hardware. Values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Final
+
+from nodeagent.claims.names import WHOLE_GPU
+from nodeagent.plan.desired import MpsEntry
+from nodeagent.plan.observed import GpuInstance, Placement
+from nodeagent.plan.shares import TimeSlice
+
+# The uids that may become part of a file's name or of a CDI device's.
+UID: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,63}")
+
+Configuration = MpsEntry | TimeSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One device that a claim was allocated.
+
+    `request` is as in the allocation, `main` or `main/sub`. `consumed_capacity` has whole numbers
+    (bytes, percent, clients) by name. `configuration` is how the device shall be shared, None: as
+    it is. With `admin_access` nothing is made, changed or destroyed for it.
+    """
+
+    request: str
+    pool: str
+    device: str
+    share_id: str = ""
+    admin_access: bool = False
+    consumed_capacity: tuple[tuple[str, int], ...] = ()
+    configuration: Configuration | None = None
+
+    @property
+    def main_request(self) -> str:
+        return self.request.partition("/")[0]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it apart from every other device of the node."""
+        return self.pool, self.device, self.share_id
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAllocation:
+    """What the scheduler allocated to a claim of this driver's devices; one at least."""
+
+    uid: str
+    namespace: str
+    name: str
+    results: tuple[Result, ...]
+
+
+class Phase(StrEnum):
+    """How far a claim has come. What is written comes before what is done."""
+
+    INTENT = "intent"  # instances may have been made; their ids are not written down
+    MADE = "made"  # all are made, with their ids
+    READY = "ready"  # read back, with its CDI file: the kubelet may have been answered
+    RELEASING = "releasing"  # being taken down
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """What stands for one result on the GPU with the UUID `gpu`.
+
+    `profile` and `placement` are those of a MIG device's GPU instance; "" and None for the GPU as
+    a whole or a share of it. With `fixed` the instance is the plan's. `before` are id and placement
+    of the GPU instances that were there when its making began, None as long as it has not.
+    `instance`, `compute` and `uuid` (of the MIG device) are what was made; None and "" while that
+    is not known.
+    """
+
+    result: Result
+    gpu: str
+    cdi_id: str
+    profile: str = ""
+    placement: Placement | None = None
+    fixed: bool = False
+    before: tuple[tuple[int, Placement], ...] | None = None
+    instance: int | None = None
+    compute: int | None = None
+    uuid: str = ""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is the claim's: no instance of the plan's, and not just looked at."""
+        return not self.fixed and not self.result.admin_access
+
+    @property
+    def is_made(self) -> bool:
+        """Whether its instance comes with the claim, and goes with it."""
+        return self.placement is not None and self.is_held
+
+    def was_made_as(self, instance: GpuInstance) -> bool:
+        """Whether the instance was made for it, in this run of the machine: ids are used again."""
+        if (self.profile, self.placement) != (instance.profile, instance.placement):
+            return False
+        if self.instance is not None:
+            return self.instance == instance.id
+        return self.before is not None and (instance.id, instance.placement) not in self.before
+
+    @property
+    def is_share(self) -> bool:
+        """Whether other claims have parts of the same GPU by MPS."""
+        return self.placement is None and self.result.device != WHOLE_GPU
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """What the agent keeps of one claim. `boot_id`: the start of the machine in which its ids
+    count.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    phase: Phase
+    boot_id: str
+    devices: tuple[ClaimedDevice, ...]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a uid that makes no file name, and for a claim without devices."""
+        if not UID.fullmatch(self.uid):
+            raise ValueError(f"{self.uid[:80]!r} is no uid of a claim")
+        if not self.devices:
+            raise ValueError("the claim has no devices")
+
+    @property
+    def title(self) -> str:
+        """What people call it, such as `claim team/trainer`."""
+        return f"claim {self.namespace}/{self.name}"
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        return tuple(device.result for device in self.devices)
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """UUIDs."""
+        return frozenset(device.gpu for device in self.devices)
+
+
+class FileState(StrEnum):
+    """What a claim's CDI file is beside what it should be."""
+
+    SAME = "same"
+    DIFFERS = "differs"
+    MISSING = "missing"
+
+
+class Standing(Enum):
+    """What an allocation is beside the record with its claim's uid."""
+
+    NEW = "new"
+    SAME = "same"
+    RELEASE_FIRST = "release first"  # allocated anew: what the record has goes before
+
+
+def standing(record: ClaimRecord | None, allocation: ClaimAllocation) -> Standing:
+    """A claim keeps its uid when it is deallocated and allocated to other devices."""
+    if record is None:
+        return Standing.NEW
+    same = frozenset(record.results) == frozenset(allocation.results)
+    return Standing.SAME if same else Standing.RELEASE_FIRST

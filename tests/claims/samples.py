@@ -1,0 +1,82 @@
+"""A claim's object as the API server has it, and records, with what a test changes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeagent.claims.allocation import read_allocation
+from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
+from nodeagent.plan.observed import Placement
+
+UID = "0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"
+DRIVER = "gpu.nodeagent.io"
+GPU = "GPU-4711"
+POOL = "node-1/gpu-4711"
+MIG_DEVICE = "mig-1g-10gb-4"
+Json = dict[str, Any]
+
+
+def result_json(**changes: Any) -> Json:
+    """One allocated device; None takes a key away."""
+    found = {"request": "gpu", "driver": DRIVER, "pool": POOL, "device": MIG_DEVICE, **changes}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def config_json(parameters: Any, source: str = "FromClaim", **changes: Any) -> Json:
+    """One configuration of an allocation."""
+    opaque = {"driver": changes.pop("driver", DRIVER), "parameters": parameters}
+    return {"source": source, "opaque": opaque, **changes}
+
+
+def device_config(**keys: Any) -> Json:
+    """The agent's own parameters."""
+    return {"apiVersion": "gpu.nodeagent.io/v1", "kind": "DeviceConfig", **keys}
+
+
+def nvidia_config(kind: str = "GpuConfig", **sharing: Any) -> Json:
+    """Parameters of NVIDIA's driver."""
+    found: Json = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind}
+    return found | ({"sharing": sharing} if sharing else {})
+
+
+def claim_json(*results: Json, config: list[Json] | None = None, uid: str = UID) -> Json:
+    """A ResourceClaim that was allocated; with one device where none are given."""
+    devices: Json = {"results": list(results) or [result_json()]}
+    if config is not None:
+        devices["config"] = config
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"uid": uid, "namespace": "team", "name": "trainer", "resourceVersion": "7"},
+        "spec": {"devices": {"requests": [{"name": "gpu"}]}},
+        "status": {"allocation": {"devices": devices}, "reservedFor": [{"name": "pod"}]},
+    }
+
+
+def allocation(claim: object, *, uid: str = UID, nvidia: bool = False) -> ClaimAllocation:
+    """Of the claim team/trainer."""
+    return read_allocation(claim, namespace="team", name="trainer", uid=uid, nvidia=nvidia)
+
+
+def mig_result(**changes: Any) -> Result:
+    """The allocated MIG device."""
+    return Result(**{"request": "gpu", "pool": POOL, "device": MIG_DEVICE, **changes})
+
+
+def mig_device(**changes: Any) -> ClaimedDevice:
+    """What stands for it."""
+    known = {
+        "result": mig_result(),
+        "gpu": GPU,
+        "cdi_id": f"nodeagent.io/claim={UID}-1",
+        "profile": "1g.10gb",
+        "placement": Placement(4, 1),
+    }
+    return ClaimedDevice(**{**known, **changes})
+
+
+def record(*devices: ClaimedDevice, phase: Phase = Phase.READY, **changes: Any) -> ClaimRecord:
+    """Of the claim team/trainer."""
+    known = {"uid": UID, "namespace": "team", "name": "trainer", "boot_id": "boot-1"}
+    own = devices or (mig_device(),)
+    return ClaimRecord(**{**known, "phase": phase, "devices": own, **changes})

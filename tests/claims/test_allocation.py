@@ -1,0 +1,272 @@
+"""A ResourceClaim's allocation: what counts for each device, and hostile objects."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from nodeagent.claims.allocation import ClaimRefused
+from nodeagent.claims.model import ClaimAllocation
+from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
+from nodeagent.plan.shares import TimeSlice
+from tests.claims.samples import (
+    MIG_DEVICE,
+    POOL,
+    UID,
+    Json,
+    allocation,
+    claim_json,
+    config_json,
+    device_config,
+    mig_result,
+    nvidia_config,
+    result_json,
+)
+
+
+def refused(claim: object, *, uid: str = UID) -> str:
+    """The sentence with its remedy."""
+    with pytest.raises(ClaimRefused) as caught:
+        allocation(claim, uid=uid)
+    return str(caught.value)
+
+
+def test_the_devices_of_this_driver() -> None:
+    """Others are passed over, and so are keys that are not known."""
+    found = allocation(
+        claim_json(
+            result_json(driver="gpu.nvidia.com", device="GPU_0", pool="?"),
+            result_json(later={"release": 1}),
+            result_json(request="two/big", device="gpu", adminAccess=True),
+        )
+    )
+    admin = mig_result(request="two/big", device="gpu", admin_access=True)
+    assert found == ClaimAllocation(UID, "team", "trainer", (mig_result(), admin))
+    assert admin.main_request == "two"
+
+
+def test_a_share_of_a_device() -> None:
+    """Its id and what it takes, exactly and in a fixed order."""
+    capacity = {"threads": "25", "memory": "20Gi", "gpu.nvidia.com/clients": "1500m"}
+    shared = result_json(shareID=UID, consumedCapacity=capacity)
+    assert 'consumedCapacity: found "1500m"' in refused(claim_json(shared))
+    capacity["gpu.nvidia.com/clients"] = "2"
+    [found] = allocation(claim_json(shared)).results
+    assert found.key == (POOL, MIG_DEVICE, UID)
+    assert found.consumed_capacity == (
+        ("gpu.nvidia.com/clients", 2),
+        ("memory", 20 * 2**30),
+        ("threads", 25),
+    )
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (None, "claim team/trainer cannot be read: Expected `object`, got `null`"),
+        ({"metadata": {"uid": 3}}, "metadata.uid: Expected `str`, got `int`"),
+        (claim_json(uid="0"), 'has the uid "0" now and not "0b8f6a3e-'),
+        (claim_json() | {"status": None}, "is not allocated (see what the scheduler says: kubectl"),
+        (claim_json() | {"status": {}}, "is not allocated"),
+        (claim_json(result_json(driver="x")), "has no device of gpu.nodeagent.io"),
+        (claim_json(result_json(device=None)), "devices.results[0]: Object missing required fi"),
+        (claim_json(result_json(device="../x")), 'results[0].device: found "../x"'),
+        (claim_json(result_json(pool="a\nb")), 'results[0].pool: found "a\\nb"'),
+        (claim_json(result_json(pool="a" * 254)), "results[0].pool"),
+        (claim_json(result_json(request="a/b/c")), "results[0].request"),
+        (claim_json(result_json(shareID="A")), "results[0].shareID"),
+        (
+            claim_json(result_json(), result_json()),
+            f"{MIG_DEVICE} of pool {POOL} is there twice",
+        ),
+        (claim_json(*[result_json()] * 33), "results: Expected `array` of length <= 32"),
+        (claim_json(config=[{"source": "FromMe"}]), "config[0].source: Invalid enum value"),
+        (claim_json(config=[{"source": "FromClass"}] * 65), "of length <= 64"),
+        (
+            claim_json(config=[config_json(device_config(mps={"shares": {"a" * 11000: {}}}))]),
+            "configuration of the claim: it has more than 10240 bytes",
+        ),
+        (
+            claim_json(config=[config_json(device_config(timeSlice="long"))]),
+            f"request gpu asks for timeSlice on {MIG_DEVICE}, but the interval is one of a whole",
+        ),
+    ],
+)
+def test_what_is_refused(claim: object, message: str) -> None:
+    """With the claim, the field, and a remedy."""
+    found = refused(claim)
+    assert found.startswith("claim team/trainer")
+    assert message in found
+    assert found.endswith(")")
+
+
+def test_a_uid_that_makes_no_file_name() -> None:
+    """Whoever gave it to the claim."""
+    uid = "../../etc/passwd"
+    assert "is none that Kubernetes gives" in refused(claim_json(uid=uid), uid=uid)
+
+
+def test_parameters_that_are_too_deep() -> None:
+    """Are refused like those that are too long."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "more than 10240 bytes" in refused(claim_json(config=[config_json(deep)]))
+
+
+# --- which configuration counts -------------------------------------------------------------------
+
+
+def mps(threads: int, **more: Any) -> Json:
+    """A configuration that is told apart by its threads."""
+    return device_config(mps={"clients": {"threads": threads}, **more})
+
+
+def threads(*config: Json, request: str = "gpu/big") -> float | None:
+    """What counts for the request."""
+    [found] = allocation(claim_json(result_json(request=request), config=list(config))).results
+    if found.configuration is None:
+        return None
+    return limits_of(found.configuration).threads
+
+
+def limits_of(configuration: object) -> ShareEntry:
+    """Of all clients that the claim's containers are."""
+    assert isinstance(configuration, MpsEntry)
+    assert isinstance(configuration.clients, Shares)
+    [share] = configuration.clients.entries
+    return share
+
+
+def test_whom_a_configuration_concerns() -> None:
+    """All requests where it names none; a main request's name stands for its subrequests."""
+    assert threads() is None
+    for requests in (None, [], ["gpu"], ["gpu/big"], ["other", "gpu"]):
+        assert threads(config_json(mps(1), requests=requests)) == 1
+    for requests in (["other"], ["gpu/small"], ["gp"]):
+        assert threads(config_json(mps(1), requests=requests)) is None
+
+
+def test_which_of_several_counts() -> None:
+    """The claim's before its class's, wherever they stand; of each the last."""
+    by_class, by_claim = "FromClass", "FromClaim"
+    assert threads(config_json(mps(1), by_class), config_json(mps(2), by_class)) == 2
+    assert threads(config_json(mps(1), by_claim), config_json(mps(2), by_class)) == 1
+    assert threads(config_json(mps(1), by_claim), config_json(mps(2), by_claim)) == 2
+    assert threads(config_json(mps(1)), config_json(mps(2), requests=["other"])) == 1
+    assert threads(config_json(mps(1)), config_json(mps(2), driver="gpu.nvidia.com")) == 1
+    assert threads(config_json(mps(1)), {"source": "FromClaim"}) == 1
+
+
+def test_what_the_class_alone_says_stays() -> None:
+    """Also where the claim has limits of its own."""
+    config = [config_json(mps(1, user=7, enforce="terminate"), "FromClass"), config_json(mps(2))]
+    [found] = allocation(claim_json(config=config)).results
+    assert isinstance(found.configuration, MpsEntry)
+    assert (found.configuration.user, found.configuration.enforce) == ("7", "terminate")
+    assert limits_of(found.configuration).threads == 2
+
+
+def test_one_that_does_not_count_is_checked_too() -> None:
+    """A fault is reported with its writer and the requests that it is for."""
+    bad = device_config(mps={"clients": {"thread": 5}, "repliccas": 1})
+    found = refused(claim_json(config=[config_json(bad, "FromClass", requests=["gpu"])]))
+    assert found.startswith('claim team/trainer: configuration of a DeviceClass for "gpu": config')
+    assert "(and 1 more)" in found
+    assert "did you mean" in found
+
+
+def test_an_administrators_device_is_left_as_it_is() -> None:
+    """No configuration concerns it."""
+    claim = claim_json(result_json(adminAccess=True), config=[config_json(mps(5))])
+    [found] = allocation(claim).results
+    assert found.configuration is None
+
+
+def test_two_devices_with_mps_in_one_request() -> None:
+    """A program has one daemon; two requests can go to two containers."""
+    both = [result_json(), result_json(device="gpu")]
+    found = refused(claim_json(*both, config=[config_json(mps(5))]))
+    assert "request gpu has 2 devices with MPS" in found
+    both[1]["request"] = "other"
+    assert len(allocation(claim_json(*both, config=[config_json(mps(5))])).results) == 2
+
+
+def test_configurations_for_nvidias_driver() -> None:
+    """Count where the node honours them, and are others' elsewhere."""
+    sharing = nvidia_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Short"})
+    config = [config_json(sharing, driver="gpu.nvidia.com")]
+    claim = claim_json(result_json(device="gpu"), config=config)
+    assert allocation(claim).results[0].configuration is None
+    assert allocation(claim, nvidia=True).results[0].configuration is TimeSlice.SHORT
+
+
+# --- whatever the object is -----------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=8,
+)
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths to all values in it."""
+    keys: list[Any] = list(value) if isinstance(value, dict) else []
+    if isinstance(value, list):
+        keys = list(range(len(value)))
+    below = [one for key in keys for one in places(value[key], (*path, key))]  # type: ignore[index]
+    return [path, *below]
+
+
+FULL = claim_json(
+    result_json(shareID=UID, consumedCapacity={"memory": "1Gi"}, adminAccess=False),
+    config=[
+        config_json(device_config(mps={"clients": {"memory": "8Gi", "threads": 25}})),
+        config_json(nvidia_config(strategy="MPS", mpsConfig={}), "FromClass", requests=["gpu"]),
+    ],
+)
+
+
+def outcome(claim: object, *, nvidia: bool) -> ClaimAllocation | str:
+    """What was read, or the refusal."""
+    try:
+        return allocation(claim, nvidia=nvidia)
+    except ClaimRefused as error:
+        return str(error)
+
+
+@seed(12)
+@settings(max_examples=400)
+@given(where=st.integers(0, 10**6), value=VALUES, nvidia=st.booleans())
+def test_any_value_in_any_place(where: int, value: object, nvidia: bool) -> None:
+    """It is read or refused, in one printable line."""
+    claim: Any = copy.deepcopy(FULL)
+    paths = places(claim)
+    path = paths[where % len(paths)]
+    if not path:
+        claim = value
+    else:
+        above = claim
+        for key in path[:-1]:
+            above = above[key]
+        above[path[-1]] = value
+    found = outcome(claim, nvidia=nvidia)
+    assert isinstance(found, ClaimAllocation) or (found.isprintable() and len(found) < 1000)
+
+
+def test_any_key_left_out() -> None:
+    """As above, for each key there is."""
+    for path in places(FULL)[1:]:
+        claim: Any = copy.deepcopy(FULL)
+        above = claim
+        for key in path[:-1]:
+            above = above[key]
+        del above[path[-1]]
+        found = outcome(claim, nvidia=random.Random(str(path)).random() < 0.5)
+        assert isinstance(found, ClaimAllocation) or found.isprintable()
