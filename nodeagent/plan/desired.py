@@ -61,14 +61,14 @@ class ShareEntry(Struct, frozen=True):
     path: str
 
 
-class Shares(Struct, frozen=True):
+class Shares(Struct, frozen=True, tag=True):
     """Clients with the limits of their shares."""
 
     entries: tuple[ShareEntry, ...]
     path: str
 
 
-class Replicas(Struct, frozen=True):
+class Replicas(Struct, frozen=True, tag=True):
     """`count` clients with equal parts of memory and threads."""
 
     count: int

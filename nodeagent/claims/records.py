@@ -1,0 +1,175 @@
+"""The records of claims on disk: one versioned file each, written before the hardware is changed.
+
+A record says what may have been made and for whom, so that a crash leaves a record without an
+instance, never an instance without a record. What cannot be read holds back the GPUs that it may be
+about: nothing new is made there until it can be read, or a person has removed it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msgspec import MsgspecError, Struct, json
+
+from nodeagent.claims.model import UID, ClaimRecord
+from nodeagent.errors import NodeagentError
+from nodeagent.files.state import (
+    StateFormat,
+    StateUnusable,
+    read_state,
+    remove_file,
+    write_state,
+)
+
+FOLDER: Final = "claims"  # below state.dir
+LARGEST: Final = 1 << 20  # bytes; a claim has at most 32 devices, of some 1,000 bytes each
+
+_FILE = re.compile(rf"({UID.pattern})\.json")
+_UNFINISHED = re.compile(rf"\.{UID.pattern}\.json\.new")
+
+
+class RecordNotKept(NodeagentError):
+    """A record cannot be written or removed; what was there is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRecord:
+    """A record that cannot be used. `gpus` are the UUIDs that it is about, None: it may be any;
+    `uid` is "" where not even the names of the records can be read.
+    """
+
+    path: Path
+    uid: str
+    reason: str
+    gpus: frozenset[str] | None = None
+
+    @property
+    def message(self) -> str:
+        where = "all GPUs" if self.gpus is None else ", ".join(sorted(self.gpus))
+        return (
+            f"the record of a claim, {self.path}, cannot be used: {self.reason}; "
+            f"no claim gets anything new on {where}"
+        )
+
+    @property
+    def remedy(self) -> str:
+        return (
+            "start the release that wrote it; or see with nvidia-smi mig -lgi that what the claim "
+            f"had is gone, and rm {self.path}"
+        )
+
+
+def write_record(folder: Path, record: ClaimRecord) -> None:
+    """Put it in place of any earlier one, so that it survives a power cut.
+
+    Raises RecordNotKept, with the earlier one still there. Blocks on the disk.
+    """
+    path = _path(folder, record.uid)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_state(path, _FORMAT, record)
+    except OSError as error:
+        raise _not_kept(path, f"of {record.title} cannot be kept", error) from error
+
+
+def remove_record(folder: Path, uid: str) -> None:
+    """Remove the record of a claim that has nothing any more; raises RecordNotKept. Blocks."""
+    path = _path(folder, uid)
+    try:
+        remove_file(path)
+    except FileNotFoundError:  # nor is there the folder
+        return
+    except OSError as error:
+        raise _not_kept(path, "cannot be removed", error) from error
+
+
+def read_records(folder: Path) -> tuple[ClaimRecord | UnreadableRecord, ...]:
+    """All there are, by uid, with what stands in for one that cannot be used. Raises nothing.
+
+    Files with other names were not written by this agent, and are passed over. Blocks on the disk.
+    """
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        return (UnreadableRecord(folder, "", error.strerror or str(error)),)
+    uids = [match[1] for match in map(_FILE.fullmatch, names) if match]
+    return tuple(_records(folder, uids))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a crash left of records that were never written. Blocks on the disk."""
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            if _UNFINISHED.fullmatch(entry.name):
+                entry.unlink()
+
+
+def _records(folder: Path, uids: list[str]) -> Iterator[ClaimRecord | UnreadableRecord]:
+    for uid in uids:
+        path = _path(folder, uid)
+        try:
+            record = read_state(path, _FORMAT)
+        except StateUnusable as error:
+            yield UnreadableRecord(path, uid, error.reason, _gpus_of_newer(error.newer))
+            continue
+        if record is not None and record.uid != uid:
+            yield UnreadableRecord(path, uid, f"it is the record of {record.uid}")
+        elif record is not None:
+            yield record
+
+
+def _path(folder: Path, uid: str) -> Path:
+    if not UID.fullmatch(uid):
+        raise ValueError(f"{uid[:80]!r} is no uid of a claim")
+    return folder / f"{uid}.json"
+
+
+def _not_kept(path: Path, what: str, error: OSError) -> RecordNotKept:
+    return RecordNotKept(
+        f"the record {what} ({path}): {error.strerror or error}",
+        remedy=f"make room in {path.parent} and let the agent write there; it is tried again",
+    )
+
+
+# --- as JSON --------------------------------------------------------------------------------------
+
+
+class _Header(Struct):
+    """What the content of every version has."""
+
+    gpus: frozenset[str]
+
+
+class _Content(_Header):
+    record: ClaimRecord
+
+
+def _encode(record: ClaimRecord) -> bytes:
+    content = json.encode(_Content(record.gpus, record), order="deterministic")
+    return json.format(content, indent=1) + b"\n"
+
+
+def _decode(content: bytes, version: int) -> ClaimRecord:
+    if version == 0:
+        raise ValueError("its first line is missing")
+    return json.decode(content, type=_Content).record
+
+
+def _gpus_of_newer(content: bytes | None) -> frozenset[str] | None:
+    """None where the content is damaged, or does not say it."""
+    if content is None:
+        return None
+    try:
+        return json.decode(content, type=_Header).gpus or None
+    except (MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+_FORMAT: StateFormat[ClaimRecord] = StateFormat("claim", 1, LARGEST, _encode, _decode)
