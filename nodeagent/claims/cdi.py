@@ -1,0 +1,236 @@
+"""The CDI document of a claim: what its containers get of the devices. Pure.
+
+It has version 0.5.0, which every runtime with CDI reads, and 0.7.0 only where the toolkit's own
+edits need that. What every GPU container needs besides (libraries, hooks) is taken over from the
+CDI document that NVIDIA's toolkit generates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
+
+from msgspec import Meta, Struct, convert, field, json, structs
+
+from nodeagent.claims.model import UID, ClaimedDevice, ClaimRecord, Phase, Result
+from nodeagent.mps.files.client_files import slot_device
+from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
+from nodeagent.plan.shares import Slot
+
+if TYPE_CHECKING:
+    from nodeagent.claims.records import UnreadableRecord
+
+T = TypeVar("T")
+
+KIND: Final = "nodeagent.io/claim"
+LARGEST: Final = 1 << 20  # bytes of a document; the toolkit's edits are some 20 KiB
+_VERSION, _WITH_GROUPS = "0.5.0", "0.7.0"
+_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+_NO_OTHER_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES=void"  # the runtime's own injection stays off
+_FILE = re.compile(rf"nodeagent\.io-claim_({UID.pattern})\.json")
+_UNFINISHED = re.compile(rf"\.{_FILE.pattern}\.new")
+
+# --- the document's shapes (SPEC.md of the CDI project) -------------------------------------------
+
+_Path = Annotated[str, Meta(pattern=r"\A/[^\x00-\x1f]*\Z", max_length=4096)]
+_Variable = Annotated[str, Meta(pattern=r"\A[^=\x00]+=[^\x00]*\Z")]
+_Number = Annotated[int, Meta(ge=0, lt=2**32)]
+
+
+class DeviceNode(Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A device file; what is left out, the runtime reads from the host's."""
+
+    path: _Path
+    host_path: _Path | None = None
+    type: str | None = None
+    major: _Number | None = None
+    minor: _Number | None = None
+    file_mode: _Number | None = None
+    permissions: str | None = None
+    uid: _Number | None = None
+    gid: _Number | None = None
+
+
+class Mount(Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A file or directory of the host."""
+
+    host_path: _Path
+    container_path: _Path
+    options: tuple[str, ...] = ()
+    type: str | None = None
+
+
+class Hook(Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A program of the host that the runtime starts around a container's start."""
+
+    hook_name: Literal[
+        "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
+    ]
+    path: _Path
+    args: tuple[str, ...] = ()
+    env: tuple[_Variable, ...] = ()
+    timeout: int | None = None
+
+
+class Edits(Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """What changes of a container."""
+
+    env: tuple[_Variable, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    additional_gids: tuple[_Number, ...] = field(name="additionalGids", default=())
+
+
+class _Device(Struct, rename="camel"):
+    name: str
+    container_edits: Edits
+
+
+class _Document(Struct, rename="camel"):
+    cdi_version: str
+    kind: str
+    devices: list[_Device]
+    container_edits: Edits
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def file_name(uid: str) -> str:
+    """Of the claim's document."""
+    return f"nodeagent.io-claim_{uid}.json"
+
+
+def device_id(uid: str, result: Result) -> str:
+    """What the kubelet hands to the runtime: `nodeagent.io/claim=...`.
+
+    No two claims and no two GPUs have one in common, and none is used again. Once a claim's record
+    has it, it stays.
+    """
+    pool = hashlib.sha256(result.pool.encode()).hexdigest()[:8]
+    share = f"-{result.share_id}" if result.share_id else ""
+    return f"{KIND}={uid}-{pool}-{result.device}{share}"
+
+
+# --- the document ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MpsClient:
+    """The place of a claim's containers in the MPS daemon of their device; `shm` is the directory
+    that they and the daemon have as /dev/shm.
+    """
+
+    daemon: DaemonSpec
+    slot: Slot
+    shm: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDevice:
+    """A claim's device and its files: `minor` of /dev/nvidia<minor>, `capabilities` of
+    /dev/nvidia-caps/nvidia-cap<n> for a MIG device's GPU instance and compute instance.
+    """
+
+    claimed: ClaimedDevice
+    minor: int
+    capabilities: tuple[int, ...] = ()
+    mps: MpsClient | None = None
+
+
+def claim_document(devices: Sequence[ContainerDevice], common: Edits) -> bytes:
+    """The text of a claim's file; `common` is what the toolkit gives every container.
+
+    Raises NodeagentError and ValueError as `slot_device` does. The same devices make the same text.
+    """
+    control = Edits(
+        env=(_NO_OTHER_DEVICES,), device_nodes=tuple(DeviceNode(path) for path in _CONTROL)
+    )
+    edits = merged(control, common)
+    document = _Document(
+        _WITH_GROUPS if edits.additional_gids else _VERSION,
+        KIND,
+        [_Device(one.claimed.cdi_id.partition("=")[2], _edits(one)) for one in devices],
+        edits,
+    )
+    return json.format(json.encode(document), indent=2) + b"\n"
+
+
+def merged(first: Edits, second: Edits) -> Edits:
+    """Both; a variable, device file or mount point that both have is as in the first.
+
+    A device file that the second describes more closely, is as there.
+    """
+    described = {node.path: node for node in second.device_nodes}
+    nodes = [described.get(node.path, node) for node in first.device_nodes]
+    return Edits(
+        env=_first_of((*first.env, *second.env), lambda text: text.partition("=")[0]),
+        device_nodes=_first_of((*nodes, *second.device_nodes), lambda node: node.path),
+        hooks=tuple(dict.fromkeys((*first.hooks, *second.hooks))),
+        mounts=_first_of((*first.mounts, *second.mounts), lambda mount: mount.container_path),
+        additional_gids=tuple(dict.fromkeys((*first.additional_gids, *second.additional_gids))),
+    )
+
+
+def _first_of(items: Iterable[T], key: Callable[[T], str]) -> tuple[T, ...]:
+    """The first with each key."""
+    found: dict[str, T] = {}
+    for item in items:
+        found.setdefault(key(item), item)
+    return tuple(found.values())
+
+
+def _edits(one: ContainerDevice) -> Edits:
+    paths = [f"/dev/nvidia{one.minor}"]
+    paths += [f"/dev/nvidia-caps/nvidia-cap{number}" for number in one.capabilities]
+    nodes = Edits(device_nodes=tuple(map(DeviceNode, paths)))
+    return nodes if one.mps is None else merged(nodes, _mps_edits(one.mps))
+
+
+def _mps_edits(mps: MpsClient) -> Edits:
+    """As for a slot of a plan's. Where all containers of the claim take the slots of one share,
+    none of them is named one.
+    """
+    device = slot_device(mps.daemon, mps.slot, shm=mps.shm)
+    edits = convert(device["containerEdits"], Edits)
+    if mps.slot.share.count in (None, 1):
+        return edits
+    env = tuple(text for text in edits.env if not text.startswith(f"{SLOT_VARIABLE}="))
+    return structs.replace(edits, env=env)
+
+
+# --- what is in the directory ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What to do about the claims' files: names of those to delete, uids of those to write."""
+
+    stale: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def sweep(names: Iterable[str], records: Iterable[ClaimRecord | UnreadableRecord]) -> Swept:
+    """The files in the directory beside all records. A claim that is ready must have one, any
+    other may; where not even the records' names can be read, each may be wanted. Files of others
+    are passed over.
+    """
+    known = {one.uid: one for one in records}
+    ready = {
+        uid
+        for uid, one in known.items()
+        if isinstance(one, ClaimRecord) and one.phase is Phase.READY
+    }
+    stale: list[str] = []
+    for name in sorted(names):
+        match = _FILE.fullmatch(name)
+        if match:
+            ready.discard(match[1])
+        orphaned = match and match[1] not in known and "" not in known
+        if orphaned or _UNFINISHED.fullmatch(name):
+            stale.append(name)
+    return Swept(tuple(stale), tuple(sorted(ready)))

@@ -1,0 +1,359 @@
+"""A claim's CDI document and its file: valid, complete, repaired, swept; and the toolkit's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from jsonschema import Draft7Validator
+from msgspec import convert
+from referencing import Registry
+from referencing.jsonschema import DRAFT7
+
+from nodeagent.claims.cdi import (
+    ContainerDevice,
+    Edits,
+    MpsClient,
+    Swept,
+    claim_document,
+    device_id,
+    file_name,
+    merged,
+)
+from nodeagent.claims.cdi_files import (
+    NoToolkitEdits,
+    ToolkitEdits,
+    file_state,
+    publish,
+    sweep_directory,
+    withdraw,
+)
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase, Result
+from nodeagent.claims.records import UnreadableRecord
+from nodeagent.files.open_directory import PathRefused
+from nodeagent.plan.shares import Share
+from tests.claims.samples import MIG_DEVICE, UID, mig_device, mig_result, record
+from tests.mps.plans import GPU, spec_of, wanted
+
+SCHEMA = Path(__file__).parents[1] / "data/cdi"
+TOOLKIT: dict[str, Any] = {
+    "cdiVersion": "0.5.0",
+    "kind": "nvidia.com/gpu",
+    "devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}],
+    "containerEdits": {
+        "env": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_CTK=1"],
+        "deviceNodes": [
+            {"path": "/dev/nvidia-modeset"},
+            {"path": "/dev/nvidiactl", "hostPath": "/run/nvidia/driver/dev/nvidiactl"},
+        ],
+        "hooks": [
+            {
+                "hookName": "createContainer",
+                "path": "/usr/bin/nvidia-cdi-hook",
+                "args": ["nvidia-cdi-hook", "update-ldcache", "--folder", "/usr/lib64"],
+            }
+        ],
+        "mounts": [
+            {
+                "hostPath": "/usr/lib64/libcuda.so.570.1",
+                "containerPath": "/usr/lib64/libcuda.so.570.1",
+                "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
+            }
+        ],
+    },
+}
+COMMON = convert(TOOLKIT["containerEdits"], Edits)
+
+
+def claimed(result: Result) -> ClaimedDevice:
+    """With the id that it gets."""
+    return mig_device(result=result, cdi_id=device_id(UID, result))
+
+
+def mig(**changes: Any) -> ContainerDevice:
+    """A MIG device."""
+    return ContainerDevice(claimed(mig_result(**changes)), 1, (12, 13))
+
+
+def shared(share: Share) -> ContainerDevice:
+    """A whole GPU with MPS."""
+    daemon = spec_of(wanted())
+    client = MpsClient(daemon, share.slots[0], f"/run/nodeagent/mps/{GPU}/shm")
+    return ContainerDevice(claimed(mig_result(device="gpu")), 0, mps=client)
+
+
+def document(*devices: ContainerDevice, common: Edits = COMMON) -> dict[str, Any]:
+    """As a runtime reads it."""
+    found: dict[str, Any] = json.loads(claim_document(devices, common))
+    return found
+
+
+def device_edits(*devices: ContainerDevice) -> dict[str, Any]:
+    """Of the first device."""
+    found: dict[str, Any] = document(*devices)["devices"][0]["containerEdits"]
+    return found
+
+
+# --- the document ---------------------------------------------------------------------------------
+
+
+def test_it_is_valid() -> None:
+    """Against the CDI project's own schema, with names of its grammar."""
+    schema, definitions = (
+        json.loads((SCHEMA / name).read_text()) for name in ("schema.json", "defs.json")
+    )
+    registry: Registry[Any] = Registry().with_resource(
+        "defs.json", DRAFT7.create_resource(definitions)
+    )
+    devices = (mig(), mig(share_id=UID), shared(Share("a", None, 8192, 25.0)))
+    found = document(*devices)
+    Draft7Validator(schema, registry=registry).validate(found)
+    assert (found["cdiVersion"], found["kind"]) == ("0.5.0", "nodeagent.io/claim")
+    names = [device["name"] for device in found["devices"]]
+    assert names == [one.claimed.cdi_id.partition("=")[2] for one in devices]
+    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]", name) for name in names)
+
+
+def test_names() -> None:
+    """The claim, the pool's hash, the device and the share: other for any other of them."""
+    plain = device_id(UID, mig_result())
+    assert re.fullmatch(rf"nodeagent\.io/claim={UID}-[0-9a-f]{{8}}-{MIG_DEVICE}", plain)
+    assert device_id(UID, mig_result(share_id="5")) == f"{plain}-5"
+    assert device_id(UID, mig_result(pool="node-1/gpu-4712")) != plain
+    assert file_name(UID) == f"nodeagent.io-claim_{UID}.json"
+
+
+def test_the_files_of_a_device() -> None:
+    """Its GPU's, and those of its two instances; what every device needs is there once."""
+    found = document(mig())
+    assert found["devices"][0]["containerEdits"] == {
+        "deviceNodes": [
+            {"path": "/dev/nvidia1"},
+            {"path": "/dev/nvidia-caps/nvidia-cap12"},
+            {"path": "/dev/nvidia-caps/nvidia-cap13"},
+        ]
+    }
+    edits = found["containerEdits"]
+    assert edits["deviceNodes"] == [
+        {"path": "/dev/nvidiactl", "hostPath": "/run/nvidia/driver/dev/nvidiactl"},
+        {"path": "/dev/nvidia-uvm"},
+        {"path": "/dev/nvidia-uvm-tools"},
+        {"path": "/dev/nvidia-modeset"},
+    ]
+    assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK=1"]
+    assert edits["hooks"] == TOOLKIT["containerEdits"]["hooks"]
+    assert edits["mounts"] == TOOLKIT["containerEdits"]["mounts"]
+
+
+def test_the_files_of_an_mps_client() -> None:
+    """As for a slot of a plan's: pipe directory, memory, limits."""
+    edits = device_edits(shared(Share("a", None, 8192, 25.0)))
+    assert edits["deviceNodes"] == [{"path": "/dev/nvidia0"}]
+    assert [mount["containerPath"] for mount in edits["mounts"]] == ["/run/x/pipe", "/dev/shm"]
+    variables = dict(text.split("=", 1) for text in edits["env"])
+    assert variables == {
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",
+        "CUDA_VISIBLE_DEVICES": GPU,
+        "NODEAGENT_MPS_SLOT": f"{GPU}/a-0",
+    }
+
+
+def test_containers_that_share_a_claims_slots() -> None:
+    """Have the same environment, so that none of them can be named one slot."""
+    edits = device_edits(shared(Share("replica", 4, 8192, 25.0)))
+    assert not [text for text in edits["env"] if "SLOT" in text]
+
+
+def test_groups_of_the_toolkits() -> None:
+    """They need a newer version, which then is the lowest that has them."""
+    found = document(mig(), common=merged(COMMON, Edits(additional_gids=(44, 44))))
+    assert found["cdiVersion"] == "0.7.0"
+    assert found["containerEdits"]["additionalGids"] == [44]
+
+
+def test_the_same_devices_make_the_same_bytes() -> None:
+    """Else a file would be repaired for ever."""
+    one, two = (claim_document([mig()], COMMON) for _ in range(2))
+    assert one == two
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_written_read_back_repaired_and_deleted(tmp_path: Path) -> None:
+    """Nothing is written where nothing differs; what another program changed is put right."""
+    folder = tmp_path / "cdi"
+    content = claim_document([mig()], COMMON)
+    path = folder / file_name(UID)
+    assert file_state(folder, UID, content) is FileState.MISSING
+    assert publish(folder, UID, content)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (content, 0o644)
+    assert file_state(folder, UID, content) is FileState.SAME
+    assert not publish(folder, UID, content)
+    for damaged in (content[:-1], content + b"\n", b""):
+        path.write_bytes(damaged)
+        assert file_state(folder, UID, content) is FileState.DIFFERS
+        assert publish(folder, UID, content)
+        assert path.read_bytes() == content
+    withdraw(folder, [path.name, "nodeagent.io-claim_0.json"])
+    assert list(folder.iterdir()) == []
+    withdraw(tmp_path / "none", [path.name])
+
+
+def test_what_lies_in_its_place(tmp_path: Path) -> None:
+    """A symlink is not followed, and neither is anything else taken away."""
+    path = tmp_path / file_name(UID)
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PathRefused, match="is a symlink"):
+        publish(tmp_path, UID, b"{}")
+    path.unlink()
+    path.mkdir()
+    assert file_state(tmp_path, UID, b"{}") is FileState.DIFFERS
+    with pytest.raises(PathRefused, match="is no plain file"):
+        publish(tmp_path, UID, b"{}")
+
+
+def unreadable(uid: str) -> UnreadableRecord:
+    """A record that cannot be used, or with no uid all of them."""
+    return UnreadableRecord(Path("/x"), uid, "damaged")
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    """Files of the agent's own prefix alone go, and those of claims are written that lack one."""
+    names = [file_name(uid) for uid in ("1", "2", "3", "4")]
+    others = ["nvidia.yaml", "nodeagent.io-mps.json", "nodeagent.io-claim_X.json"]
+    unfinished = f".{names[0]}.new"
+    for name in (*names, *others, unfinished):
+        (tmp_path / name).touch()
+    records: list[ClaimRecord | UnreadableRecord] = [
+        record(uid="1"),
+        record(uid="2", phase=Phase.MADE),
+        unreadable("3"),
+        record(uid="5"),
+        record(uid="6", phase=Phase.RELEASING),
+        unreadable("7"),
+    ]
+    expected = Swept(stale=(unfinished, names[3]), missing=("5",))
+    assert sweep_directory(tmp_path, records) == expected
+    assert sweep_directory(tmp_path, [unreadable("")]) == Swept((unfinished,), ())
+    withdraw(tmp_path, expected.stale)
+    assert {entry.name for entry in tmp_path.iterdir()} == {*names[:3], *others}
+    assert sweep_directory(tmp_path / "none", records) == Swept((), ("1", "5"))
+
+
+# --- the toolkit's --------------------------------------------------------------------------------
+
+YAML = """
+---
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+containerEdits:
+  env:
+  - NVIDIA_VISIBLE_DEVICES=void
+  deviceNodes:
+  - path: /dev/nvidiactl
+    fileMode: 438
+  additionalGids: [44]
+  futureField: {a: 1}
+  mounts:
+  - hostPath: /usr/bin/nvidia-smi
+    containerPath: /usr/bin/nvidia-smi
+    options: [ro, nosuid]
+"""
+
+
+def test_the_toolkits_edits(tmp_path: Path) -> None:
+    """In either notation, from the folder that wins; files of other kinds are passed over."""
+    first, second = tmp_path / "run", tmp_path / "etc"
+    toolkit = ToolkitEdits([first, second])
+    second.mkdir()
+    (second / "nvidia.yaml").write_text(YAML)
+    edits = toolkit.read()
+    assert (edits.env, edits.additional_gids) == (("NVIDIA_VISIBLE_DEVICES=void",), (44,))
+    assert edits.device_nodes[0].file_mode == 438
+    assert toolkit.read() is edits
+    first.mkdir()
+    (first / "a.json").write_text('{"kind": "example.com/nvidia.com/gpu"}')
+    (first / "b.json").write_text(json.dumps(TOOLKIT | {"containerEdits": {}}))
+    (first / "c.json").write_text(json.dumps(TOOLKIT))
+    (first / "c.txt").write_text("?")
+    assert toolkit.read() == COMMON
+    (first / "c.json").unlink()
+    assert toolkit.read() == edits
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "would get a GPU without its driver's libraries"),
+        ("", "libraries"),
+        ("nvidia.com/gpu: [", "neither YAML nor JSON"),
+        ("kind: nvidia.com/gpu\ncontainerEdits: []", "containerEdits: Expected `object`"),
+        ("kind: nvidia.com/gpu\ncontainerEdits: {env: [A]}", r"containerEdits: .*\$.env\[0\]"),
+        ("kind: nvidia.com/gpu\ncontainerEdits: {mounts: [{hostPath: x}]}", "containerEdits: "),
+        ("kind: nvidia.com/gpu\ncontainerEdits: {hooks: [{hookName: x, path: /}]}", "enum value"),
+        ("kind: &a nvidia.com/gpu\nx: *a", "anchor"),
+        ("#" * (1 << 20) + "#", "it has more than 1048576 bytes"),
+    ],
+)
+def test_no_edits_of_the_toolkits(tmp_path: Path, content: str | None, reason: str) -> None:
+    """The error says what was found, and which command makes the file."""
+    if content is not None:
+        (tmp_path / "nvidia.yaml").write_text(content)
+    with pytest.raises(NoToolkitEdits, match=reason) as caught:
+        ToolkitEdits([tmp_path, tmp_path / "none"]).read()
+    assert caught.value.remedy.startswith("nvidia-ctk cdi generate --output=")
+
+
+def test_files_that_are_not_opened(tmp_path: Path) -> None:
+    """Pipes, directories, symlinks; and another user's, whose hooks would run as root."""
+    (tmp_path / "elsewhere").write_text(YAML)
+    (tmp_path / "a.yaml").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "b.yaml")
+    (tmp_path / "c.yaml").mkdir()
+    with pytest.raises(NoToolkitEdits, match=r"a\.yaml: it is a symbolic link.*b\.yaml: it is a "):
+        ToolkitEdits([tmp_path]).read()
+    if os.geteuid() == 0:
+        for name in ("a.yaml", "b.yaml"):
+            (tmp_path / name).unlink()
+        (tmp_path / "d.yaml").write_text(YAML)
+        os.chown(tmp_path / "d.yaml", 1000, 1000)
+        with pytest.raises(NoToolkitEdits, match="it belongs to uid 1000"):
+            ToolkitEdits([tmp_path]).read()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.just("/dev/x"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["path", "hookName", "hostPath", "containerPath"]), inner)
+    ),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["env", "deviceNodes", "hooks", "mounts", "additionalGids", "other"])
+
+
+@seed(12)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=st.dictionaries(KEYS, VALUES, min_size=1) | VALUES)
+def test_whatever_the_toolkits_file_holds(tmp_path: Path, edits: object) -> None:
+    """It is read or refused, and what is read makes a document."""
+    (tmp_path / "a.json").write_text(json.dumps(TOOLKIT | {"containerEdits": edits}))
+    try:
+        common = ToolkitEdits([tmp_path]).read()
+    except NoToolkitEdits:
+        return
+    assert document(mig(), common=common)["devices"]
