@@ -1,0 +1,132 @@
+"""What is read of all claims at one moment, and what can be decided for each. Values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from nodeagent.claims.model import ClaimRecord, FileState
+from nodeagent.plan.observed import GpuInstance, ObservedNode, Placement
+
+if TYPE_CHECKING:
+    from nodeagent.claims.records import UnreadableRecord
+
+# --- what was read --------------------------------------------------------------------------------
+
+
+class ClaimState(StrEnum):
+    """What the claim with a record's uid is at the API server."""
+
+    SAME = "same"  # allocated as the record has it
+    OTHER_RESULTS = "other results"
+    DEALLOCATED = "deallocated"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """A device that the kubelet gave to a pod for a claim, from its pod-resources."""
+
+    namespace: str
+    claim: str
+    pod: str
+    key: tuple[str, str, str]  # as `Result.key`
+
+    def __str__(self) -> str:
+        return f"pod {self.namespace}/{self.pod}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`claims` and `files` are by uid; a claim that is not in them is unknown, a file missing.
+    `allocations` None: the kubelet did not answer. `planned` are GPU and placement of the instances
+    that belong to a plan.
+    """
+
+    boot_id: str
+    node: ObservedNode
+    records: tuple[ClaimRecord, ...] = ()
+    unreadable: tuple[UnreadableRecord, ...] = ()
+    claims: Mapping[str, ClaimState] = field(default_factory=dict)
+    files: Mapping[str, FileState] = field(default_factory=dict)
+    allocations: tuple[Allocated, ...] | None = None
+    planned: frozenset[tuple[str, Placement]] = frozenset()
+
+
+# --- what is to be done ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Nothing for now; `why`, where it is not as it should be."""
+
+    uid: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Verify everything of a claim that is ready, and write anew what differs."""
+
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recreate:
+    """Make the devices of a claim that is ready again: they are gone."""
+
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Write down these instances, which were made before their ids could be: by the position of
+    their device in the record.
+    """
+
+    uid: str
+    instances: tuple[tuple[int, GpuInstance], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeInstance:
+    """A GPU instance that is proven to have been made for a claim."""
+
+    gpu: str
+    id: int
+    profile: str
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRelease:
+    """Take down what the claim has: these instances and no others, its CDI file, its record."""
+
+    uid: str
+    remove: tuple[MadeInstance, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBack:
+    """Make nothing new on these GPUs (None: on any), and leave the claim as it is."""
+
+    uid: str
+    gpus: frozenset[str] | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportForeign:
+    """An instance that neither a record nor a plan has: it is left alone."""
+
+    gpu: str
+    instance: GpuInstance
+
+
+Decision = Keep | Repair | Recreate | Adopt | FinishRelease | HoldBack | ReportForeign

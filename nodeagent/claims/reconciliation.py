@@ -1,0 +1,294 @@
+"""What is to be done for each claim, from all that was read at one moment. Pure.
+
+After a start, and every minute: records, hardware, CDI files, the kubelet's allocations and the
+claims at the API server are brought together. What no record has is never destroyed. A claim is
+released only when it is gone, deallocated or allocated anew, or when the kubelet asked for it, and
+when nobody uses its devices; not knowing counts as use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from nodeagent.claims.decisions import (
+    Adopt,
+    Allocated,
+    ClaimState,
+    Decision,
+    FinishRelease,
+    HoldBack,
+    Keep,
+    MadeInstance,
+    Recreate,
+    Repair,
+    ReportForeign,
+    Snapshot,
+)
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
+from nodeagent.plan.observed import IDLE, Access, Gpu, GpuInstance, Usage
+from nodeagent.plan.usage import as_used
+
+_ALLOCATION = "kubelet"  # the source of a user that is a pod's allocation
+
+
+def reconcile(snapshot: Snapshot) -> tuple[Decision, ...]:
+    """One decision for each record, readable or not; then the foreign instances."""
+    held = [HoldBack(one.uid, one.gpus, one.reason) for one in snapshot.unreadable]
+    claims = [_Claim(record, snapshot) for record in snapshot.records]
+    return *held, *(claim.decision() for claim in claims), *_foreign(snapshot, claims)
+
+
+def _foreign(snapshot: Snapshot, claims: Iterable[_Claim]) -> Iterator[ReportForeign]:
+    """Where a record cannot be read, an instance may be that claim's."""
+    held = [one.gpus for one in snapshot.unreadable]
+    own = {
+        (device.gpu, found.instance.id)
+        for claim in claims
+        for device, found in claim.found
+        if isinstance(found, _Present) and found.instance is not None
+    }
+    for gpu in snapshot.node.gpus:
+        if gpu.access is not Access.OK or any(gpus is None or gpu.uuid in gpus for gpus in held):
+            continue
+        for instance in gpu.instances:
+            known = (gpu.uuid, instance.id) in own
+            if not known and (gpu.uuid, instance.placement) not in snapshot.planned:
+                yield ReportForeign(gpu.uuid, instance)
+
+
+# --- a device beside the hardware -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """It is there: its GPU instance, None for a GPU as a whole or a share of it."""
+
+    gpu: Gpu
+    instance: GpuInstance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """Its place is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InTheWay:
+    """Its place has an instance that was not made for it."""
+
+    instance: GpuInstance
+
+
+@dataclass(frozen=True, slots=True)
+class _NotKnown:
+    """The driver does not say."""
+
+    why: str
+
+
+_Found = _Present | _Missing | _InTheWay | _NotKnown
+
+
+def _find(device: ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Found:
+    gpu = snapshot.node.gpu(device.gpu)
+    if gpu is None:
+        others = snapshot.node.gpus
+        complete = bool(others) and all(o.uuid and o.access is Access.OK for o in others)
+        if rebooted and complete:  # the card was taken out
+            return _Missing()
+        return _NotKnown(f"the driver does not list {device.gpu}")
+    if gpu.access is not Access.OK:
+        return _NotKnown(f"GPU {gpu.index} does not answer: {gpu.access_reason}")
+    if device.placement is None:
+        return _find_whole(device, gpu)
+    mask = device.placement.mask
+    there = [i for i in gpu.instances if i.placement.mask & mask]
+    alike = [i for i in there if (i.profile, i.placement) == (device.profile, device.placement)]
+    if not there:
+        return _Missing()
+    if not alike or (device.is_made and not _was_made_for(device, alike[0], rebooted=rebooted)):
+        return _InTheWay((alike or there)[0])
+    return _Present(gpu, alike[0])
+
+
+def _find_whole(device: ClaimedDevice, gpu: Gpu) -> _Found:
+    """The GPU as a whole is there outside MIG mode; in whatever mode for an administrator."""
+    if device.result.admin_access or not gpu.in_mig_mode:
+        return _Present(gpu)
+    return _InTheWay(gpu.instances[0]) if gpu.instances else _Missing()
+
+
+def _was_made_for(device: ClaimedDevice, instance: GpuInstance, *, rebooted: bool) -> bool:
+    """Instances do not outlive the machine's start, and their ids are used again."""
+    return not rebooted and device.was_made_as(instance)
+
+
+# --- one claim ------------------------------------------------------------------------------------
+
+
+class _Claim:
+    """A record beside all the rest."""
+
+    def __init__(self, record: ClaimRecord, snapshot: Snapshot) -> None:
+        self._record = record
+        self._snapshot = snapshot
+        self._rebooted = record.boot_id != snapshot.boot_id
+        self.found = [
+            (device, _find(device, snapshot, rebooted=self._rebooted)) for device in record.devices
+        ]
+
+    def decision(self) -> Decision:
+        uid, end = self._record.uid, self._end()
+        unknown = {d.gpu: f.why for d, f in self.found if isinstance(f, _NotKnown)}
+        if unknown:
+            return HoldBack(uid, frozenset(unknown), "; ".join(sorted(unknown.values())))
+        if end and (users := self._users()):
+            return Keep(uid, f"{end}, but it is used by {users}")
+        if end:
+            return FinishRelease(uid, tuple(self._removable()), end)
+        for _, found in self.found:
+            if isinstance(found, _InTheWay):
+                one = found.instance
+                where = f"GPU instance {one.id} ({one.profile} at {one.placement})"
+                return Keep(uid, f"{where} is in its place, and was not made for it")
+        return self._ready() if self._record.phase is Phase.READY else self._unfinished()
+
+    def _end(self) -> str:
+        """Why the claim is over; "" while it is not, or that is not known."""
+        if self._record.phase is Phase.RELEASING:
+            return "its release was begun"
+        match self._snapshot.claims.get(self._record.uid, ClaimState.UNKNOWN):
+            case ClaimState.GONE:
+                return "the claim is gone"
+            case ClaimState.DEALLOCATED:
+                return "the claim is deallocated"
+            case ClaimState.OTHER_RESULTS:
+                return "the claim was allocated anew"
+            case ClaimState.SAME | ClaimState.UNKNOWN:
+                return ""
+            case other:
+                assert_never(other)
+
+    # --- one that goes on -----------------------------------------------------------------------
+
+    def _unfinished(self) -> Decision:
+        """The kubelet was never answered and asks again; what a crash left is not lost for that."""
+        made = tuple(
+            (position, found.instance)
+            for position, (device, found) in enumerate(self.found)
+            if device.is_made and device.instance is None
+            if isinstance(found, _Present) and found.instance is not None
+        )
+        if made:
+            return Adopt(self._record.uid, made)
+        return Keep(self._record.uid, "it was not finished; the kubelet asks for it again")
+
+    def _ready(self) -> Decision:
+        uid, why = self._record.uid, "the machine was restarted" if self._rebooted else ""
+        missing = [device for device, found in self.found if isinstance(found, _Missing)]
+        planned = [d for d in missing if d.placement is not None and not d.is_made]
+        if len(missing) > len(planned):
+            return Recreate(uid, why or "its device is gone")
+        if planned:
+            return Keep(uid, f"{planned[0].result.device} is not there; the plan makes it")
+        if why or not all(_is_intact(device, found) for device, found in self.found):
+            return Repair(uid, why or "its compute instance is another one")
+        state = self._snapshot.files.get(uid, FileState.MISSING)
+        if state is FileState.SAME:
+            return Keep(uid)
+        fault = "is missing" if state is FileState.MISSING else "is not what it should be"
+        return Repair(uid, f"its CDI file {fault}")
+
+    # --- one that is over -----------------------------------------------------------------------
+
+    def _removable(self) -> Iterator[MadeInstance]:
+        """What was made for this claim, unless another record has the same place."""
+        for device, found in self.found:
+            if not (device.is_made and isinstance(found, _Present) and found.instance):
+                continue
+            one = found.instance
+            if not any(_overlap(device, other) for _, other in self._others()):
+                yield MadeInstance(device.gpu, one.id, one.profile, one.placement)
+
+    def _users(self) -> str:
+        """Who uses the claim's devices; "" is nobody.
+
+        The kubelet lists a claim until its release was answered, so that does not hold up a release
+        that the kubelet itself asked for.
+        """
+        allocations = self._snapshot.allocations
+        if allocations is None:
+            return "unknown pods (the kubelet does not say)"
+        own = {one for one in allocations if self._is_own(one)}
+        others = {one for one in allocations if one not in own}
+        keys = {device.result.key for device in self._record.devices}
+        holders = {one for one in others if one.key in keys and not self._is_administrators(one)}
+        asked_for = self._record.phase is Phase.RELEASING
+        if not asked_for:
+            holders |= {one for one in own if one.key in keys}
+        if holders:
+            return ", ".join(sorted({str(one) for one in holders}))
+        own_pods = {(one.namespace, one.pod) for one in own}
+        other_pods = {(one.namespace, one.pod) for one in others} - own_pods
+        for device, found in self.found:
+            passed_over = other_pods if device.is_share else set()
+            usage = _usage(device, found)
+            users = tuple(
+                user
+                for user in usage.processes
+                if (user.namespace, user.pod) not in passed_over
+                and (user.source != _ALLOCATION or (user.namespace, user.pod) not in own_pods)
+            )
+            if users or not usage.known:
+                return str(Usage(users, usage.known, usage.reason))
+        return ""
+
+    def _is_own(self, one: Allocated) -> bool:
+        return (one.namespace, one.claim) == (self._record.namespace, self._record.name)
+
+    def _is_administrators(self, one: Allocated) -> bool:
+        """Monitors may have what others use, and do not hold it up."""
+        return any(
+            (one.namespace, one.claim, one.key) == (record.namespace, record.name, other.result.key)
+            for record, other in self._others()
+            if other.result.admin_access
+        )
+
+    def _others(self) -> Iterator[tuple[ClaimRecord, ClaimedDevice]]:
+        """The devices of all other records."""
+        for record in self._snapshot.records:
+            if record.uid != self._record.uid:
+                yield from ((record, device) for device in record.devices)
+
+
+def _usage(device: ClaimedDevice, found: _Found) -> Usage:
+    """Of a MIG device, or of all that is on a GPU. A process on the GPU of which no instance is
+    known may be on any.
+    """
+    if device.result.admin_access or not isinstance(found, _Present):
+        return IDLE
+    gpu = as_used(found.gpu)
+    usage = gpu.usage
+    for instance in gpu.instances:
+        if found.instance is None or instance.id == found.instance.id:
+            for one in instance.compute:
+                usage = usage.together(one.usage)
+    return usage
+
+
+def _is_intact(device: ClaimedDevice, found: _Found) -> bool:
+    """Whether the compute instance in it is the one that was made."""
+    if not isinstance(found, _Present) or found.instance is None or not device.uuid:
+        return True
+    return any(one.uuid == device.uuid for one in found.instance.compute)
+
+
+def _overlap(one: ClaimedDevice, other: ClaimedDevice) -> bool:
+    """Whether both are for the same part of a GPU; what an administrator has, takes no place."""
+    if one.gpu != other.gpu or other.result.admin_access:
+        return False
+    if one.placement is None or other.placement is None:
+        return True
+    return bool(one.placement.mask & other.placement.mask)

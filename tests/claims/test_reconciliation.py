@@ -1,0 +1,396 @@
+"""What is decided for each claim: every combination of what can be read, and the rules by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.decisions import (
+    Adopt,
+    Allocated,
+    ClaimState,
+    Decision,
+    FinishRelease,
+    HoldBack,
+    Keep,
+    MadeInstance,
+    Recreate,
+    Repair,
+    ReportForeign,
+    Snapshot,
+)
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
+from nodeagent.claims.reconciliation import reconcile
+from nodeagent.claims.records import UnreadableRecord
+from nodeagent.plan.observed import (
+    IDLE,
+    Access,
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    MigMode,
+    ObservedNode,
+    Placement,
+    Usage,
+    User,
+)
+from nodeagent.structs import replace
+from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
+
+PLACE = Placement(4, 1)
+BUSY = Usage((User(4711, "python"),))
+NOT_KNOWN = Usage(known=False, reason="the driver did not say")
+OURS = Allocated("team", "trainer", "pod-1", mig_result().key)
+THEIRS = Allocated("other", "claim", "pod-2", mig_result().key)
+
+
+def instance(
+    number: int = 7, profile: str = "1g.10gb", placement: Placement = PLACE, usage: Usage = IDLE
+) -> GpuInstance:
+    """With one compute instance."""
+    compute = ComputeInstance(0, profile, 1, "MIG-7", usage=usage)
+    return GpuInstance(number, 19, profile, placement, (compute,))
+
+
+def gpu(*instances: GpuInstance, **changes: Any) -> Gpu:
+    """In MIG mode."""
+    return replace(Gpu(0, GPU, mig=MigMode(True, True), instances=instances), **changes)
+
+
+def decide(snapshot: Snapshot, uid: str = UID) -> Decision:
+    """The one for this claim."""
+    [found] = [d for d in reconcile(snapshot) if not isinstance(d, ReportForeign) and d.uid == uid]
+    return found
+
+
+def snapshot(*gpus: Gpu, **known: Any) -> Snapshot:
+    """Of a claim that is ready and in order, but for what is given."""
+    usual: dict[str, Any] = {
+        "records": (record(mig_device(instance=7, uuid="MIG-7")),),
+        "claims": {UID: ClaimState.SAME},
+        "files": {UID: FileState.SAME},
+        "allocations": (),
+    }
+    return Snapshot("boot-1", ObservedNode(gpus or (gpu(instance()),)), **{**usual, **known})
+
+
+# --- every combination ----------------------------------------------------------------------------
+
+HARDWARE = {
+    "its own": [instance()],
+    "one from before": [instance(3)],
+    "another": [instance(3, "2g.20gb", Placement(4, 2))],
+    "elsewhere": [instance(3, placement=Placement(0, 1))],
+    "nothing": [],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination."""
+
+    phase: Phase
+    rebooted: bool
+    hardware: str  # of HARDWARE, or "unknown"
+    usage: Usage
+    allocations: tuple[Allocated, ...] | None
+    claim: ClaimState
+    file: FileState
+    fixed: bool
+
+    def snapshot(self) -> Snapshot:
+        """As it would be read. `before` are ids that are not made again in the same place."""
+        ids: dict[str, Any] = {} if self.phase is Phase.INTENT else {"instance": 7, "uuid": "MIG-7"}
+        if self.fixed:
+            ids = {"uuid": "MIG-7"}
+        device = mig_device(before=((3, PLACE), (7, Placement(0, 4))), fixed=self.fixed, **ids)
+        there = [
+            replace(i, compute=tuple(replace(c, usage=self.usage) for c in i.compute))
+            for i in HARDWARE.get(self.hardware, ())
+        ]
+        lost = (
+            {"access": Access.LOST, "access_reason": "lost"} if self.hardware == "unknown" else {}
+        )
+        return snapshot(
+            gpu(*there, **lost),
+            records=(
+                record(device, phase=self.phase, boot_id="boot-0" if self.rebooted else "boot-1"),
+            ),
+            claims={UID: self.claim},
+            files={UID: self.file},
+            allocations=self.allocations,
+        )
+
+    @property
+    def over(self) -> bool:
+        ended = {ClaimState.GONE, ClaimState.DEALLOCATED, ClaimState.OTHER_RESULTS}
+        return self.phase is Phase.RELEASING or self.claim in ended
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the claim's own instance, or the plan's that it has, is there."""
+        if self.fixed:
+            return self.hardware in {"its own", "one from before"}
+        return self.hardware == "its own" and not self.rebooted
+
+    @property
+    def in_use(self) -> bool:
+        if self.allocations is None or THEIRS in self.allocations:
+            return True
+        if OURS in self.allocations and self.phase is not Phase.RELEASING:
+            return True
+        return self.is_there and self.usage.in_use
+
+    @property
+    def foreign(self) -> bool:
+        """Whether there is an instance of nobody's."""
+        return bool(HARDWARE.get(self.hardware)) and not self.is_there
+
+    @property
+    def expected(self) -> type[Decision]:
+        """The kind of decision, by the rules as they are written down."""
+        if self.hardware == "unknown":
+            return HoldBack
+        if self.over:
+            return Keep if self.in_use else FinishRelease
+        if not self.is_there and self.hardware not in {"nothing", "elsewhere"}:
+            return Keep  # another instance is in the way
+        if self.phase is not Phase.READY:
+            unwritten = self.phase is Phase.INTENT and self.is_there and not self.fixed
+            return Adopt if unwritten else Keep
+        if not self.is_there:
+            return Keep if self.fixed else Recreate  # a fixed one is for the plan to make
+        return Repair if self.rebooted or self.file is not FileState.SAME else Keep
+
+
+def cases() -> Iterator[Case]:
+    """All there are."""
+    yield from (
+        Case(*values)
+        for values in product(
+            Phase,
+            (False, True),
+            (*HARDWARE, "unknown"),
+            (Usage(), BUSY, NOT_KNOWN),
+            (None, (), (OURS,), (THEIRS,)),
+            ClaimState,
+            FileState,
+            (False, True),
+        )
+    )
+
+
+def test_every_combination() -> None:
+    """The decision is the one that the rules name, and nothing is destroyed but what was made for
+    a claim that is over and that nobody uses.
+    """
+    count = 0
+    for case in cases():
+        count += 1
+        first, *rest = reconcile(case.snapshot())
+        assert type(first) is case.expected, (case, first)
+        assert [type(one) for one in rest] == [ReportForeign] * case.foreign, case
+        match first:
+            case FinishRelease(_, remove, _):
+                own = MadeInstance(GPU, 7, "1g.10gb", PLACE)
+                assert remove == ((own,) if case.is_there and not case.fixed else ()), case
+            case Keep(_, why):
+                fine = case.phase is Phase.READY and case.is_there and not case.over
+                assert (why == "") == fine, case
+            case HoldBack(_, gpus, _):
+                assert gpus == frozenset({GPU})
+            case Adopt(_, adopted):
+                assert adopted == ((0, replace(instance(), compute=adopted[0][1].compute)),)
+    assert count == 4 * 2 * 6 * 3 * 4 * 5 * 3 * 2
+
+
+# --- who uses it ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "users"),
+    [
+        ({"allocations": None}, "unknown pods (the kubelet does not say)"),
+        ({"allocations": (OURS, THEIRS)}, "pod other/pod-2, pod team/pod-1"),
+    ],
+)
+def test_the_kubelets_word(changes: dict[str, Any], users: str) -> None:
+    """Who holds a claim that is gone is named; not knowing it is use."""
+    found = decide(snapshot(claims={UID: ClaimState.GONE}, **changes))
+    assert found == Keep(UID, f"the claim is gone, but it is used by {users}")
+
+
+def test_a_process_on_it() -> None:
+    """One on the GPU of which no instance is known may be on any of them."""
+    for busy in (gpu(instance(usage=BUSY)), gpu(instance(), usage=BUSY)):
+        found = decide(snapshot(busy, claims={UID: ClaimState.GONE}))
+        assert found == Keep(UID, "the claim is gone, but it is used by pid 4711 (python)")
+
+
+def test_the_claims_own_allocation_does_not_hold_up_its_release() -> None:
+    """Nor where the driver's picture has it joined in; a process of the same pod does."""
+    held = User(0, source="kubelet", namespace="team", pod="pod-1")
+    releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=Phase.RELEASING)
+    there = gpu(instance(usage=Usage((held,))))
+    found = decide(snapshot(there, records=(releasing,), allocations=(OURS,)))
+    assert isinstance(found, FinishRelease)
+    there = gpu(instance(usage=Usage((held, replace(held, pid=5, source="process")))))
+    found = decide(snapshot(there, records=(releasing,), allocations=(OURS,)))
+    assert found == Keep(UID, "its release was begun, but it is used by pid 5 of pod team/pod-1")
+
+
+# --- other devices --------------------------------------------------------------------------------
+
+
+def whole(**result: Any) -> ClaimedDevice:
+    """A GPU as a whole, or a share of it."""
+    return mig_device(result=mig_result(**{"device": "gpu", **result}), profile="", placement=None)
+
+
+def of(*devices: ClaimedDevice, **changes: Any) -> dict[str, Any]:
+    """A record with these devices."""
+    return {"records": (record(*devices, **changes),)}
+
+
+OFF = MigMode(False, False)
+
+
+def test_a_gpu_as_a_whole() -> None:
+    """It is there outside MIG mode, used by any process on it, and never destroyed."""
+    assert decide(snapshot(gpu(mig=OFF), **of(whole()))) == Keep(UID)
+    assert isinstance(decide(snapshot(gpu(), **of(whole()))), Recreate)
+    found = decide(snapshot(gpu(instance(3)), **of(whole())))
+    assert found == Keep(
+        UID, "GPU instance 3 (1g.10gb at 4:1) is in its place, and was not made for it"
+    )
+    rebooted = decide(snapshot(gpu(mig=OFF), **of(whole(), boot_id="boot-0")))
+    assert rebooted == Repair(UID, "the machine was restarted")
+    gone = {"claims": {UID: ClaimState.GONE}, **of(whole())}
+    assert isinstance(decide(snapshot(gpu(mig=OFF, usage=BUSY), **gone)), Keep)
+    assert decide(snapshot(gpu(mig=OFF), **gone)) == FinishRelease(UID, (), "the claim is gone")
+
+
+def test_a_share_of_a_gpu() -> None:
+    """Processes in pods of other claims are those claims'; any other may be this one's."""
+    share = whole(device="mps-20gb-0")
+    other = Allocated("other", "claim", "pod-2", (POOL, "mps-20gb-1", ""))
+    theirs = User(5, namespace="other", pod="pod-2")
+    gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}, **of(share)}
+    used = gpu(mig=OFF, usage=Usage((theirs,)))
+    assert isinstance(decide(snapshot(used, allocations=(other,), **gone)), FinishRelease)
+    assert isinstance(decide(snapshot(used, **gone)), Keep)
+
+
+def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
+    """A process in it may be on either of them."""
+    share = whole(device="mps-20gb-0")
+    both = (
+        replace(OURS, key=share.result.key),
+        Allocated("team", "second", "pod-1", (POOL, "mps-20gb-1", "")),
+    )
+    client = User(5, namespace="team", pod="pod-1")
+    releasing = of(share, phase=Phase.RELEASING)
+    there = gpu(mig=OFF, usage=Usage((client,)))
+    assert isinstance(decide(snapshot(there, allocations=both, **releasing)), Keep)
+
+
+def test_a_monitor_does_not_hold_up_a_release() -> None:
+    """It has the device as an administrator; the process of any pod does hold it up."""
+    device = mig_device(instance=7, uuid="MIG-7")
+    monitor = mig_device(result=mig_result(admin_access=True))
+    records = (record(device), record(monitor, uid="2", namespace="other", name="claim"))
+    gone: dict[str, Any] = {"records": records, "claims": {UID: ClaimState.GONE}}
+    assert isinstance(decide(snapshot(allocations=(THEIRS,), **gone)), FinishRelease)
+    two = (THEIRS, replace(THEIRS, claim="another"))
+    assert isinstance(decide(snapshot(allocations=two, **gone)), Keep)
+    used = gpu(instance(usage=BUSY))
+    assert isinstance(decide(snapshot(used, allocations=(THEIRS,), **gone)), Keep)
+
+
+def test_what_an_administrator_has() -> None:
+    """Nothing is made or destroyed for it, and who else is on the device does not matter."""
+    result = mig_result(admin_access=True)
+    admin = of(mig_device(result=result, instance=7))
+    gone = {"claims": {UID: ClaimState.GONE}}
+    found = decide(snapshot(gpu(instance(usage=BUSY)), **gone, **admin))
+    assert found == FinishRelease(UID, (), "the claim is gone")
+    assert isinstance(decide(snapshot(gpu(), **admin)), Keep)
+    in_mig_mode = snapshot(gpu(instance(3)), **of(whole(admin_access=True)))
+    assert decide(in_mig_mode) == Keep(UID)
+
+
+def test_a_compute_instance_that_was_made_anew() -> None:
+    """The claim's GPU instance is there, but what containers were given is not."""
+    device = mig_device(instance=7, uuid="MIG-0")
+    found = decide(snapshot(**of(device)))
+    assert found == Repair(UID, "its compute instance is another one")
+
+
+def test_several_devices() -> None:
+    """What a crash left of an intent is adopted by its position; all are needed to be ready."""
+    second = mig_device(placement=Placement(5, 1), before=())
+    intent = of(mig_device(), second, phase=Phase.INTENT)
+    there = instance(8, placement=Placement(5, 1))
+    assert decide(snapshot(gpu(there), **intent)) == Adopt(UID, ((1, there),))
+    ready = of(mig_device(instance=7), replace(second, instance=8))
+    assert decide(snapshot(gpu(there), **ready)) == Recreate(UID, "its device is gone")
+    lost = replace(second, gpu="GPU-0")
+    found = decide(snapshot(**of(mig_device(instance=7), lost)))
+    assert found == HoldBack(UID, frozenset({"GPU-0"}), "the driver does not list GPU-0")
+
+
+def test_a_card_that_was_taken_out() -> None:
+    """After a restart, with all other cards answering, nothing of it is left to be released."""
+    other = replace(gpu(), uuid="GPU-0")
+    gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}}
+    restarted = of(mig_device(instance=7), boot_id="boot-0")
+    assert isinstance(decide(snapshot(other, **gone, **restarted)), FinishRelease)
+    silent = replace(other, access=Access.UNKNOWN)
+    assert isinstance(decide(snapshot(silent, **gone, **restarted)), HoldBack)
+    assert isinstance(decide(snapshot(other, **gone)), HoldBack)
+    assert isinstance(decide(replace(snapshot(**gone, **restarted), node=ObservedNode())), HoldBack)
+
+
+# --- several records ------------------------------------------------------------------------------
+
+
+def test_two_records_of_one_place() -> None:
+    """Which must not be: then neither claim's release destroys what may be the other's."""
+    device = mig_device(instance=7, uuid="MIG-7")
+    records = (record(device), record(device, uid="2", name="two"))
+    gone = {UID: ClaimState.GONE, "2": ClaimState.SAME}
+    assert decide(snapshot(records=records, claims=gone)) == FinishRelease(
+        UID, (), "the claim is gone"
+    )
+    admin = replace(device, result=mig_result(admin_access=True))
+    records = (records[0], record(admin, uid="2"))
+    found = decide(snapshot(records=records, claims=gone))
+    assert isinstance(found, FinishRelease)
+    assert found.remove
+
+
+def test_a_record_that_cannot_be_read() -> None:
+    """It is held back by name, and no instance on its GPUs is called foreign."""
+    path = Path("/var/lib/nodeagent/claims/2.json")
+    foreign = instance(3, placement=Placement(0, 1))
+    there = snapshot(gpu(instance(), foreign))
+    assert reconcile(there) == (Keep(UID), ReportForeign(GPU, foreign))
+    for gpus, held in ((None, True), (frozenset({GPU}), True), (frozenset({"GPU-0"}), False)):
+        broken = replace(there, unreadable=(UnreadableRecord(path, "2", "damaged", gpus),))
+        expected = HoldBack("2", gpus, "damaged"), Keep(UID), ReportForeign(GPU, foreign)
+        assert reconcile(broken) == (expected[:2] if held else expected)
+
+
+def test_instances_of_a_plan() -> None:
+    """Are not foreign, and neither is anything known of a GPU that does not answer."""
+    planned = instance(3, placement=Placement(0, 1))
+    known = frozenset({(GPU, planned.placement)})
+    assert reconcile(snapshot(gpu(instance(), planned), planned=known)) == (Keep(UID),)
+    lost = gpu(planned, access=Access.LOST)
+    empty: tuple[ClaimRecord, ...] = ()
+    assert reconcile(snapshot(lost, records=empty)) == ()
