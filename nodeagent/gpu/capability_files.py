@@ -57,6 +57,17 @@ class CapabilityHolders(Struct, frozen=True):
         return tuple(found[pid] for pid in sorted(found))
 
 
+def capabilities(proc_root: Path = Path("/proc")) -> dict[int, Instance]:
+    """By the N of /dev/nvidia-caps/nvidia-capN, what it is the key to: every instance that there
+    can be, whether it is there or not. Raises OSError; blocks.
+    """
+    text = (proc_root / "driver/nvidia-caps/mig-minors").read_text()
+    return {
+        int(number): (int(gpu), int(instance), int(compute) if compute else None)
+        for gpu, instance, compute, number in _MINOR.findall(text)
+    }
+
+
 class UsageProbe(Struct, frozen=True):
     """Looks through every process of the machine for open capability files.
 
@@ -81,13 +92,9 @@ class UsageProbe(Struct, frozen=True):
 
     def _instances_by_capability(self) -> dict[int, Instance]:
         try:
-            text = (self.proc_root / "driver/nvidia-caps/mig-minors").read_text()
+            return capabilities(self.proc_root)
         except OSError:
             return {}
-        return {
-            int(capability): (int(gpu), int(instance), int(compute) if compute else None)
-            for gpu, instance, compute, capability in _MINOR.findall(text)
-        }
 
     def _open_capabilities(self) -> tuple[dict[int, set[int]], int]:
         """Capability numbers by process id, and how many processes may not be looked into."""

@@ -1,0 +1,341 @@
+"""The claims of this node: prepared, verified and released, every change written ahead.
+
+A claim is a goal of its GPUs like a plan's: the planner decides, the executor changes and reads
+back. What a crash leaves is found again by its record, and the kubelet, which repeats each call
+until it succeeds, finishes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from nodeagent.claims.allocation import ClaimRefused, read_allocation
+from nodeagent.claims.cdi import ContainerDevice, Edits, claim_document, device_id, file_name
+from nodeagent.claims.cdi_files import publish, withdraw
+from nodeagent.claims.goals import reserved_on, rival, to_prepare, to_release
+from nodeagent.claims.model import (
+    ClaimAllocation,
+    ClaimedDevice,
+    ClaimRecord,
+    Phase,
+    Result,
+    Standing,
+    standing,
+)
+from nodeagent.claims.names import locate
+from nodeagent.claims.records import (
+    UnreadableRecord,
+    read_records,
+    remove_record,
+    remove_unfinished,
+    write_record,
+)
+from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.gpu.capability_files import Instance
+from nodeagent.plan.desired import DesiredGpu, MpsEntry, Reserved
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.plan import GpuOutcome, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.usage import as_used
+from nodeagent.structs import replace
+
+Change = Callable[[str, Callable[[Gpu], Awaitable[DesiredGpu]]], Awaitable[GpuOutcome]]
+"""Makes of the GPU with this UUID what the function wants of it, and reads it back."""
+Fetch = Callable[[str, str], Awaitable[object | None]]
+"""The ResourceClaim of this namespace and name, None where there is none."""
+Capabilities = Callable[[], Mapping[int, Instance]]
+"""What each capability file is the key to; blocks and raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPlaces:
+    """Where claims are kept and published. `boot_id`: this start of the machine."""
+
+    node: str
+    boot_id: str
+    records: Path
+    cdi_dir: Path
+
+
+class NodeClaims:
+    """Every method that changes something may be called again, and side by side for other claims.
+
+    `change`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
+    borders; `observe` reads the node.
+    """
+
+    def __init__(
+        self,
+        places: ClaimPlaces,
+        *,
+        change: Change,
+        fetch: Fetch,
+        observe: Callable[[], Awaitable[ObservedNode]],
+        capabilities: Capabilities,
+        toolkit: Callable[[], Edits],
+    ) -> None:
+        self._places = places
+        self._change = change
+        self._fetch = fetch
+        self._observe = observe
+        self._capabilities = capabilities
+        self._toolkit = toolkit
+        self._records: dict[str, ClaimRecord] = {}
+        self._unreadable: tuple[UnreadableRecord, ...] = ()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def load(self) -> None:
+        """Read the records. Raises nothing: what cannot be read holds back its GPUs."""
+        folder = self._places.records
+        await asyncio.to_thread(remove_unfinished, folder)
+        found = await asyncio.to_thread(read_records, folder)
+        self._records = {one.uid: one for one in found if isinstance(one, ClaimRecord)}
+        self._unreadable = tuple(one for one in found if isinstance(one, UnreadableRecord))
+
+    @property
+    def records(self) -> tuple[ClaimRecord, ...]:
+        return tuple(self._records.values())
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Records that cannot be used."""
+        return tuple(Problem(Code.STATE_FILE, u.message, u.remedy) for u in self._unreadable)
+
+    def reserved(self, gpu: str) -> tuple[Reserved, ...]:
+        """What claims hold on the GPU with that UUID, for all other goals of it."""
+        unreadable = tuple(
+            Reserved("", None, f"the record {one.path}, which cannot be read")
+            for one in self._unreadable
+            if one.gpus is None or gpu in one.gpus
+        )
+        return (*unreadable, *reserved_on(gpu, self._records.values()))
+
+    # --- what the kubelet asks for ----------------------------------------------------------------
+
+    async def prepare(self, namespace: str, name: str, uid: str) -> tuple[ClaimedDevice, ...]:
+        """Make the claim's devices, or verify them, and publish its CDI file.
+
+        Raises NodeagentError, and goes on from where it was when it is called again.
+        """
+        async with self._turns.setdefault(uid, asyncio.Lock()):
+            title = f"claim {namespace}/{name}"
+            found = await self._fetch(namespace, name)
+            if found is None:
+                raise ClaimRefused(f"{title} is gone", remedy="its pods are made again with it")
+            allocation = await asyncio.to_thread(
+                read_allocation, found, namespace=namespace, name=name, uid=uid
+            )
+            record = self._records.get(uid)
+            if record and standing(record, allocation) is Standing.RELEASE_FIRST:
+                await self._take_down(record)
+                record = None
+            if record is None:
+                self._refuse_unreadable(uid)
+                record = await self._intent(allocation)
+            record = await self._make(record)
+            await self._publish(record)
+            return record.devices
+
+    async def release(self, uid: str) -> None:
+        """Take down what the claim has; nothing where there is no record of it.
+
+        Raises NodeagentError while it is used, or when a step fails; it is repeated then.
+        """
+        async with self._turns.setdefault(uid, asyncio.Lock()):
+            record = self._records.get(uid)
+            if record is not None:
+                await self._take_down(record)
+            else:
+                self._refuse_unreadable(uid)
+
+    def _refuse_unreadable(self, uid: str) -> None:
+        for one in self._unreadable:
+            if one.uid in (uid, ""):
+                raise NodeagentError(one.message, remedy=one.remedy)
+
+    # --- up ---------------------------------------------------------------------------------------
+
+    async def _intent(self, allocation: ClaimAllocation) -> ClaimRecord:
+        """What is going to be made; not written before its GPUs' turns."""
+        observed = await self._observe()
+        devices = tuple(self._planned(allocation, one, observed) for one in allocation.results)
+        uid, namespace, name = allocation.uid, allocation.namespace, allocation.name
+        boot_id = self._places.boot_id
+        return ClaimRecord(uid, namespace, name, Phase.INTENT, boot_id, devices)
+
+    def _planned(
+        self, allocation: ClaimAllocation, result: Result, observed: ObservedNode
+    ) -> ClaimedDevice:
+        title = f"claim {allocation.namespace}/{allocation.name}"
+        if isinstance(result.configuration, MpsEntry):
+            raise ClaimRefused(
+                f"{title} asks for MPS on {result.device}, which is not made for claims",
+                remedy="leave mps out of its DeviceConfig, or share the device by a plan",
+            )
+        located = locate(result.pool, result.device, self._places.node, observed.gpus)
+        gpu, place = located.gpu, located.place
+        if gpu.access is not Access.OK:
+            raise NodeagentError(
+                f"{title} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
+                remedy="nodeagent status shows what is wrong with it",
+            )
+        cdi_id = device_id(allocation.uid, result)
+        if place is None:
+            return ClaimedDevice(result, gpu.uuid, cdi_id)
+        return ClaimedDevice(result, gpu.uuid, cdi_id, place.profile.name, place.placement)
+
+    async def _make(self, record: ClaimRecord) -> ClaimRecord:
+        """GPU after GPU; the record has at each moment what may have been made."""
+        for uuid in sorted(record.gpus):
+
+            async def admit(gpu: Gpu, asked: ClaimRecord = record) -> DesiredGpu:
+                return await self._admit(asked, gpu)
+
+            outcome = await self._change(uuid, admit)
+            _check(outcome, record)
+            record = _with_instances(self._records[record.uid], outcome.after)
+            await self._keep(record)
+        if record.phase is Phase.INTENT:
+            record = replace(record, phase=Phase.MADE)
+            await self._keep(record)
+        return record
+
+    async def _admit(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
+        """In the GPU's turn: refuse what another claim has, and write ahead."""
+        record = self._records.get(asked.uid, asked)
+        others = [one for one in self._records.values() if one.uid != record.uid]
+        for one in self._unreadable:
+            if one.gpus is None or gpu.uuid in one.gpus:
+                raise NodeagentError(one.message, remedy=one.remedy)
+        if other := rival(record, others):
+            raise ClaimRefused(
+                f"{record.title} was allocated what is held already: {other}",
+                remedy="wait until that one's pods have ended, or delete this one's pods so that "
+                "they are scheduled anew",
+            )
+        record = _begun(record, gpu, self._places.boot_id)
+        await self._keep(record)
+        return to_prepare(record, gpu, others)
+
+    async def _publish(self, record: ClaimRecord) -> None:
+        observed = await self._observe()
+        document = await asyncio.to_thread(self._document, record, observed)
+        await asyncio.to_thread(publish, self._places.cdi_dir, record.uid, document)
+        await self._keep(replace(record, phase=Phase.READY))
+
+    def _document(self, record: ClaimRecord, observed: ObservedNode) -> bytes:
+        devices = []
+        for device in record.devices:
+            gpu = observed.gpu(device.gpu)
+            if gpu is None or gpu.minor is None:
+                raise NodeagentError(
+                    f"{record.title} cannot use {device.gpu}: its device file is not known",
+                    remedy="see ls -l /dev/nvidia* and nvidia-smi",
+                )
+            keys = self._keys(device, gpu.minor)
+            devices.append(ContainerDevice(device, gpu.minor, keys))
+        return claim_document(devices, self._toolkit())
+
+    def _keys(self, device: ClaimedDevice, minor: int) -> tuple[int, ...]:
+        """The capability files of a MIG device: of its GPU instance and its compute instance."""
+        if device.instance is None:
+            return ()
+        try:
+            known = {what: number for number, what in self._capabilities().items()}
+            parts = (None, device.compute)
+            return tuple(known[minor, device.instance, part] for part in parts)
+        except (OSError, KeyError) as error:
+            raise NodeagentError(
+                f"the capability files of {device.result.device} are not known: {error}",
+                remedy="see cat /proc/driver/nvidia-caps/mig-minors",
+            ) from error
+
+    # --- down -------------------------------------------------------------------------------------
+
+    async def _take_down(self, record: ClaimRecord) -> None:
+        """The instances that are proven to be the claim's, its CDI file, its record."""
+        record = replace(record, phase=Phase.RELEASING)
+        await self._keep(record)
+
+        async def dismiss(gpu: Gpu) -> DesiredGpu:
+            return self._dismissed(record, gpu)
+
+        for uuid in sorted(record.gpus):
+            _check(await self._change(uuid, dismiss), record)
+        await asyncio.to_thread(withdraw, self._places.cdi_dir, [file_name(record.uid)])
+        await asyncio.to_thread(remove_record, self._places.records, record.uid)
+        del self._records[record.uid]
+
+    def _dismissed(self, record: ClaimRecord, gpu: Gpu) -> DesiredGpu:
+        whole = any(d.gpu == gpu.uuid and d.is_held and d.placement is None for d in record.devices)
+        used = as_used(gpu)
+        if whole and not used.idle:
+            raise StillInUse(
+                f"{record.title} is not released: {gpu.title} is in use by {used.usage}",
+                remedy="end what uses it, or wait for its end",
+            )
+        if record.boot_id != self._places.boot_id:  # what is there was not made for it
+            record = _forgotten(record)
+        others = [one for one in self._records.values() if one.uid != record.uid]
+        return to_release(record, gpu, others)
+
+    async def _keep(self, record: ClaimRecord) -> None:
+        """On the disk first: what is not written down is not begun."""
+        if self._records.get(record.uid) != record:
+            await asyncio.to_thread(write_record, self._places.records, record)
+            self._records[record.uid] = record
+
+
+def _check(outcome: GpuOutcome, record: ClaimRecord) -> None:
+    """Raise what is in the way of the claim."""
+    problems = outcome.problems or outcome.plan.problems
+    impossible = outcome.plan.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE)
+    if impossible or outcome.failed or outcome.problems:
+        first = problems[0] if problems else Problem(Code.STEP_FAILED, "a step failed")
+        kind = StillInUse if first.code is Code.IN_USE else NodeagentError
+        raise kind(f"{record.title}: {first.message}", remedy=first.remedy)
+
+
+def _forgotten(record: ClaimRecord) -> ClaimRecord:
+    """Without ids, which count in one run of the machine alone."""
+    devices = (
+        replace(device, before=None, instance=None, compute=None, uuid="")
+        for device in record.devices
+    )
+    return replace(record, devices=tuple(devices))
+
+
+def _begun(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
+    """The record before the claim's devices on the GPU are made, or made again."""
+    if record.boot_id != boot_id:
+        record = replace(_forgotten(record), boot_id=boot_id, phase=Phase.INTENT)
+    here = tuple((instance.id, instance.placement) for instance in gpu.instances)
+    places = {placement for _, placement in here}
+
+    def begun(device: ClaimedDevice) -> ClaimedDevice:
+        gone = device.instance is not None and device.placement not in places
+        if device.gpu == gpu.uuid and (device.before is None or gone):
+            return replace(device, before=here, instance=None, compute=None, uuid="")
+        return device
+
+    devices = tuple(map(begun, record.devices))
+    if devices == record.devices:
+        return record
+    return replace(record, devices=devices, phase=Phase.INTENT)
+
+
+def _with_instances(record: ClaimRecord, gpu: Gpu) -> ClaimRecord:
+    """With the ids of what was made on the GPU, as it was read back."""
+
+    def found(device: ClaimedDevice) -> ClaimedDevice:
+        for instance in gpu.instances if device.gpu == gpu.uuid else ():
+            if instance.compute and device.is_made and device.was_made_as(instance):
+                one = instance.compute[0]
+                return replace(device, instance=instance.id, compute=one.id, uuid=one.uuid)
+        return device
+
+    return replace(record, devices=tuple(map(found, record.devices)))
