@@ -20,6 +20,7 @@ POLICIES = {
     "nodeagent-own-events": "base/event-policy.yaml",
     "nodeagent-plugin-pods": "components/plugin-pod-deletion/policy.yaml",
     "nodeagent-evictions": "components/evictions/policy.yaml",
+    "nodeagent-own-slices": "components/dra/policy.yaml",
 }
 
 
@@ -282,3 +283,36 @@ def test_the_clusters_own_pods_are_not_evicted() -> None:
     assert denials("team-a") == []
     assert denials("kube-system") == ["no agent evicts pods of kube-system"]
     assert len(denials("team-a", node="")) == 1
+
+
+# --- ResourceSlices -----------------------------------------------------------------------------
+
+
+def _slice(
+    node: str | None = "gpu-0", driver: str = "gpu.nodeagent.io", pool: str = "gpu-0/gpu-1"
+) -> dict[str, Any]:
+    spec = {"driver": driver, "pool": {"name": pool}, **({"nodeName": node} if node else {})}
+    return {"metadata": {"name": "x"}, "spec": spec}
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
+def test_slices_are_of_the_own_node_and_driver(operation: str) -> None:
+    """Another node's slices, another driver's and those of no node are denied, with the reason."""
+    policies = policy("nodeagent-own-slices")
+
+    def denials(one: dict[str, Any], **who: str) -> list[str]:
+        after, before = (None, one) if operation == "DELETE" else (one, _slice())
+        return policies.denials(Asked(operation, "resourceslices", after, before, **who))
+
+    assert denials(_slice()) == []
+    for other, words in (
+        (_slice(node="gpu-1"), "of its own Node alone"),
+        (_slice(node=None), "of its own Node alone"),
+        (_slice(driver="gpu.nvidia.com"), "of its own driver and pools alone"),
+        (_slice(pool="gpu-1/gpu-1"), "of its own driver and pools alone"),
+        (_slice(pool="gpu-0"), "of its own driver and pools alone"),
+    ):
+        (denied,) = denials(other)
+        assert words in denied
+    assert "names no Node" in denials(_slice(), node="")[0]
+    assert denials(_slice(node="gpu-1"), user="system:serviceaccount:other:other") == []

@@ -28,6 +28,7 @@ from tests.manifests.rendering import (
 VERSIONS = ("1.30", "1.37")  # the first with the policies, and the newest that the schemas know
 TOGETHER = (  # components that an overlay may have at once
     (
+        "dra",
         "driver-from-host",
         "evictions",
         "monitoring",
@@ -161,7 +162,12 @@ def test_a_right_comes_with_its_policy() -> None:
     """Who may change Nodes, tell Events, delete or evict pods is held to a policy that comes along
     with the right.
     """
-    cases: list[str] = ["base", "components/evictions", "components/plugin-pod-deletion"]
+    cases: list[str] = [
+        "base",
+        "components/dra",
+        "components/evictions",
+        "components/plugin-pod-deletion",
+    ]
     for folder in cases:
         documents = [d for path in _whole_files() if path.startswith(folder) for d in written(path)]
         held = {
@@ -172,7 +178,12 @@ def test_a_right_comes_with_its_policy() -> None:
             for resource in rule["resources"]
             for operation in rule["operations"]
         }
-        operations = {"patch": "UPDATE", "create": "CREATE", "delete": "DELETE"}
+        operations = {
+            "patch": "UPDATE",
+            "update": "UPDATE",
+            "create": "CREATE",
+            "delete": "DELETE",
+        }
         changes = {
             (resource, operations[verb])
             for role in documents

@@ -18,6 +18,7 @@ NOS = "overlays/nos/rights.yaml"
 NOS_MAP = ("nebuly-nvidia", "nos-device-plugin-configs")
 EVICTIONS = "components/evictions/rights.yaml"
 DELETION = "components/plugin-pod-deletion/rights.yaml"
+DRA = "components/dra/rights.yaml"
 
 Right = tuple[str, str, str]  # namespace ("" for all), resource, verb
 # Everything that can be asked, with where the right to it is given.
@@ -32,12 +33,24 @@ REQUESTS: dict[str, tuple[str, Callable[[], Request]]] = {
     "get_pod": (BASE, lambda: requests.get_pod("team-a", "x")),
     "get_config_map": (NOS, lambda: requests.get_config_map(*NOS_MAP)),
     "evict_pod": (EVICTIONS, lambda: requests.evict_pod("team-a", "x", uid="1")),
+    "get_claim": (DRA, lambda: requests.get_claim("team-a", "x")),
+    "list_slices": (DRA, lambda: requests.list_slices("gpu-0", "d")),
+    "watch_slices": (DRA, lambda: requests.watch_slices("gpu-0", "d", version="0", seconds=1)),
+    "create_slice": (DRA, lambda: requests.create_slice({})),
+    "replace_slice": (DRA, lambda: requests.replace_slice("x", {})),
+    "delete_slice": (DRA, lambda: requests.delete_slice("x")),
     "delete_pod": (DELETION, lambda: requests.delete_pod("team-a", "x", uid="1")),
 }
 # `nodeagent check` asks for what an administrator's account may see; what it may, and which version
 # the server has, any account may ask.
 OTHERWISE = {"review_access", "version", "get_runtime_class"}
-VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+VERBS = {
+    "GET": "get",
+    "POST": "create",
+    "PUT": "update",
+    "PATCH": "patch",
+    "DELETE": "delete",
+}
 
 
 def _rights(documents: Iterable[Document]) -> Iterator[Right]:
@@ -45,7 +58,7 @@ def _rights(documents: Iterable[Document]) -> Iterator[Right]:
     for role in documents:
         if role["kind"] in {"Role", "ClusterRole"}:
             for rule in role["rules"]:
-                assert rule["apiGroups"] == [""]
+                assert rule["apiGroups"] in ([""], ["resource.k8s.io"])
                 for resource in rule["resources"]:
                     for verb in rule["verbs"]:
                         yield role["metadata"].get("namespace", ""), resource, verb
@@ -53,7 +66,8 @@ def _rights(documents: Iterable[Document]) -> Iterator[Right]:
 
 def _needed(request: Request) -> Right:
     found = re.fullmatch(
-        r"/api/v1(?:/namespaces/([^/]+))?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?", request.path
+        r"/(?:api|apis/resource\.k8s\.io)/v1(?:/namespaces/([^/]+))?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?",
+        request.path,
     )
     assert found, request.path
     namespace, resource, name, below = found.groups()
@@ -76,9 +90,9 @@ def test_each_right_is_used_and_each_use_has_a_right() -> None:
     needed: dict[str, set[Right]] = {}
     for role, make in REQUESTS.values():
         namespace, resource, verb = _needed(make())
-        everywhere = resource.startswith(("nodes", "pods"))
+        everywhere = resource.startswith(("nodes", "pods", "resource"))
         needed.setdefault(role, set()).add(("" if everywhere else namespace, resource, verb))
-    for path in (BASE, NOS, EVICTIONS, DELETION):
+    for path in (BASE, NOS, EVICTIONS, DELETION, DRA):
         assert sorted(_rights(written(path))) == sorted(needed[path]), path
 
 

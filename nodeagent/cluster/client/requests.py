@@ -13,6 +13,8 @@ from urllib.parse import quote
 JsonObject = dict[str, Any]
 
 EVENTS_IN: Final = "default"  # where Events about Nodes live
+_RESOURCES: Final = "/apis/resource.k8s.io/v1"
+_SLICES: Final = "resourceslices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Request:
     """
 
     purpose: str
-    method: Literal["GET", "PATCH", "POST", "DELETE"]
+    method: Literal["GET", "PATCH", "POST", "PUT", "DELETE"]
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     body: JsonObject | None = None
@@ -55,15 +57,9 @@ def list_node(name: str) -> Request:
 
 def watch_node(name: str, *, version: str, seconds: float) -> Request:
     """The changes of one Node from `version` on; the server ends the watch after `seconds`."""
-    whole = max(1, round(seconds))
-    query = {
-        **_only(name),
-        "watch": "true",
-        "resourceVersion": version,
-        "allowWatchBookmarks": "true",
-        "timeoutSeconds": str(whole),
-    }
-    return Request(f"a watch of Node {name}", "GET", _path("nodes"), query, longer=whole)
+    selector = _only(name)["fieldSelector"]
+    purpose = f"a watch of Node {name}"
+    return _watch(purpose, _path("nodes"), selector, version=version, seconds=seconds)
 
 
 def patch_node(name: str, body: JsonObject, *, dry_run: bool = False) -> Request:
@@ -140,6 +136,44 @@ def get_runtime_class(name: str) -> Request:
     return Request(f"the RuntimeClass {name}", "GET", path)
 
 
+def get_claim(namespace: str, name: str) -> Request:
+    """The newest of one ResourceClaim."""
+    path = _path("resourceclaims", name, namespace=namespace, api=_RESOURCES)
+    return Request(f"the ResourceClaim {namespace}/{name}", "GET", path)
+
+
+def list_slices(node: str, driver: str) -> Request:
+    """The ResourceSlices of one driver on one node."""
+    query = {"fieldSelector": f"spec.nodeName={node},spec.driver={driver}"}
+    purpose = f"the list of {node}'s ResourceSlices"
+    return Request(purpose, "GET", _path(_SLICES, api=_RESOURCES), query, kind="ResourceSlices")
+
+
+def watch_slices(node: str, driver: str, *, version: str, seconds: float) -> Request:
+    """Their changes from `version` on; the server ends the watch after `seconds`."""
+    selector = f"spec.nodeName={node},spec.driver={driver}"
+    purpose, path = f"a watch of {node}'s ResourceSlices", _path(_SLICES, api=_RESOURCES)
+    return _watch(purpose, path, selector, version=version, seconds=seconds)
+
+
+def create_slice(body: JsonObject) -> Request:
+    """A new ResourceSlice; the answer is what the server kept of it."""
+    path = _path(_SLICES, api=_RESOURCES)
+    return Request("a new ResourceSlice", "POST", path, body=body)
+
+
+def replace_slice(name: str, body: JsonObject) -> Request:
+    """The whole object; refused with `WriteConflict` when another version is there."""
+    path = _path(_SLICES, name, api=_RESOURCES)
+    return Request(f"a change of ResourceSlice {name}", "PUT", path, body=body)
+
+
+def delete_slice(name: str) -> Request:
+    """The deletion of one ResourceSlice."""
+    path = _path(_SLICES, name, api=_RESOURCES)
+    return Request(f"the deletion of ResourceSlice {name}", "DELETE", path)
+
+
 def review_access(right: Right) -> Request:
     """Whether roles give us this right. Admission policies are not asked, and may say no."""
     resource, _, subresource = right.resource.partition("/")
@@ -174,3 +208,15 @@ def _patch(
 ) -> Request:
     query = {"dryRun": "All"} if dry_run else {}
     return Request(purpose, "PATCH", path, query, body, f"application/{kind}-patch+json")
+
+
+def _watch(purpose: str, path: str, selector: str, *, version: str, seconds: float) -> Request:
+    whole = max(1, round(seconds))
+    query = {
+        "fieldSelector": selector,
+        "watch": "true",
+        "resourceVersion": version,
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(whole),
+    }
+    return Request(purpose, "GET", path, query, longer=whole)

@@ -1,0 +1,184 @@
+"""Keeps this node's ResourceSlices as the offers are, and restores what is wiped.
+
+The kubelet deletes its node's slices whenever it starts, and those of a driver that it has not
+reached for 30 s. So they are watched, and a look at all of them follows each change that is not an
+echo of an own write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from nodeagent.backoff import Backoff
+from nodeagent.claims.names import DRIVER
+from nodeagent.claims.offer import Offer
+from nodeagent.claims.publication import CreateSlice, DeleteSlice, SliceWrite, slice_writes
+from nodeagent.claims.resource_slices import Dropped, NodeReference, compare
+from nodeagent.cluster.client import requests
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
+from nodeagent.cluster.client.node_follower import events
+from nodeagent.cluster.client.node_view import is_newer
+from nodeagent.cluster.client.requests import JsonObject
+from nodeagent.errors import NodeagentError
+from nodeagent.plan.problems import Code, Problem
+
+_COUNTERS = ("sharedCounters", "consumesCounters")  # as the ends of a field's path
+
+
+class SlicePublisher:
+    """Publishes while `run` runs; `publish` sets what.
+
+    `problem` says why less is published than wanted, None while all is. `on_change` is called when
+    it becomes another. Seconds: `watch` is how long one watch lasts, `retry` the first and the
+    longest pause after a failure.
+    """
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        node: NodeReference,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        watch: float = 300.0,
+        retry: tuple[float, float] = (0.5, 30.0),
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._access = access
+        self._node = node
+        self._on_change = on_change
+        self._watch_seconds = watch
+        self._backoff = Backoff(*retry, spread=1.0, jitter=jitter)
+        self._offers: tuple[Offer, ...] | None = None
+        self._changed = asyncio.Event()
+        self._known: dict[str, str] = {}  # the versions of what is there, by name
+        self.problem: Problem | None = None
+
+    def publish(self, offers: Sequence[Offer]) -> None:
+        """Make the node's slices be these offers. Before the first, what is there stays."""
+        wanted = tuple(offers)
+        if wanted != self._offers:
+            self._offers = wanted
+            self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Publish until cancelled."""
+        while True:
+            try:
+                await self._changed_to_offers()
+                version, lost = await self._write_all()
+                self._report(lost)
+                self._backoff.reset()
+                await self._follow(version)
+            except (WriteConflict, ObjectMissing):
+                await asyncio.sleep(self._backoff.next())  # another writer: look again
+            except _NotKept as fault:
+                self._report(fault.problem)
+                await asyncio.sleep(self._backoff.next())
+            except ClusterFault as fault:
+                self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
+                await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
+
+    async def _changed_to_offers(self) -> None:
+        while self._offers is None:
+            await self._changed.wait()
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    async def _write_all(self) -> tuple[str, Problem | None]:
+        """Bring the slices to the offers; the version to watch from, and what the server lost."""
+        self._changed.clear()
+        listed = await self._access.listed(requests.list_slices(self._node.name, DRIVER))
+        self._known = {_name(one): _version(one) for one in listed.items}
+        lost: list[Dropped] = []
+        for write in slice_writes(self._offers or (), listed.items, self._node):
+            lost += await self._write(write)
+            if any(one.path.endswith(_COUNTERS) for one in lost):
+                await self._withdraw_all(lost)
+        return listed.version, _lost_problem(lost)
+
+    async def _write(self, write: SliceWrite) -> Sequence[Dropped]:
+        if isinstance(write, DeleteSlice):
+            await self._delete(write.name)
+            return ()
+        body: JsonObject = dict(write.body)
+        name = _name(body)
+        if isinstance(write, CreateSlice):
+            answer = await self._access.send(requests.create_slice(body))
+        else:
+            answer = await self._access.send(requests.replace_slice(name, body))
+        self._known[name] = _version(answer)
+        kept = {**body, "metadata": {**body["metadata"], "resourceVersion": _version(answer)}}
+        return compare(kept, answer)
+
+    async def _delete(self, name: str) -> None:
+        with suppress(ObjectMissing):
+            await self._access.send(requests.delete_slice(name))
+        self._known.pop(name, None)
+
+    async def _withdraw_all(self, lost: Sequence[Dropped]) -> NoReturn:
+        """Devices without their counters could all be allocated at once: better none."""
+        for name in tuple(self._known):
+            await self._delete(name)
+        remedy = "use Kubernetes 1.36 or newer with its usual feature gates, or dra.mode static"
+        raise _NotKept(Problem(Code.CLUSTER, f"nothing is offered to claims: {lost[0]}", remedy))
+
+    # --- following --------------------------------------------------------------------------------
+
+    async def _follow(self, version: str) -> None:
+        """Return when the offers or the slices are others, or when the watch is over."""
+        changed = asyncio.create_task(self._changed.wait())
+        watching = asyncio.create_task(self._watch(version))
+        try:
+            await asyncio.wait((changed, watching), return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+        finally:
+            for task in (changed, watching):
+                task.cancel()
+            await asyncio.gather(changed, watching, return_exceptions=True)
+
+    async def _watch(self, version: str) -> None:
+        seconds = self._watch_seconds
+        request = requests.watch_slices(self._node.name, DRIVER, version=version, seconds=seconds)
+        async with self._access.watch(request) as response:
+            server = self._access.server
+            async for event in events(response, server=server, silence=seconds):
+                if event.removed or (event.node and not self._is_known(event.node)):
+                    return
+
+    def _is_known(self, one: JsonObject) -> bool:
+        known = self._known.get(_name(one))
+        return known is not None and not is_newer(_version(one), known)
+
+    def _report(self, problem: Problem | None) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._on_change()
+
+
+class _NotKept(NodeagentError):
+    """The server did not keep what was sent."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message, remedy=problem.remedy)
+        self.problem = problem
+
+
+def _name(one: JsonObject) -> str:
+    return str(one["metadata"]["name"])
+
+
+def _version(one: JsonObject) -> str:
+    return str(one["metadata"]["resourceVersion"])
+
+
+def _lost_problem(lost: Sequence[Dropped]) -> Problem | None:
+    if not lost:
+        return None
+    remedy = "switch the feature gate on, or use Kubernetes 1.36 or newer"
+    return Problem(Code.CLUSTER, f"claims are offered less than is known: {lost[0]}", remedy)

@@ -1,0 +1,155 @@
+"""ResourceSlices at an API server: written, restored, withdrawn where they would do harm."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.resource_slices import NodeReference, read_offer
+from nodeagent.claims.wanted import Mode
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.slice_publisher import SlicePublisher
+from nodeagent.structs import replace
+from tests.cluster.client.rig import kubeconfig, running, until
+from tests.plan.cards import card
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer
+from tests.simulated_cluster.store import Key
+
+NODE = NodeReference("gpu-0", "11111111-2222-3333-4444-555555555555")
+SLICES = "resourceslices"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    """A server with the gates of Kubernetes 1.36."""
+    async with ApiServer() as server:
+        yield server
+
+
+@asynccontextmanager
+async def publishing(server: ApiServer, folder: Path) -> AsyncIterator[SlicePublisher]:
+    """A publisher that runs, with short pauses."""
+    async with ClusterAccess(kubeconfig(folder, server.url)) as access:
+        publisher = SlicePublisher(access, NODE, retry=(0.01, 0.1))
+        async with running(publisher.run()):
+            yield publisher
+
+
+def offer_of(board: str = "h100-80gb", number: int = 0) -> Offer:
+    """An empty card's, for claims as a whole."""
+    gpu = replace(card(board), uuid=f"GPU-{number}", index=number)
+    return make_offer(gpu, OfferContext(NODE.name, Mode.DYNAMIC, now=1_700_000_000))
+
+
+def published(server: ApiServer) -> list[Offer]:
+    """What a scheduler sees: the offers of all complete pools."""
+    pools: dict[str, list[Any]] = {}
+    for one in server.store.all(SLICES):
+        pools.setdefault(one["spec"]["pool"]["name"], []).append(one)
+    complete = [
+        slices
+        for slices in pools.values()
+        if all(s["spec"]["pool"]["resourceSliceCount"] == len(slices) for s in slices)
+        and len({s["spec"]["pool"]["generation"] for s in slices}) == 1
+    ]
+    return [offer for offer in map(read_offer, complete) if offer is not None]
+
+
+def writes(server: ApiServer) -> list[str]:
+    """The methods of all requests that change slices."""
+    return [r.method for r in server.requests if r.write and SLICES in r.path]
+
+
+async def test_offers_are_written_and_then_it_is_quiet(server: ApiServer, tmp_path: Path) -> None:
+    """Counters first; the same offers again are no write, a taint is one."""
+    offer = offer_of()
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer])
+        await until(lambda: published(server) == [offer])
+        bodies = [r.body for r in server.requests if r.method == "POST"]
+        assert ["sharedCounters" in body["spec"] for body in bodies if body] == [True, False]
+        await until(lambda: any(r.watch for r in server.requests))
+        publisher.publish([offer])
+        changed = replace(offer, devices=offer.devices[:-1])
+        publisher.publish([changed])
+        await until(lambda: published(server) == [changed])
+        assert writes(server) == ["POST", "POST", "PUT"]
+        assert publisher.problem is None
+
+
+async def test_wiped_slices_are_restored(server: ApiServer, tmp_path: Path) -> None:
+    """All of them, as a starting kubelet does it, or one by somebody's hand."""
+    offers = [offer_of(), offer_of("a30", 1)]
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish(offers)
+        await until(lambda: len(published(server)) == 2)
+        for names in (
+            [one["metadata"]["name"] for one in server.store.all(SLICES)],
+            [server.store.all(SLICES)[0]["metadata"]["name"]],
+        ):
+            await until(lambda: any(r.watch for r in server.requests))
+            for name in names:
+                server.store.delete(Key(SLICES, "", name))
+            await until(lambda: published(server) == offers)
+
+
+async def test_what_another_agent_left_becomes_ours(server: ApiServer, tmp_path: Path) -> None:
+    """Slices of an earlier agent, of GPUs that are gone, and changed by hand."""
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of(), offer_of("a30", 1)])
+        await until(lambda: len(published(server)) == 2)
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of("a30", 1)])
+        await until(lambda: published(server) == [offer_of("a30", 1)])
+        await until(lambda: len(server.store.all(SLICES)) == 2)
+
+
+async def test_without_counters_nothing_is_offered(server: ApiServer, tmp_path: Path) -> None:
+    """A server that drops them silently: no device stays, and the reason is said."""
+    server.slices.partitionable = False
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of()])
+        await until(lambda: publisher.problem)
+        assert publisher.problem
+        assert "DRAPartitionableDevices" in publisher.problem.message
+        await until(lambda: not server.store.all(SLICES))
+        assert not any("devices" in (r.body or {}).get("spec", {}) for r in server.requests)
+        server.slices.partitionable = True
+        await until(lambda: published(server) == [offer_of()])
+        await until(lambda: publisher.problem is None)
+
+
+async def test_before_the_first_offer_nothing_is_asked(server: ApiServer, tmp_path: Path) -> None:
+    """What is there stays until it is known what should be."""
+    async with publishing(server, tmp_path):
+        async with publishing(server, tmp_path) as publisher:
+            publisher.publish([offer_of()])
+            await until(lambda: published(server))
+        assert len([r for r in server.requests if r.method == "GET" and not r.watch]) == 1
+
+
+@pytest.mark.parametrize("code", [409, 429, 500, 503])
+async def test_refusals_are_retried(server: ApiServer, tmp_path: Path, code: int) -> None:
+    """At the list, at a creation, in the middle of a pool."""
+    server.faults.next(1, Answer(code), verb="GET", path="*resourceslices*")
+    server.faults.next(3, Answer(code), verb="POST", path="*resourceslices*")
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of()])
+        await until(lambda: published(server) == [offer_of()])
+        await until(lambda: publisher.problem is None)
+
+
+async def test_a_server_that_comes_later(server: ApiServer, tmp_path: Path) -> None:
+    """Refused connections are a problem with words, and end by themselves."""
+    async with publishing(server, tmp_path) as publisher:
+        async with server.refusing():
+            publisher.publish([offer_of()])
+            await until(lambda: publisher.problem)
+        await until(lambda: published(server) == [offer_of()])
+        await until(lambda: publisher.problem is None)
