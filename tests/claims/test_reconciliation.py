@@ -244,6 +244,17 @@ def test_the_claims_own_allocation_does_not_hold_up_its_release() -> None:
     assert found == Keep(UID, "its release was begun, but it is used by pid 5 of pod team/pod-1")
 
 
+def test_another_pods_allocation_in_the_drivers_picture() -> None:
+    """Such as of a device plugin: it holds up every release."""
+    other = User(0, source="kubelet", namespace="other", pod="pod-2")
+    releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=Phase.RELEASING)
+    there = gpu(instance(usage=Usage((other,))))
+    found = decide(snapshot(there, records=(releasing,), allocations=(OURS,)))
+    assert found == Keep(
+        UID, "its release was begun, but it is used by an allocation of pod other/pod-2"
+    )
+
+
 # --- other devices --------------------------------------------------------------------------------
 
 
@@ -339,6 +350,10 @@ def test_several_devices() -> None:
     assert decide(snapshot(gpu(there), **intent)) == Adopt(UID, ((1, there),))
     ready = of(mig_device(instance=7), replace(second, instance=8))
     assert decide(snapshot(gpu(there), **ready)) == Recreate(UID, "its device is gone")
+    first = mig_device(instance=7, uuid="MIG-7")
+    anew = of(first, replace(second, instance=8, uuid="MIG-8"))
+    found = decide(snapshot(gpu(instance(), there), **anew))
+    assert found == Repair(UID, "its compute instance is another one")
     lost = replace(second, gpu="GPU-0")
     found = decide(snapshot(**of(mig_device(instance=7), lost)))
     assert found == HoldBack(UID, frozenset({"GPU-0"}), "the driver does not list GPU-0")
@@ -352,6 +367,7 @@ def test_a_card_that_was_taken_out() -> None:
     assert isinstance(decide(snapshot(other, **gone, **restarted)), FinishRelease)
     silent = replace(other, access=Access.UNKNOWN)
     assert isinstance(decide(snapshot(silent, **gone, **restarted)), HoldBack)
+    assert isinstance(decide(snapshot(other, silent, **gone, **restarted)), HoldBack)
     assert isinstance(decide(snapshot(other, **gone)), HoldBack)
     assert isinstance(decide(replace(snapshot(**gone, **restarted), node=ObservedNode())), HoldBack)
 
@@ -372,6 +388,21 @@ def test_two_records_of_one_place() -> None:
     found = decide(snapshot(records=records, claims=gone))
     assert isinstance(found, FinishRelease)
     assert found.remove
+
+
+def test_records_of_other_places() -> None:
+    """One beside it, or on another GPU, leaves a release alone; one of the whole GPU does not."""
+    device = mig_device(instance=7, uuid="MIG-7")
+    remove = (MadeInstance(GPU, 7, "1g.10gb", PLACE),)
+    for other, removed in (
+        (mig_device(placement=Placement(5, 1)), remove),
+        (replace(device, gpu="GPU-0"), remove),
+        (whole(), ()),
+        (mig_device(profile="2g.20gb", placement=Placement(4, 2)), ()),
+    ):
+        records = (record(device), record(other, uid="2", name="two"))
+        found = decide(snapshot(records=records, claims={UID: ClaimState.GONE}))
+        assert found == FinishRelease(UID, removed, "the claim is gone")
 
 
 def test_a_record_that_cannot_be_read() -> None:
