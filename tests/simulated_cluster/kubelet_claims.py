@@ -253,6 +253,12 @@ class DraKubelet:
         )
         try:
             return await call(request.SerializeToString(), timeout=self._call_within)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The plugin is gone, and its connection was closed under the call.
+            raise PodFailed(f"{method}: rpc error: code = Canceled") from error
         except grpc.aio.AioRpcError as error:
             code = "".join(word.title() for word in error.code().name.split("_"))
             raise PodFailed(
