@@ -56,8 +56,9 @@ class OpenDirectory:
     def opened(
         cls, path: Path, *, make: bool, remedies: Remedies, group: bool = False
     ) -> Iterator[Self]:
-        """One that a setting names, made where it is missing if `make`. It is of this process' user
-        or root's, and no other user may write there, nor, unless `group` allows it, another group.
+        """Opens the directory of a setting; `make` creates it where it is missing. Its owner has to
+        be this process' user or root. No other user may write to it, nor another group unless
+        `group` allows that.
 
         Symlinks above it are the administrator's own (/var/run is one). Raises PathRefused.
         """
@@ -86,9 +87,9 @@ class OpenDirectory:
         owner: tuple[int, int] | None = None,
         retake: bool = False,
     ) -> Iterator[Self]:
-        """A directory in it, made where it is missing if `make`. It is this process' user's, or
-        that of the user and group in `owner`, who gets it when it is new, or, with `retake`, when
-        this process' user has it. Raises PathRefused.
+        """Opens a directory in this one; `make` creates it where it is missing. Its owner has to be
+        this process' user, or the user and group in `owner`. These become its owner when it is new
+        and, with `retake`, when its owner is this process' user. Raises PathRefused.
         """
         path, remedies, new = self.path / name, self.remedies, False
         with ExitStack() as stack:

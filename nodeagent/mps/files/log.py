@@ -176,7 +176,7 @@ class LogWatch:
         return end
 
     def _collect(self, inotify: Inotify) -> None:
-        """Let the many writes of one moment come together, and the loop go on meanwhile."""
+        """Read in QUIET seconds, so that many writes are read together and the loop goes on."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(inotify.fd)
         self._collecting = loop.call_later(QUIET, self._read, inotify)

@@ -121,7 +121,7 @@ def _publish(
 
 @contextmanager
 def _noted(problems: list[Problem], device: str = "") -> Iterator[None]:
-    """Notes why something cannot be published."""
+    """Adds a problem when something cannot be published."""
     where = f"of {device} " if device else ""
     what = f"the files for MPS clients {where}cannot be published"
     try:
