@@ -49,12 +49,12 @@ class Share(Struct, frozen=True):
 
     def __eq__(self, other: object) -> bool:
         """Equal limits are equal, wherever in a plan they are."""
-        return isinstance(other, Share) and self._limits() == other._limits()
+        return isinstance(other, Share) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
-        return hash(self._limits())
+        return hash(self._compared())
 
-    def _limits(self) -> tuple[object, ...]:
+    def _compared(self) -> tuple[object, ...]:
         return self.name, self.count, self.memory, self.threads
 
     @property
@@ -114,13 +114,13 @@ class WantedMps(Struct, frozen=True):
 
     def __eq__(self, other: object) -> bool:
         """Equal daemons are equal, wherever in a plan they are."""
-        return isinstance(other, WantedMps) and (self.sharing, self.account) == (
-            other.sharing,
-            other.account,
-        )
+        return isinstance(other, WantedMps) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
-        return hash((self.sharing, self.account))
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return self.sharing, self.account
 
     def needs_restart_for(self, wanted: WantedMps) -> bool:
         """Whether a daemon that is so cannot become `wanted` while it runs.
