@@ -7,6 +7,7 @@ before a request once a minute, and at once when the server does not accept them
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 import time
@@ -15,13 +16,18 @@ from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from typing import Final, Self
+from urllib.parse import quote, urlencode
 
 import aiohttp
-from kubernetes.aio import client
 
 from nodeagent import __version__
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.credentials import Credentials, Identity, read_identity
+from nodeagent.cluster.client.credentials import (
+    Credentials,
+    Identity,
+    read_identity,
+    tls_context,
+)
 from nodeagent.cluster.client.faults import ClusterFault, CredentialsUnusable, NotAuthenticated
 from nodeagent.cluster.client.requests import JsonObject, Request
 from nodeagent.strict_json import parse_json
@@ -54,13 +60,7 @@ class Listed:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Session:
     identity: Identity
-    api: client.ApiClient
-    connections: aiohttp.TCPConnector
-
-    async def close(self) -> None:
-        """End all requests, a running watch too."""
-        await self.api.close()
-        await self.connections.close()
+    http: aiohttp.ClientSession
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -86,7 +86,7 @@ class ClusterAccess:
 
     async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
-            await self._session.close()
+            await self._session.http.close()
 
     @property
     def server(self) -> str:
@@ -169,7 +169,7 @@ class ClusterAccess:
         try:
             async with asyncio.timeout(self.answer_within):
                 response = await _send(
-                    session.api, request, seconds=self.answer_within + request.longer
+                    session, request, seconds=self.answer_within + request.longer
                 )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._error(request, error) from error
@@ -211,62 +211,52 @@ class ClusterAccess:
                 return self._session  # another request did it meanwhile
             try:
                 # Files are read and, for a TLS context, 20 ms are spent: not in the loop.
-                identity, api = await asyncio.to_thread(_build, self.credentials, before)
+                identity = await asyncio.to_thread(read_identity, self.credentials)
+                if before is None or identity.endpoint != before.identity.endpoint:
+                    tls = await asyncio.to_thread(tls_context, identity)
+                    session = _Session(identity, _client(tls))
+                elif identity != before.identity:
+                    session = replace(before, identity=identity)
+                else:
+                    session = before
             except CredentialsUnusable:
                 if before is None:
                     raise
-                self._read_at = self.clock()
-                return before
+                session = before
             self._read_at = self.clock()
-            if before is not None and before.identity == identity:
-                return before
-            if before is not None and api is before.api:
-                before.api.configuration.api_key = identity.configuration.api_key
-                self._session = replace(before, identity=identity)
-                return self._session
-            connections = _connector(api.rest_client.ssl_context)
-            api.configuration.client_session_kwargs = {"connector": connections}
-            self._session = _Session(identity, api, connections)
-            if before is not None:
-                await before.close()  # cuts a running watch, which starts anew
-            return self._session
+            self._session = session
+            if before is not None and session.http is not before.http:
+                await before.http.close()  # cuts a running watch, which starts anew
+            return session
 
 
-async def _send(
-    api: client.ApiClient, request: Request, *, seconds: float
-) -> aiohttp.ClientResponse:
-    """By the library's general calls: those named after resources load 250 models, 25 MB."""
-    serialized = await api.param_serialize(
-        method=request.method,
-        resource_path=request.path,
-        query_params=list(request.query.items()),
-        header_params={"Accept": "application/json", "Content-Type": request.content_type},
-        body=request.body,
-        auth_settings=["BearerToken"],
+async def _send(session: _Session, request: Request, *, seconds: float) -> aiohttp.ClientResponse:
+    identity = session.identity
+    headers = {
+        "Accept": "application/json",
+        "Content-Type": request.content_type,
+        "User-Agent": f"nodeagent/{__version__}",
+    }
+    if identity.authorization:
+        headers["Authorization"] = identity.authorization
+    query = f"?{urlencode(request.query, quote_via=quote)}" if request.query else ""
+    return await session.http.request(
+        request.method,
+        f"{identity.endpoint.url}{request.path}{query}",
+        headers=headers,
+        data=None if request.body is None else json.dumps(request.body),
+        timeout=aiohttp.ClientTimeout(total=seconds),
+        proxy=identity.endpoint.proxy,
+        server_hostname=identity.endpoint.tls_server_name,
     )
-    answer = await api.call_api(*serialized, _preload_content=False, _request_timeout=seconds)
-    response: aiohttp.ClientResponse = answer.response
-    return response
 
 
-def _build(credentials: Credentials, before: _Session | None) -> tuple[Identity, client.ApiClient]:
-    """Who we are now, and a client for it: the one there is if it will do."""
-    identity = read_identity(credentials)
-    if before is not None and before.identity.connection == identity.connection:
-        return identity, before.api
-    try:
-        api = client.ApiClient(identity.configuration)
-    except OSError as error:  # SSLError is one
-        raise CredentialsUnusable(
-            f"the certificates for {identity.server} cannot be used"
-        ) from error
-    api.user_agent = f"nodeagent/{__version__}"
-    return identity, api
-
-
-def _connector(tls: ssl.SSLContext) -> aiohttp.TCPConnector:
-    """The pool of connections to one server; to be made in the event loop."""
-    return aiohttp.TCPConnector(ssl=tls, socket_factory=_socket, keepalive_timeout=_KEPT)
+def _client(tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    """With a pool of connections to one server; to be made in the event loop."""
+    connections = aiohttp.TCPConnector(ssl=tls, socket_factory=_socket, keepalive_timeout=_KEPT)
+    # Proxies are those of the environment where the kubeconfig has none. A line of a watch, which
+    # is a Node or a pod, may be longer than aiohttp's buffer.
+    return aiohttp.ClientSession(connector=connections, trust_env=True, read_bufsize=1 << 21)
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

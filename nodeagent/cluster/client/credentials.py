@@ -1,21 +1,20 @@
 """Who the agent is for the API server and where that is, read from files.
 
-Reads block and belong in a thread. What is read is never printed: see `Identity`'s repr.
+Reads block and belong in a thread. What is read is never printed: its types have no `repr`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kubernetes.aio import client, config
-
+from nodeagent.cluster.client import kubeconfig
 from nodeagent.cluster.client.faults import CredentialsUnusable
+from nodeagent.cluster.client.kubeconfig import Endpoint
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -27,7 +26,8 @@ class InCluster:
     folder: Path = _SERVICE_ACCOUNT
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
-    def configuration(self) -> client.Configuration:
+    def read(self) -> tuple[Endpoint, str]:
+        """The server, and the header that authorizes; raises CredentialsUnusable."""
         host = self.environ.get("KUBERNETES_SERVICE_HOST", "")
         port = self.environ.get("KUBERNETES_SERVICE_PORT", "")
         if not (host and port):
@@ -36,15 +36,11 @@ class InCluster:
                 remedy="outside a pod, name a kubeconfig file",
             )
         token = _read(self.folder / "token").strip()
-        authority = self.folder / "ca.crt"
-        if not token or not _read(authority).strip():
+        authority = _read(self.folder / "ca.crt")
+        if not token or not authority.strip():
             raise CredentialsUnusable(f"the token or ca.crt in {self.folder} is empty")
-        found = client.Configuration(
-            host=f"https://{f'[{host}]' if ':' in host else host}:{port}",
-            ssl_ca_cert=str(authority),
-        )
-        found.api_key["BearerToken"] = f"Bearer {token}"
-        return found
+        url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+        return Endpoint(url, authority.encode()), f"Bearer {token}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +50,20 @@ class Kubeconfig:
     path: Path
     context: str | None = None
 
-    def configuration(self) -> client.Configuration:
-        _read(self.path)  # for the better error; the library passes over a missing file
-        found = client.Configuration(host="")
+    def read(self) -> tuple[Endpoint, str]:
+        """As that of InCluster."""
+        text = _read(self.path)
         try:
-            # In a loop of its own: the library's coroutine reads files and may run a program.
-            asyncio.run(
-                config.load_kube_config(
-                    config_file=str(self.path),
-                    context=self.context,
-                    client_configuration=found,
-                    persist_config=False,
-                )
-            )
+            endpoint, authorization = kubeconfig.read(text, self.path, self.context)
         except Exception as error:  # noqa: BLE001 - the library trips in every way over strange files
             # Its words may repeat a line of the file, and a token with it.
             raise CredentialsUnusable(
                 f"{self.path} is not a usable kubeconfig ({type(error).__name__})",
                 remedy=f"try: kubectl --kubeconfig {self.path} version",
             ) from None
-        if not found.host:
+        if not endpoint.url:
             raise CredentialsUnusable(f"{self.path} names no server")
-        return found
+        return endpoint, authorization
 
 
 Credentials = InCluster | Kubeconfig
@@ -86,26 +74,54 @@ def credentials_of(kubeconfig: Path | None, context: str | None) -> Credentials:
     return InCluster() if kubeconfig is None else Kubeconfig(kubeconfig, context)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Identity:
-    """What was read. Two identities with the same `connection` differ in their token at most."""
+    """What was read. `authorization` is the whole header; empty without a token."""
 
-    server: str  # for people: no user names, no path
-    connection: str = field(repr=False)
-    authorization: str = field(repr=False)  # the whole header; empty without a token
-    configuration: client.Configuration = field(repr=False, compare=False)
+    endpoint: Endpoint
+    authorization: str
+
+    @property
+    def server(self) -> str:
+        """The address for people, without a user's name, password or path."""
+        scheme, _, rest = self.endpoint.url.partition("://")
+        return f"{scheme}://{rest.split('/')[0].rpartition('@')[2]}"
 
 
 def read_identity(credentials: Credentials) -> Identity:
     """Read everything anew. Raises `CredentialsUnusable`, whose message holds nothing secret."""
-    found = credentials.configuration()
-    authorization = str(found.api_key.get("BearerToken", "")).strip()
+    endpoint, authorization = credentials.read()
+    authorization = authorization.strip()
     if not (authorization.isascii() and authorization.isprintable()):
         # Such a header would be refused by an exception that repeats it.
         raise CredentialsUnusable("the token holds characters that no token has")
-    if authorization:
-        found.api_key["BearerToken"] = authorization
-    return Identity(_server(str(found.host)), _fingerprint(found), authorization, found)
+    return Identity(endpoint, authorization)
+
+
+def tls_context(identity: Identity) -> ssl.SSLContext:
+    """What TLS to the server takes, made in 20 ms. Raises CredentialsUnusable."""
+    endpoint = identity.endpoint
+    try:
+        context = ssl.create_default_context(cadata=endpoint.authority.decode("ascii", "ignore"))
+        if endpoint.certificate:
+            with _in_memory(endpoint.certificate) as certificate, _in_memory(endpoint.key) as key:
+                context.load_cert_chain(certificate, key if endpoint.key else None)
+    except OSError as error:  # SSLError is one
+        raise CredentialsUnusable(
+            f"the certificates for {identity.server} cannot be used"
+        ) from error
+    if not endpoint.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """A path by which OpenSSL reads it, that leads to no disk."""
+    with os.fdopen(os.memfd_create("credentials"), "wb", buffering=0) as file:
+        file.write(content)
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _read(path: Path) -> str:
@@ -115,21 +131,3 @@ def _read(path: Path) -> str:
         words = error.strerror if isinstance(error, OSError) else "not text"
         remedy = "check kubernetes.kubeconfig, or the pod's service account"
         raise CredentialsUnusable(f"{path} cannot be read: {words}", remedy=remedy) from error
-
-
-def _server(host: str) -> str:
-    """The address without a user's name, password or path."""
-    scheme, _, rest = host.partition("://")
-    return f"{scheme}://{rest.split('/')[0].rpartition('@')[2]}"
-
-
-def _fingerprint(found: client.Configuration) -> str:
-    """Changes when a new TLS context or another address is needed."""
-    digest = hashlib.sha256()
-    for value in (found.host, found.verify_ssl, found.tls_server_name, found.proxy):
-        digest.update(f"{value}\0".encode())
-    for name in (found.ssl_ca_cert, found.cert_file, found.key_file):
-        with suppress(OSError):  # it may be replaced just now, and is missed when it is used
-            digest.update(Path(name).read_bytes() if name else b"")
-        digest.update(b"\0")
-    return digest.hexdigest()

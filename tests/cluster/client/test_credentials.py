@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import ssl
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_identity
+from nodeagent.cluster.client.credentials import (
+    InCluster,
+    Kubeconfig,
+    read_identity,
+    tls_context,
+)
 from nodeagent.cluster.client.faults import CredentialsUnusable
 
 TOKEN = "very-secret.token"
@@ -21,8 +31,9 @@ def service_account(folder: Path, *, token: str = TOKEN, authority: str = "PEM")
     return folder
 
 
-def kubeconfig(path: Path, **user: str) -> Path:
+def kubeconfig(path: Path, *, cluster: Mapping[str, object] | None = None, **user: object) -> Path:
     """A kubeconfig with one context; JSON is YAML."""
+    server = {"server": "http://me:pw@127.0.0.1:1/x"}
     path.write_text(
         json.dumps(
             {
@@ -30,12 +41,21 @@ def kubeconfig(path: Path, **user: str) -> Path:
                 "kind": "Config",
                 "current-context": "c",
                 "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-                "clusters": [{"name": "k", "cluster": {"server": "http://me:pw@127.0.0.1:1/x"}}],
+                "clusters": [{"name": "k", "cluster": cluster or server}],
                 "users": [{"name": "u", "user": user}],
             }
         )
     )
     return path
+
+
+def new_certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=tests"
+    command = ["openssl", *options.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
 
 
 def test_a_pod_reads_its_service_account(tmp_path: Path) -> None:
@@ -44,14 +64,14 @@ def test_a_pod_reads_its_service_account(tmp_path: Path) -> None:
     identity = read_identity(InCluster(folder, ENVIRON))
     assert identity.server == "https://10.0.0.1:443"
     assert identity.authorization == f"Bearer {TOKEN}"
-    assert identity.configuration.ssl_ca_cert == str(folder / "ca.crt")
+    assert identity.endpoint.authority == b"PEM"
 
 
 def test_an_ipv6_server_gets_its_brackets(tmp_path: Path) -> None:
     """A host with colons is written as addresses have it."""
     environ = {**ENVIRON, "KUBERNETES_SERVICE_HOST": "fd00::1"}
     found = read_identity(InCluster(service_account(tmp_path), environ))
-    assert found.configuration.host == "https://[fd00::1]:443"
+    assert found.endpoint.url == "https://[fd00::1]:443"
 
 
 def test_a_new_token_is_no_new_connection_and_a_new_authority_is(tmp_path: Path) -> None:
@@ -59,9 +79,9 @@ def test_a_new_token_is_no_new_connection_and_a_new_authority_is(tmp_path: Path)
     first = read_identity(InCluster(service_account(tmp_path), ENVIRON))
     rotated = read_identity(InCluster(service_account(tmp_path, token="other"), ENVIRON))
     replaced = read_identity(InCluster(service_account(tmp_path, authority="NEW"), ENVIRON))
-    assert rotated.connection == first.connection
+    assert rotated.endpoint == first.endpoint
     assert rotated != first
-    assert replaced.connection != first.connection
+    assert replaced.endpoint != first.endpoint
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt", "KUBERNETES_SERVICE_HOST"])
@@ -102,6 +122,82 @@ def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
 def test_a_kubeconfig_without_a_user_gives_no_authorization(tmp_path: Path) -> None:
     """A client without credentials is a user to a server behind `kubectl proxy`."""
     assert read_identity(Kubeconfig(kubeconfig(tmp_path / "a"))).authorization == ""
+
+
+def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path) -> None:
+    """What is in the kubeconfig itself comes first, and both are what TLS is made from."""
+    certificate, key = new_certificate(tmp_path)
+    tls = {"server": "https://127.0.0.1:1/", "tls-server-name": "api", "proxy-url": "http://p"}
+    beside = read_identity(
+        Kubeconfig(
+            kubeconfig(
+                tmp_path / "a",
+                cluster={**tls, "certificate-authority": certificate.name},
+                **{"client-certificate": certificate.name, "client-key": str(key)},
+            )
+        )
+    )
+    inside = {
+        f"{name}-data": base64.b64encode(file.read_bytes()).decode()
+        for name, file in (("client-certificate", certificate), ("client-key", key))
+    }
+    authority = {"certificate-authority-data": base64.b64encode(certificate.read_bytes()).decode()}
+    path = kubeconfig(tmp_path / "b", cluster={**tls, **authority, "certificate-authority": "none"})
+    data = json.loads(path.read_text())
+    data["users"][0]["user"] = {**inside, "client-key": "none"}
+    path.write_text(json.dumps(data))
+    found = read_identity(Kubeconfig(path))
+    assert found.endpoint == beside.endpoint
+    assert (found.endpoint.url, found.endpoint.tls_server_name) == ("https://127.0.0.1:1", "api")
+    assert found.endpoint.proxy == "http://p"
+    assert len(tls_context(found).get_ca_certs()) == 1
+    assert TOKEN not in repr(found)
+
+
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
+    """Before any request."""
+    tls = {"server": "https://127.0.0.1:1", "certificate-authority": "ca"}
+    (tmp_path / "ca").write_text("nonsense")
+    identity = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
+    with pytest.raises(CredentialsUnusable, match=r"certificates for https://127\.0\.0\.1:1"):
+        tls_context(identity)
+
+
+def test_a_server_that_need_not_be_verified_is_not(tmp_path: Path) -> None:
+    """Only where the kubeconfig says so."""
+    tls = {"server": "https://127.0.0.1:1"}
+    usual = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
+    insecure = {**tls, "insecure-skip-tls-verify": True}
+    any_server = read_identity(Kubeconfig(kubeconfig(tmp_path / "b", cluster=insecure)))
+    assert tls_context(usual).verify_mode is ssl.CERT_REQUIRED
+    assert tls_context(any_server).verify_mode is ssl.CERT_NONE
+
+
+def test_a_user_with_a_password(tmp_path: Path) -> None:
+    """As HTTP has it."""
+    identity = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", username="me", password="pw")))
+    assert identity.authorization == "Basic bWU6cHc="
+
+
+def test_a_program_answers_with_the_token(tmp_path: Path) -> None:
+    """By the protocol of client-go, which the library speaks."""
+    status = {"status": {"token": TOKEN}}
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", **status}
+    program = {"apiVersion": answer["apiVersion"], "command": "echo", "args": [json.dumps(answer)]}
+    identity = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", exec=program)))
+    assert identity.authorization == f"Bearer {TOKEN}"
+
+
+def test_a_usual_kubeconfig_does_without_the_library(tmp_path: Path) -> None:
+    """It takes 22 MiB for as long as the agent runs."""
+    path = kubeconfig(tmp_path / "a", token=TOKEN)
+    code = (
+        "import sys; from pathlib import Path; import nodeagent.cluster.client.access; "
+        "from nodeagent.cluster.client.credentials import Kubeconfig, read_identity; "
+        f"read_identity(Kubeconfig(Path({str(path)!r}))); print('kubernetes' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(
