@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -47,6 +47,7 @@ from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.loop_control import NodeStates
+from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import HealthReadings, KernelErrors, OwnChanges
 from nodeagent.telemetry.samples import SampleBatch
 

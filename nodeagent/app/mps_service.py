@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 
 import structlog
 
@@ -27,6 +26,7 @@ from nodeagent.plan.observed import ObservedNode, User
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import BAD, event_of
 from nodeagent.settings import MpsSettings
+from nodeagent.structs import replace
 from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.mps_problems import client_words, mps_problems
 from nodeagent.views.mps_state import ClientState, DaemonState, MpsOverview

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from nodeagent.files.watch import changes
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.settings import PlanSettings, Settings
+from nodeagent.structs import replace
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService

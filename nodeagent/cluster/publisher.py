@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
@@ -28,6 +28,7 @@ from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
+from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Cluster, ClusterProblem
 from nodeagent.views.status_annotation import StatusAnnotation

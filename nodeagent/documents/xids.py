@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
@@ -12,6 +11,7 @@ from nodeagent.errors import DocumentError, UsageError
 from nodeagent.files.state import read_regular_file
 from nodeagent.health.xids import XidClass, XidTable, default_table
 from nodeagent.plan.problems import Code
+from nodeagent.structs import replace
 from nodeagent.text import did_you_mean
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
@@ -30,6 +29,7 @@ from nodeagent.health.state import GpuHistory, HealthState, Repair, Trail, XidCo
 from nodeagent.health.table import BY_CAUSE, ROWS, Check
 from nodeagent.health.xids import RECOVERY_CHANGED, XidTable
 from nodeagent.plan.observed import ObservedNode
+from nodeagent.structs import Struct, replace
 
 GPU_CHECKS: tuple[GpuCheck, ...] = (
     *device.CHECKS,
@@ -42,8 +42,7 @@ _MOST_REPAIRS = 100
 _NOTHING_SEEN: Final = ObservedNode()
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """The state afterwards, and what is new in it: findings raised, worse or better, and ended.
 
     `xids` are those that were news, with the UUID of their GPU.

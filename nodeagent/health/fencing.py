@@ -11,7 +11,6 @@ A fence takes nothing away: what runs, runs on, and the plan's devices stay. It 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from nodeagent.health.findings import Finding, Pod, Severity, in_order
 from nodeagent.health.table import BY_CAUSE, advice
@@ -27,11 +26,10 @@ from nodeagent.plan.observed import (
     Placement,
     User,
 )
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """One sick part of a GPU: all of it when `placement` is None, else some memory slices of it.
 
     `devices` are the UUIDs of what can be used there: MIG devices, or the GPU itself. A sick
@@ -44,8 +42,7 @@ class Fence:
     finding: Finding
 
 
-@dataclass(frozen=True, slots=True)
-class Fences:
+class Fences(Struct, frozen=True):
     """All of them."""
 
     all: tuple[Fence, ...] = ()

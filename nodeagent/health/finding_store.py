@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from nodeagent.health import limits
 from nodeagent.health.checks.observation import Observation
@@ -11,7 +10,7 @@ from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, 
 from nodeagent.health.state import HealthState, Hold
 from nodeagent.health.table import new_finding
 from nodeagent.health.xid_findings import again
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 
 # Seconds an observation must last to raise its cause, and be gone to end it; others: at once.
 _ANSWERS = (0.0, limits.ANSWER_HOLD)
@@ -29,8 +28,7 @@ _DAMPING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """A finding that is over, and what ended it."""
 
     finding: Finding

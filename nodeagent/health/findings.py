@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from nodeagent.plan.observed import Placement
+from nodeagent.structs import Struct
 
 # Since 1970 or since boot, up to the last that a calendar's year 9999 has.
 Seconds = Annotated[float, Meta(ge=0, le=253402300799)]
@@ -55,8 +55,7 @@ class Moment(NamedTuple):
     wall: Seconds
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Place(Struct, frozen=True, order=True):
     """What is hit: a GPU by UUID ("" for the node), or a GPU instance of it, or a compute instance.
 
     `placement` is where the GPU instance lies, as soon as that is known: ids are used again,
@@ -79,8 +78,7 @@ class Place:
         )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Pod:
+class Pod(Struct, frozen=True, order=True):
     """A pod's container that was hit."""
 
     namespace: str
@@ -94,8 +92,7 @@ class Pod:
 Key = tuple[str, int, str, int, int]  # cause, code and the ids of the place
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One thing that is wrong. `cause` names a row of the check table.
 
     `code` tells findings of one cause apart: the XID, or the number of a link; -1 where there is

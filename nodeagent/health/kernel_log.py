@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from nodeagent.health.readings import Source, XidEvent
 from nodeagent.health.xids import OFF_THE_BUS, RECOVERY_CHANGED
+from nodeagent.structs import Struct
 
 _RECORD = re.compile(r"\d+,(?P<sequence>\d+),(?P<micros>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
 _DMESG = re.compile(r"(?:<\d+>)?\[\s*(?P<seconds>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
@@ -41,8 +41,7 @@ _NVLINK5 = range(144, 151)
 _TOGETHER = 1.0  # seconds that the lines of one message are apart at most
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """A message of several lines of which the GPU was named and the end not yet seen."""
 
     pci: str

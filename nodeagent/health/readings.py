@@ -5,11 +5,11 @@ A reading may hold anything from one value to all: what it leaves out keeps its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from nodeagent.health.findings import Key, Moment
 from nodeagent.plan.observed import Placement
+from nodeagent.structs import Struct
 
 
 class Silence(StrEnum):
@@ -24,8 +24,7 @@ class Silence(StrEnum):
     UNBOUND = "unbound"  # the kernel driver was taken off the GPU; calls pause
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Whether the driver answers for a GPU. `silence` None: it does.
 
     `last` is the uptime, in seconds, of the last good answer; None when there was none yet.
@@ -36,8 +35,7 @@ class Answer:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RemappedRows:
+class RemappedRows(Struct, frozen=True):
     """Rows of memory replaced by spare ones, by the kind of error; from Ampere on."""
 
     correctable: int
@@ -46,8 +44,7 @@ class RemappedRows:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RetiredPages:
+class RetiredPages(Struct, frozen=True):
     """Pages taken out of use, by the kind of error; before Ampere."""
 
     single_bit: int
@@ -55,8 +52,7 @@ class RetiredPages:
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NvLink:
+class NvLink(Struct, frozen=True):
     """One link: whether it is up, and its error counts so far."""
 
     link: int
@@ -66,8 +62,7 @@ class NvLink:
     crc_errors: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+class Fabric(Struct, frozen=True):
     """NVML's numbers for an NVSwitch fabric: state 0 to 3, a return code, health bits, summary."""
 
     state: int
@@ -76,8 +71,7 @@ class Fabric:
     summary: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ModeReading:
+class ModeReading(Struct, frozen=True):
     """A mode that the agent owns, such as `compute mode`: how it is and how it should be."""
 
     name: str
@@ -85,8 +79,7 @@ class ModeReading:
     wanted: str
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReading:
+class InstanceReading(Struct, frozen=True):
     """A GPU instance: its ids, where it lies and its own uncorrected errors (not of memory)."""
 
     instance: int
@@ -94,8 +87,7 @@ class InstanceReading:
     uncorrected: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True):
     """One GPU. `answer` None: it was not asked. `instances` None: not known which there are.
 
     `complete`: everything was asked, so a check without a value cannot be read at present.
@@ -165,8 +157,7 @@ class Source(StrEnum):
     KERNEL_LOG = "kernelLog"
 
 
-@dataclass(frozen=True, slots=True)
-class XidEvent:
+class XidEvent(Struct, frozen=True):
     """An XID. Of the GPU one of `gpu` (UUID) and `pci` is known; `at` is uptime in seconds.
 
     `fatal`: what the kernel log says of an NVLink error; `detail` its sub-code. `recovery`: the
@@ -202,8 +193,7 @@ class GpuEventKind(StrEnum):
     FOREIGN_MIG_CHANGE = "nvmlEventMigConfigChange"  # only when the agent did not cause it
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEvent:
+class GpuEvent(Struct, frozen=True):
     """One of them; `at` is uptime in seconds."""
 
     kind: GpuEventKind
@@ -213,8 +203,7 @@ class GpuEvent:
     compute: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReading:
+class NodeReading(Struct, frozen=True):
     """Everything that came in since the last one. `boot_id`: of /proc/sys/kernel/random/boot_id.
 
     `gpus` are those that were read this time, `known` the UUIDs of all that NVML lists (None: not

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from nodeagent.health.evaluate import Evaluation
@@ -14,6 +13,7 @@ from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
+from nodeagent.structs import Struct
 
 _LONGEST_MESSAGE = 1024  # letters; a condition is for people
 _MOST_IN_MESSAGE = 8
@@ -27,8 +27,7 @@ def of_gpu(state: HealthState, gpu: str) -> tuple[Finding, ...]:
 # --- the Node's condition -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """A Node's. `reason` is one word in CamelCase, for programs; `message` is for people and has
     no figures, so that it changes with causes only.
     """
@@ -112,8 +111,7 @@ def _statement(finding: Finding, gpus: Mapping[str, GpuHistory], predicate: str)
 # --- events ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class HealthEvent:
+class HealthEvent(Struct, frozen=True):
     """Something to tell people once; `reason` is one word for a Kubernetes Event."""
 
     warning: bool

@@ -6,17 +6,16 @@ It is a value, so that it can be written down (`state_file`) and outlive the age
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from nodeagent.health.findings import Finding, Key, Moment, Seconds
 from nodeagent.health.readings import Source
 from nodeagent.plan.observed import Placement
+from nodeagent.structs import Struct, field
 
 _PARTS = 12  # samples that are kept of a window, the newest beside them
 
 
-@dataclass(frozen=True, slots=True)
-class Trail:
+class Trail(Struct, frozen=True):
     """Samples of a counter, oldest first, as (uptime in seconds, value)."""
 
     samples: tuple[tuple[Seconds, float], ...] = ()
@@ -63,8 +62,7 @@ class Trail:
         return growth / span if span >= window / 2 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """Since when (uptime, seconds) an observation has been there, or not, without a break.
 
     `key` is that of the finding which it raises.
@@ -75,8 +73,7 @@ class Hold:
     since: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class GpuHistory:
+class GpuHistory(Struct, frozen=True):
     """One GPU's past in this boot.
 
     `recovery` is the driver's last word on what the GPU needs, as (code, uptime). `links_up` are
@@ -93,8 +90,7 @@ class GpuHistory:
     placements: Mapping[int, Placement] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RecentXid:
+class RecentXid(Struct, frozen=True):
     """An XID that one source reported, until the other source's report came or never will."""
 
     gpu: str
@@ -105,8 +101,7 @@ class RecentXid:
     compute: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class XidCount:
+class XidCount(Struct, frozen=True):
     """How often a GPU (or a GPU instance of it) had an XID: a true counter, and the last time."""
 
     gpu: str
@@ -116,8 +111,7 @@ class XidCount:
     last: Moment
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Struct, frozen=True):
     """A reset or reboot that ended a finding: when (1970, seconds), and of which XID."""
 
     gpu: str
@@ -125,8 +119,7 @@ class Repair:
     wall: float
 
 
-@dataclass(frozen=True, slots=True)
-class HealthState:
+class HealthState(Struct, frozen=True):
     """Everything. `boot_id` is empty, and `at` None, before the first reading.
 
     `kernel_log_read` is the number of the last record of the kernel log that was read in this

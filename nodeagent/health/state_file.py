@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,6 +18,7 @@ from nodeagent.health.findings import Finding, Place
 from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.strict_json import parse_json
+from nodeagent.structs import Struct
 
 FILE_NAME: Final = "health.json"
 _LARGEST = 16 * 1024 * 1024  # bytes; 8 GPUs with all their links take 60 KiB
@@ -79,9 +79,9 @@ def _as_in_file(raw: dict[str, Any]) -> dict[str, Any]:
     return {_NAMES.get(name, name): value for name, value in raw.items()}
 
 
-def _from_file(data: dict[str, Any], shape: type) -> dict[str, Any]:
+def _from_file(data: dict[str, Any], shape: type[Struct]) -> dict[str, Any]:
     """The fields of `shape` by their names; raises KeyError where one is not there."""
-    return {field.name: data[_NAMES.get(field.name, field.name)] for field in fields(shape)}
+    return {name: data[_NAMES.get(name, name)] for name in shape.__struct_fields__}
 
 
 def _ends(placement: dict[str, int] | None) -> list[int] | None:

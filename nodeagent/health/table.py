@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
 from nodeagent.health.findings import Action, End, Finding, Moment, Place, Severity
+from nodeagent.structs import Struct
 
 
 class Check(StrEnum):
@@ -45,8 +45,7 @@ _LAPSES = _REPAIRED | {End.LAPSED}
 _APPLICATION = _LAPSES | {End.INSTANCE_GONE}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One cause.
 
     `words` follow their subject in a sentence (`GPU 0 fell off the bus`). `when`: what raises it.

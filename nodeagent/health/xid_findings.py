@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from nodeagent.health import limits
 from nodeagent.health.checks.device import recovery_of
@@ -13,6 +12,7 @@ from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
 from nodeagent.health.state import GpuHistory, RecentXid, Repair
 from nodeagent.health.table import new_finding
 from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow, XidTable
+from nodeagent.structs import replace
 
 _LONGEST = 160  # letters of the kernel's message that are shown
 

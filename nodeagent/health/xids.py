@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+
+from nodeagent.structs import Struct
 
 OFF_THE_BUS = 79
 RECOVERY_CHANGED = 154
@@ -34,8 +35,7 @@ class XidClass(StrEnum):
     UNCLASSIFIED = "unclassified"  # the catalog has no action yet
 
 
-@dataclass(frozen=True, slots=True)
-class XidRow:
+class XidRow(Struct, frozen=True):
     """One number: NVIDIA's name for it, and the class."""
 
     xid: int
@@ -46,8 +46,7 @@ class XidRow:
         return f"XID {self.xid}" if self.name in ("", "Unused") else f"XID {self.xid} ({self.name})"
 
 
-@dataclass(frozen=True, slots=True)
-class XidTable:
+class XidTable(Struct, frozen=True):
     """All rows by number. A number that has none is unclassified."""
 
     rows: Mapping[int, XidRow]

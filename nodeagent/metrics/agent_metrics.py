@@ -7,11 +7,11 @@ are the GPU's or instance's have dcgm-exporter's names, so that both can be join
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from nodeagent.metrics.catalogue import Kind
 from nodeagent.metrics.exposition import Family, block
 from nodeagent.metrics.sources import Number
+from nodeagent.structs import Struct
 
 _GPU = ("gpu", "UUID")
 _SLICE = (*_GPU, "GPU_I_PROFILE", "GPU_I_ID")
@@ -20,8 +20,7 @@ _CLIENT = (*_DEVICE, "pid", "share", "container", "namespace", "pod")
 _HOLDER = ("container", "namespace", "pod", "unit", "user")
 
 
-@dataclass(frozen=True, slots=True)
-class AgentMetric:
+class AgentMetric(Struct, frozen=True):
     """A metric of the agent's own. A label with an empty value is left out of a series."""
 
     name: str
@@ -30,8 +29,7 @@ class AgentMetric:
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSample:
+class AgentSample(Struct, frozen=True):
     """A value of one series; `labels` in the order of the metric's."""
 
     metric: AgentMetric
@@ -245,8 +243,7 @@ def agent_families(samples: Iterable[AgentSample]) -> list[Family]:
     ]
 
 
-@dataclass(slots=True)
-class Durations:
+class Durations(Struct):
     """A histogram of seconds. `bounds` are the buckets' upper ends, the last one is infinite."""
 
     metric: AgentMetric

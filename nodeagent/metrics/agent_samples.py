@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, Durations, agent_families
@@ -19,11 +18,11 @@ from nodeagent.plan.steps import (
     StartMps,
     StopMps,
 )
+from nodeagent.structs import Struct, field
 from nodeagent.views.plan_report import step_kind
 
 
-@dataclass(slots=True)
-class Work:
+class Work(Struct):
     """What the agent has done since it was started."""
 
     _steps: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -57,8 +56,7 @@ class Work:
         return [*agent_families(samples), self._rounds.family()]
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderState:
+class ReaderState(Struct, frozen=True):
     """A reader as it is now: whether its last attempt went well, when (monotonic) the last one did
     that ended, and how many seconds that took. `gpu` and `uuid` where it reads a single GPU.
     """

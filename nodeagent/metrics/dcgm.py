@@ -8,13 +8,13 @@ dcgm-exporter repeats it for each instance, which makes sums of power wrong; it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from nodeagent.metrics.catalogue import Field, Level
 from nodeagent.metrics.exposition import Family, LabelBlocks, decimals, whole
 from nodeagent.metrics.samples import Labels, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import Selection, WantedLabel
 from nodeagent.metrics.sources import Event, Number
+from nodeagent.structs import Struct
 
 
 def families(
@@ -54,8 +54,7 @@ def families(
     return found + links
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """Where a subject's values go. `part_of` and `divided` are UUIDs of GPUs: whose instance
     it is, or which GPU with instances it is; empty where it is not.
     """

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 
 from nodeagent.metrics.catalogue import Field, Kind
 from nodeagent.metrics.sources import Number
+from nodeagent.structs import Struct, field, replace
 
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuIdentity:
+class GpuIdentity(Struct, frozen=True):
     """What identifies a GPU in labels. `minor` is the N of /dev/nvidiaN."""
 
     index: int
@@ -29,20 +28,17 @@ class GpuIdentity:
         return hash(self.uuid)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """The node as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class WholeGpu:
+class WholeGpu(Struct, frozen=True):
     """A GPU as a whole, whatever it is divided into."""
 
     gpu: GpuIdentity
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Struct, frozen=True):
     """A GPU instance. `generation` tells apart those that had the same id one after the other."""
 
     gpu: GpuIdentity
@@ -54,8 +50,7 @@ class Slice:
         return hash((self.gpu.uuid, self.id))
 
 
-@dataclass(frozen=True, slots=True)
-class NvLink:
+class NvLink(Struct, frozen=True):
     """One NVLink of a GPU."""
 
     gpu: GpuIdentity
@@ -65,8 +60,7 @@ class NvLink:
 Entity = Node | WholeGpu | Slice | NvLink
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """What a value is of, and whose it is.
 
     `attributes` are the labels that are not the entity's own (container, namespace, pod, err_code):
@@ -80,8 +74,7 @@ class Subject:
 Value = tuple[Subject, Number]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSet:
+class SampleSet(Struct, frozen=True):
     """The values of a moment by field id, and the texts that became labels.
 
     `node_texts` are by the id of a text field; `gpu_texts` likewise, first by the GPU's UUID.
@@ -166,8 +159,7 @@ def _index(value: Value) -> int:
 _Series = tuple[int, Entity, Labels]
 
 
-@dataclass(slots=True)
-class _Counted:
+class _Counted(Struct):
     """`raw` is the last reading, `lost` what those before it had come to when they began anew."""
 
     generation: int

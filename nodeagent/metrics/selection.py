@@ -9,12 +9,12 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
 from nodeagent.metrics.sources import Composed, Composition
+from nodeagent.structs import Struct
 from nodeagent.text import did_you_mean
 
 MOST_LINES = 5000  # dcgm-exporter has fewer than 1,000 fields
@@ -36,8 +36,7 @@ class NoCounters(NodeagentError):
     """A file of counters selects nothing at all; the message says what is wrong with its lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A field to be written under `name`, with the type and the help that the file gives it."""
 
     field: Field
@@ -46,16 +45,14 @@ class Wanted:
     help: str
 
 
-@dataclass(frozen=True, slots=True)
-class WantedLabel:
+class WantedLabel(Struct, frozen=True):
     """A field to become the label `name` of every metric."""
 
     field: Field | TextField
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """What is wrong with one line (counted from 1), and what would be right."""
 
     line: int
@@ -67,8 +64,7 @@ class Finding:
         return f"{told} ({self.remedy})" if self.remedy else told
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """What a file selects. Metrics are in the order of their field ids, labels by name."""
 
     metrics: tuple[Wanted, ...]
@@ -196,8 +192,7 @@ def _shown(value: str) -> str:
 # else a quotation mark is a fault. Blanks belong to the field.
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """The fields of a record that begins on `line` (from 1); `fault` says why it is none."""
 
     line: int

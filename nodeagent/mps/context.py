@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.mps.control.client import ControlClient
@@ -13,14 +12,14 @@ from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.settings import MpsSettings
+from nodeagent.structs import Struct, field
 
 START_PATIENCE = 60.0  # seconds that a caller waits for a daemon to be Ready
 
 Check = Callable[[DaemonSpec], tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class MpsContext:
+class MpsContext(Struct, frozen=True):
     """`check` gives what else keeps a daemon from Ready, in words; `report` gets what people may
     want to know of a device, `changed` is called when something is different; `jitter` gives
     numbers from 0 up to 1. Seconds: `served_interval` between two questions to a daemon that has a

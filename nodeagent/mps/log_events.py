@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from nodeagent.mps.processes import identify
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.processes import Process, ProcessIdentity, command_of, inspect, is_gone
 from nodeagent.processes import identify as process_of
+from nodeagent.structs import Struct
 from nodeagent.views.shapes import MpsWaiting
 
 SURE_AFTER = 1.0  # seconds without a server of its user, after which a program is held to wait
@@ -46,8 +46,7 @@ MOST = 64  # that are checked; a user who makes more gets no more attention
 _LONGEST_COMMAND = 80
 
 
-@dataclass(slots=True)
-class _Suspect:
+class _Suspect(Struct):
     """A program that waits, for sure or as it seems."""
 
     client: MpsWaiting

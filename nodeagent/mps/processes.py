@@ -10,7 +10,6 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.processes import (
@@ -23,6 +22,7 @@ from nodeagent.processes import (
     is_gone,
     pids,
 )
+from nodeagent.structs import Struct
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
@@ -30,8 +30,7 @@ SERVER = "nvidia-cuda-mps-server"
 _VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """One process. `start_time` in the kernel's clock ticks since boot, `uid` the effective one,
     `program` its name (CONTROL or SERVER), `pipe_directory` as its environment has it.
     """

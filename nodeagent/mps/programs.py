@@ -7,16 +7,15 @@ import errno
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from nodeagent.mps.processes import CONTROL
+from nodeagent.structs import Struct
 
 MOST_OUTPUT = 1 << 20  # bytes of each stream; the longest replies to a batch have some thousand
 _BLOCK = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
+class Programs(Struct, frozen=True):
     """The programs of MPS.
 
     `control` is the program with leading arguments, if any; `path` is its PATH, in which it looks
@@ -48,8 +47,7 @@ class TooMuchOutput(OSError):
         super().__init__(errno.EMSGSIZE, f"it printed more than {MOST_OUTPUT} bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True):
     """What a program printed on both streams, and its exit status."""
 
     stdout: str

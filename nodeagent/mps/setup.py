@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.gpu.original_settings import FILE_NAME
@@ -22,6 +21,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import Host
 from nodeagent.settings import MpsSettings, Settings
+from nodeagent.structs import Struct
 
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # as sd_booted(3) says
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
@@ -29,8 +29,7 @@ _PROBES = "probes"  # the folder below run.dir in which programs are tried out
 _SERVICE_DEADLINE = 15.0  # seconds for systemd to start a unit
 
 
-@dataclass(frozen=True, slots=True)
-class MpsPlaces:
+class MpsPlaces(Struct, frozen=True):
     """Where things are, and which programs are run. `memory` has the original settings of devices.
     `simulated`: the programs are stand-ins.
     """

@@ -5,8 +5,6 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from nodeagent.plan.shares import (
     ALL_THREADS,
     LEAST_THREADS,
@@ -14,6 +12,7 @@ from nodeagent.plan.shares import (
     WantedMps,
     percentage_text,
 )
+from nodeagent.structs import Struct, replace
 
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -22,8 +21,7 @@ LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they m
 LARGEST_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonSpec:
+class DaemonSpec(Struct, frozen=True):
     """What one control daemon has to be: for one device, as one user, with these defaults.
 
     A client's own environment can only lower the limits, so the daemon's defaults are the

@@ -7,7 +7,6 @@ the share that the GPU or slice was active meanwhile. A gap that is too long cou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import agent_metrics
@@ -15,6 +14,7 @@ from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import ObservedNode
+from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import GPU_UTIL, Device, Use, device_of
 
 GRAPHICS_ACTIVE = 1001  # DCGM's field id; 0 to 1, of a GPU or an instance
@@ -33,8 +33,7 @@ def activity(sample: SampleSet) -> Mapping[Device, float]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Hold:
+class _Hold(Struct, frozen=True):
     """How much of a GPU a device is (1 for a whole one) and how many memory slices it has (0 for a
     whole GPU), each divided among those who share it. `active`: the part of the time since the last
     observation in which it worked (0 to 1); None: not known. `labels` are the device's.
@@ -46,8 +45,7 @@ class _Hold:
     active: float | None
 
 
-@dataclass(slots=True)
-class _Account:
+class _Account(Struct):
     """Seconds: of GPUs and of slices, held and used. `used` is a floor where activity is unknown.
 
     `last` is when the holder last held something.

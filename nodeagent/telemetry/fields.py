@@ -7,7 +7,6 @@ A row that the driver cannot answer is left out; calls that several rows share a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from nodeagent.gpu.nvml import MOST_LINKS, Device, call
@@ -34,6 +33,7 @@ from nodeagent.metrics.sources import (
     Verdict,
     converted,
 )
+from nodeagent.structs import Struct, field
 from nodeagent.telemetry.nvml_reader import NvmlReader
 
 ReadValue = tuple[int, Subject, Number]
@@ -52,8 +52,7 @@ _BRANDS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Rows:
+class Rows(Struct):
     """The rows of one tier, of GPUs or of GPU instances, and what they need in batches."""
 
     rows: list[tuple[int, Source, Callable[[Target], RawValues]]] = field(default_factory=list)
@@ -66,8 +65,7 @@ class Rows:
         self.rows.append((row, source, _reads(self, row, source)))
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(Struct):
     """`whole` of GPUs and `part` of their instances, by tier; `node` of the node."""
 
     whole: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in READ})
@@ -115,8 +113,7 @@ class Rates:
         return (total - before[1]) / (now - before[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """What is read: the node, a GPU with its `links`, or a GPU instance, which has none.
 
     `gpm` gives the GPM metrics since the last sample, `others` the other GPUs by index.

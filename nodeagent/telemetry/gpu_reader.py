@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.health.readings import GpuReading, InstanceReading
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Subject, WholeGpu, by_field
+from nodeagent.structs import Struct, field, replace
 from nodeagent.telemetry.fields import Plan, Rates, ReadValue, Rows, Target, read_rows, read_texts
 from nodeagent.telemetry.gpm import GpmMetrics, GpmTrail
 from nodeagent.telemetry.health import health_fields, read_health, read_instance
@@ -32,8 +32,7 @@ from nodeagent.telemetry.samples import GpuSample
 _STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(Struct):
     """What one reading finds: values by tier, instances for health, and failed calls."""
 
     values: dict[Tier, list[ReadValue]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
@@ -18,6 +17,7 @@ from nodeagent.health.readings import (
     RemappedRows,
     RetiredPages,
 )
+from nodeagent.structs import replace
 from nodeagent.telemetry.nvml_reader import NvmlReader
 
 # Values by the name that they have in a GpuReading, and where each comes from.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -39,6 +39,7 @@ from nodeagent.plan.steps import (
     Step,
 )
 from nodeagent.rate_limit import RateLimit
+from nodeagent.structs import replace
 from nodeagent.telemetry.samples import SampleBatch
 
 _TAKEN_OFF = 1  # nvmlSystemEventTypeGpuDriverUnbind; 2 is the opposite

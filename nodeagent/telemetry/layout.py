@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 from nodeagent.errors import DriverError
@@ -13,6 +12,7 @@ from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
+from nodeagent.structs import Struct, field
 from nodeagent.telemetry.gpm import GpmTrail
 from nodeagent.telemetry.nvml_reader import Standing
 
@@ -20,8 +20,7 @@ _CHANGED = frozenset({NOT_FOUND, INVALID_ARGUMENT})
 _ATTEMPTS = 3
 
 
-@dataclass(slots=True)
-class Part:
+class Part(Struct):
     """A GPU instance, read through the MIG device of one of its compute instances."""
 
     info: InstanceInfo

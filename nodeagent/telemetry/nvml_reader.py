@@ -6,7 +6,6 @@ A call that fails leaves out its own value and nothing else. Runs in a GPU's thr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
@@ -14,6 +13,7 @@ from nodeagent.gpu.nvml import Device, call
 from nodeagent.gpu.nvml_calls import ABSENT, NO_DATA, FieldId, field_values, filled
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, explain
 from nodeagent.metrics.sources import Number
+from nodeagent.structs import Struct, field
 
 Key = tuple[object, ...]
 
@@ -22,8 +22,7 @@ _DOUBTFUL = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 _FIELDS: Key = ("nvmlDeviceGetFieldValues",)
 
 
-@dataclass(slots=True)
-class Standing:
+class Standing(Struct):
     """What outlives a reading: what was refused, and answers that do not change.
 
     It is forgotten when NVML was started anew, and where it depends on the MIG layout when that

@@ -9,12 +9,12 @@ so that the sum is the device's. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.sources import Number
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode, User
+from nodeagent.structs import Struct, field, replace
 from nodeagent.telemetry.samples import Process
 
 FB_USED = 252  # DCGM's field ids; MiB
@@ -24,8 +24,7 @@ _MEBIBYTE = 1 << 20
 Device = tuple[str, int | None]  # a GPU by its UUID, and one of its instances, if any
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """The owners of a device, with the memory (bytes) and multiprocessors (percent) of each where
     the driver reports them.
     """

@@ -7,7 +7,6 @@ own thread.
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -22,13 +21,13 @@ from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
+from nodeagent.structs import Struct, field
 from nodeagent.telemetry.samples import Process, ProcessSample
 
 _UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"
 
 
-@dataclass(slots=True)
-class ProcessReader:
+class ProcessReader(Struct):
     """One GPU's processes. Remembers up to when their work was read."""
 
     _until: int = 0

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
@@ -23,6 +22,7 @@ from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField, Tier
 from nodeagent.metrics.samples import Subject
 from nodeagent.plan.steps import DestroyGpuInstance, Step
+from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.fields import make_plan
 from nodeagent.telemetry.gpu_reader import GpuReader
 from nodeagent.telemetry.node_reader import NodeReader
@@ -35,8 +35,7 @@ _SOON = frozenset({Tier.FAST})
 _ALL = frozenset({Tier.FAST, Tier.SLOW})
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(Struct, frozen=True):
     """Seconds. `patience`: how long a round waits for its GPUs before it goes on without them;
     `stagger`: how long for one before the next is begun. `deadline`: after it a call counts as
     hanging, for the driver's steps too.
@@ -48,8 +47,7 @@ class Intervals:
     deadline: float = 10.0
 
 
-@dataclass(slots=True)
-class _GpuState:
+class _GpuState(Struct):
     """One GPU. `changed`: instances known to be others since the last sample, None for none."""
 
     index: int

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from nodeagent.health.readings import Answer, GpuReading
 from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.metrics.samples import GpuIdentity, SampleSet, Subject
+from nodeagent.structs import Struct, field
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSample:
+class GpuSample(Struct, frozen=True):
     """What was read of a GPU: its instances, values by tier and, if wanted, health.
 
     `at` (monotonic) and `seconds` say when the reading ended and how long it took. `problems` are
@@ -29,8 +28,7 @@ class GpuSample:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSample:
+class NodeSample(Struct, frozen=True):
     """What was read of the node. `count` is that of the GPUs; the times are as of GPUs."""
 
     at: float
@@ -40,8 +38,7 @@ class NodeSample:
     problems: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """A process on a device.
 
     `memory` in bytes, `multiprocessors` in percent of the GPU's time; None: not known.
@@ -52,16 +49,14 @@ class Process:
     multiprocessors: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSample:
+class ProcessSample(Struct, frozen=True):
     """The processes on a GPU, by the id of the GPU instance; None for those outside any."""
 
     gpu: str
     running: Mapping[int | None, tuple[Process, ...]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class SampleBatch:
+class SampleBatch(Struct):
     """What came in since the last round.
 
     `samples` by reader: those that are new; `gone` are readers whose values count no more.

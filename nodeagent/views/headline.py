@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from itertools import chain
 
 from nodeagent.health.findings import Action, Finding
@@ -19,6 +18,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, REBOOT_NODE, advice
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import Struct
 from nodeagent.views.devices import device_words, gpu_of, located
 from nodeagent.views.node_state import SHOWN_ONLY, WAITING, NodeState, Phase
 from nodeagent.views.shapes import Headline
@@ -147,8 +147,7 @@ def _silent(
             yield Headline(severity, text, remedy, gpu.uuid, row.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Remedies:
+class _Remedies(Struct, frozen=True):
     """What to do about a cause of ill health, in the commands of this node."""
 
     node: str

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import WantedMps
+from nodeagent.structs import Struct
 from nodeagent.views.shapes import MpsServer, MpsWaiting
 
 
-@dataclass(frozen=True, slots=True)
-class ClientState:
+class ClientState(Struct, frozen=True):
     """A process that uses a device through MPS.
 
     `share` and `slot` are those of the plan it was given (`small`, `small-0`), empty when it has
@@ -33,8 +32,7 @@ class ClientState:
     container: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonState:
+class DaemonState(Struct, frozen=True):
     """One device's control daemon. `device` is a UUID, `phase` one word, `why` says why that is
     not Ready; `since` is when the phase began. `last_lines` are the log's, where it failed.
     `trouble` is what is wrong although it may be Ready: it cannot be asked, or a server failed.
@@ -59,8 +57,7 @@ class DaemonState:
         return self.phase == "Ready"
 
 
-@dataclass(frozen=True, slots=True)
-class MpsOverview:
+class MpsOverview(Struct, frozen=True):
     """All daemons of the node, and what is wrong with them or with what clients get."""
 
     daemons: tuple[DaemonState, ...] = ()

@@ -7,7 +7,6 @@ only the reconciler makes new ones.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import Struct
 from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.shapes import Cluster
@@ -56,16 +56,14 @@ SHOWN_ONLY = frozenset(
 _NOTHING_SEEN = ObservedNode()
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A document that was not accepted; `digest` is empty when its text could not be read."""
 
     digest: str
     problems: tuple[Problem, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(Struct, frozen=True):
     """The node as the agent sees it.
 
     `digest` and `configuration` are those of the plan in force. `plan` holds what remains to be

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from tests.cluster.client.rig import running as in_background
 from tests.rig import Rig, running

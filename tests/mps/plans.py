@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from nodeagent.mps.clients.assess import ClientFacts
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState
 
 GPU = "GPU-cb1213a3-d6a4-be7f-0000-000000000000"

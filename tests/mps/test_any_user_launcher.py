@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.installation import install
+from nodeagent.structs import replace
 from tests.mps.conftest import spec_for
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may serve every user")

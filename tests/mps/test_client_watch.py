@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import MIB, Share, WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState
 from tests.mps.plans import GPU, MIG, wanted
 from tests.mps.simulated_daemon import asking, installed_programs, running, start

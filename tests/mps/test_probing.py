@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.installation import install
 from nodeagent.simulation.mps.knobs import Knobs
+from nodeagent.structs import replace
 from tests.simulation.mps.rig import CONTROL as REAL
 from tests.simulation.mps.rig import real_programs
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 from nodeagent.mps.launch.child import ChildLauncher
@@ -13,6 +12,7 @@ from nodeagent.mps.launch.process import adopt
 from nodeagent.mps.processes import CONTROL, identify
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, DaemonSpec
+from nodeagent.structs import replace
 from tests.mps.conftest import running, wait_for
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from nodeagent.mps.clients.termination import Ending, Target, end_client
 from nodeagent.processes import ProcessIdentity, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.structs import replace
 from tests.mps.simulated_daemon import asking, installed_programs
 from tests.simulation.mps.rig import Programs, Rig
 

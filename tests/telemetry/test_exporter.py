@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import agent_metrics
@@ -12,6 +11,7 @@ from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
+from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
 from nodeagent.views.mps_state import DaemonState

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from nodeagent.health.findings import Action, Severity
 from nodeagent.health.readings import GpuReading
 from nodeagent.health.state import GpuHistory, Trail
+from nodeagent.structs import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """`present` None: not known this time, so that nothing changes.
 
     `severity` and `action` are those of the cause's row unless given.
@@ -26,8 +25,7 @@ class Observation:
     action: Action | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuView:
+class GpuView(Struct, frozen=True):
     """What a check of one GPU sees: the reading, and the past with this reading's trails.
 
     `raised` holds the causes (with their codes) that are raised just now; a band's lower limit

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nodeagent.mps.clients.limits import Limits, limits_in_force, own_limits
@@ -23,6 +23,7 @@ from nodeagent.plan.shares import (
     percentage_text,
     written_bytes,
 )
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState
 
 # Device memory is handed out in pages of this size, and NVML counts pages.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from nodeagent.mps.shares import MEMORY_VARIABLE, THREADS_VARIABLE
 from nodeagent.plan.shares import (
@@ -19,6 +18,7 @@ from nodeagent.plan.shares import (
     percentage_text,
     written_bytes,
 )
+from nodeagent.structs import Struct
 
 _OTHER_ORDINAL = re.compile(r"[1-9][0-9]?")
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -29,8 +29,7 @@ _UNITS = {"G": 1024 * MIB, "M": MIB, "K": MIB}
 _SAME = 0.005  # percent; a plan has two decimals
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What a client may use: bytes (None: all there is) and percent of the threads."""
 
     memory: int | None

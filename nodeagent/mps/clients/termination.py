@@ -16,7 +16,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient, ControlError
@@ -24,10 +23,10 @@ from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import ask_everything
 from nodeagent.mps.processes import ended, opened
 from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, has_ended, inspect
+from nodeagent.structs import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A client process. `uid` is the plan's user, None for any but root; `spared` are pids that
     must not be ended.
     """
@@ -37,8 +36,7 @@ class Target:
     spared: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """Whether the process is gone, and how that went, in words."""
 
     gone: bool

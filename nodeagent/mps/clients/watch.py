@@ -14,7 +14,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -33,6 +33,7 @@ from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import WantedMps
 from nodeagent.processes import Process, ProcessIdentity, environment_of, inspect, is_gone, name_of
+from nodeagent.structs import Struct, replace
 from nodeagent.views.mps_state import ClientState
 
 TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
@@ -102,8 +103,7 @@ def container_in(cgroup: str) -> str:
     return ids[-1][:12] if ids else ""
 
 
-@dataclass(frozen=True, slots=True)
-class RunningDaemon:
+class RunningDaemon(Struct, frozen=True):
     """A daemon for clients: it is Ready, or was as it is wanted and will be again. `clients` are
     (server pid, client pid).
     """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -20,6 +19,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import check_memory, check_number, check_percentage
 from nodeagent.plan.shares import percentage_text
+from nodeagent.structs import Struct
 
 DEVICE = 0  # a daemon has one device, so its ordinal is this
 LARGEST_PID = 2**22  # the kernel's own limit
@@ -46,8 +46,7 @@ class UnknownServer(UnexpectedReply):
 # --- values ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
+class MemoryLimit(Struct, frozen=True):
     """A limit as the daemon prints it: from 1G up cut down to whole G."""
 
     amount: int
@@ -131,8 +130,7 @@ def _cuda_code(reply: Reply) -> int:
 # --- commands -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Command(Generic[T_co]):
+class Command(Struct, Generic[T_co], frozen=True):
     """One line for the daemon, and how its reply is read; `ends` where the daemon ends by it."""
 
     line: str

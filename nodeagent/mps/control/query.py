@@ -8,7 +8,6 @@ asked before and after: only between two such answers are its clients known.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.mps.control.client import ControlClient
@@ -30,12 +29,12 @@ from nodeagent.mps.control.commands import (
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import percentage_text
+from nodeagent.structs import Struct
 
 Wrong = UnexpectedReply
 
 
-@dataclass(frozen=True, slots=True)
-class SeenServer:
+class SeenServer(Struct, frozen=True):
     """A server as its daemon reports it. `status` None: not given (535 has no such command, a busy
     server gives none). `clients` None: not known, as it is busy; then its limits are not either.
     """
@@ -47,8 +46,7 @@ class SeenServer:
     threads: float | Wrong | None
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """What a daemon answered. `tells_status`: it has a command for the status of servers."""
 
     servers: tuple[SeenServer, ...]

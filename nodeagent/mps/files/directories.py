@@ -15,7 +15,6 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from nodeagent.files.open_directory import (
     Remedies,
     refusing,
 )
+from nodeagent.structs import Struct
 
 _REMEDIES = Remedies(
     owner="see who made it; remove it when no daemon runs there",
@@ -101,8 +101,7 @@ _MODES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Directories:
+class Directories(Struct, frozen=True):
     """Absolute paths."""
 
     pipe: str

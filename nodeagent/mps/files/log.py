@@ -19,17 +19,16 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from asyncinotify import Inotify, Mask
 
 from nodeagent.mps.shares import LOG_NAME
+from nodeagent.structs import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class ClientConnected:
+class ClientConnected(Struct, frozen=True):
     """A program has connected; `pending` when it has to wait for a server."""
 
     pid: int
@@ -37,35 +36,30 @@ class ClientConnected:
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReady:
+class ServerReady(Struct, frozen=True):
     """A server takes clients."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerExited:
+class ServerExited(Struct, frozen=True):
     """A server is gone; death by a signal is logged as status 0."""
 
     pid: int
     status: int
 
 
-@dataclass(frozen=True, slots=True)
-class Faulted:
+class Faulted(Struct, frozen=True):
     """The server handles a fatal fault, of the client `culprit` where that is named."""
 
     culprit: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """The server makes its contexts anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stirred:
+class Stirred(Struct, frozen=True):
     """Something about servers or clients is different; what, is to be asked."""
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
@@ -27,6 +26,7 @@ from nodeagent.mps.files.client_files import (
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import WantedMps
+from nodeagent.structs import Struct
 
 ENV_DIRECTORY = "env"
 
@@ -40,8 +40,7 @@ _REMEDIES = Remedies(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publisher:
+class Publisher(Struct, frozen=True, kw_only=True):
     """The env files in `<run_dir>/mps/<device>/env/` and the CDI specification in `cdi_dir`.
 
     `shm` says what a container of a daemon must have as /dev/shm.

@@ -8,7 +8,6 @@ process, never a process without a record.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
@@ -18,6 +17,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, StateUnusable, read_state, write_state
 from nodeagent.mps.processes import CONTROL, Identity
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.structs import Struct
 
 FOLDER = "mps"  # below run.dir, with a directory for each device
 _NAME = "record.json"
@@ -32,8 +32,7 @@ class RecordUnusable(NodeagentError):
         self.path = path
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """One daemon. `process` None: it was to be started, and perhaps was. `runs`: what the process
     was started as, which may not be what is wanted now. `drained`: a person wanted it down.
     `was_ready`: it was Ready as it is wanted, in this process or one before. `unrecorded`: what is

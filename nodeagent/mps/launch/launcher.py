@@ -15,6 +15,7 @@ from pathlib import Path
 from nodeagent.mps.launch.process import DaemonProcess, StartError
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, DaemonSpec
+from nodeagent.structs import Struct
 
 OPEN_FILES = 16_384  # fewer, and servers fail to make shared memory for their clients
 # Below 0: when memory runs out, others go first. The end of a daemon or server would be the end of
@@ -24,8 +25,7 @@ UMASK = 0o022
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # no file is made there by this process
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """One start: `command` runs the daemon in the foreground, `environment` is all that it, and so
     its servers, have; `shm` is what it has as /dev/shm (None: the one there is).
     """

@@ -15,7 +15,6 @@ import shutil
 import signal
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.files.state import make_open_directory
@@ -25,6 +24,7 @@ from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_
 from nodeagent.mps.processes import CONTROL, SERVER, identify, opened, processes_of
 from nodeagent.mps.programs import Programs, run_program
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import Struct
 
 _PREFIX = "probe-"
 
@@ -88,8 +88,7 @@ _COMPLAINT = re.compile("unknown|usage|cannot|invalid", re.IGNORECASE)
 _VERSION = re.compile(r"\bversion:?\s+(\d[\w.]*)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """What was found. `version` is what the control program calls itself, "" where it says
     nothing (before 580). `multi_user_flag` asks for a server of all users in the form that is
     understood, "" where none is. None: it could not be found out, and `problems` may say why.
@@ -123,8 +122,7 @@ async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
         await asyncio.to_thread(folder.remove)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
+class _Trial(Struct, frozen=True):
     """What came of one start: whether it went on, what it said, and the reply to the question."""
 
     accepted: bool | None  # None: nothing came of it in time
@@ -139,8 +137,7 @@ class _Trial:
         return not any(_COMPLAINT.match(line) for line in self.reply)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trials:
+class _Trials(Struct, frozen=True):
     """Starts of daemons in `folder`."""
 
     programs: Programs

@@ -29,6 +29,7 @@ from nodeagent.mps.launch.process import (
 )
 from nodeagent.mps.programs import Output, run_program
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.structs import Struct
 
 _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Into the mount namespace of the host, where its programs, files and systemd's socket are. Not into
@@ -41,8 +42,7 @@ _NO_HOST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class UnitState:
+class UnitState(Struct, frozen=True):
     """What systemd says of a unit. `result` and `status` are of its last main process."""
 
     active: str  # active, activating, deactivating, failed or inactive

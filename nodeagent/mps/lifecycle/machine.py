@@ -14,7 +14,6 @@ What holds whatever happens:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from nodeagent.mps.lifecycle.model import (
@@ -61,6 +60,7 @@ from nodeagent.mps.lifecycle.transitions import (
     retry_delay,
 )
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.structs import replace
 
 if TYPE_CHECKING:
     from nodeagent.settings import MpsSettings

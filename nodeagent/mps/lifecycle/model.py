@@ -5,10 +5,10 @@ Pure. `nodeagent.mps.lifecycle.machine` says what follows from what.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.structs import Struct, field
 
 
 class Phase(StrEnum):
@@ -43,8 +43,7 @@ class ServerStatus(StrEnum):
     FAULT = "FAULT"
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     """Why and how it drains.
 
     `force`: at the deadline it ends, clients or not; else it is then as before. `then_start`:
@@ -56,8 +55,7 @@ class Drain:
     by_plan: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """The server of a daemon; `uid` None: not known. `culprit` is the client that its log names as
     the cause of a fault.
     """
@@ -68,8 +66,7 @@ class Server:
     culprit: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """One daemon at one moment. Times are the event loop's.
 
     `run` counts processes, so that what comes late from an earlier one is known for that.
@@ -108,29 +105,25 @@ class State:
 # --- events ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OfRun:
+class OfRun(Struct, frozen=True):
     """An event from the process number `run`."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Started(OfRun):
+class Started(OfRun, frozen=True):
     """The process exists."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed(OfRun):
+class StartFailed(OfRun, frozen=True):
     """There is no process: the program could not be run, or an orphan could not be ended."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exited(OfRun):
+class Exited(OfRun, frozen=True):
     """The process ended: `status` in words, `ran_for` in seconds, its log's last lines."""
 
     status: str
@@ -138,13 +131,11 @@ class Exited(OfRun):
     last_lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Answered(OfRun):
+class Answered(OfRun, frozen=True):
     """It answered a question."""
 
 
-@dataclass(frozen=True, slots=True)
-class Silent(OfRun):
+class Silent(OfRun, frozen=True):
     """It did not answer a question within the deadline, or cannot be found although its process
     lives (busy is not silent). `reason` in words, where there is more to say.
     """
@@ -152,8 +143,7 @@ class Silent(OfRun):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptOut(OfRun):
+class KeptOut(OfRun, frozen=True):
     """It could not be asked, which says nothing of it: another front-end has its only connection,
     or the front-end program itself failed.
     """
@@ -161,15 +151,13 @@ class KeptOut(OfRun):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Replaced(OfRun):
+class Replaced(OfRun, frozen=True):
     """Another process listens where the daemon should. `reason` in words, with that process."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsReadBack(OfRun):
+class LimitsReadBack(OfRun, frozen=True):
     """The answer to the `ReadBack` with this number: what is in force, compute mode included,
     and is not as wanted; nothing if all is.
     """
@@ -178,15 +166,13 @@ class LimitsReadBack(OfRun):
     differences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSeen(OfRun):
+class ServerSeen(OfRun, frozen=True):
     """The daemon has this server."""
 
     server: Server
 
 
-@dataclass(frozen=True, slots=True)
-class ServerGone(OfRun):
+class ServerGone(OfRun, frozen=True):
     """A server ended; `status` in words when it did so badly, its log's last lines. It may have
     come and gone without being seen.
     """
@@ -196,8 +182,7 @@ class ServerGone(OfRun):
     last_lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignUserWaiting(OfRun):
+class ForeignUserWaiting(OfRun, frozen=True):
     """A client of another user than the server's waits, and would wait for ever."""
 
     pid: int
@@ -205,13 +190,11 @@ class ForeignUserWaiting(OfRun):
     command: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientsGone(OfRun):
+class ClientsGone(OfRun, frozen=True):
     """No client is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequested:
+class DrainRequested(Struct, frozen=True):
     """Someone wants it drained, within `seconds` (None: however long it takes)."""
 
     seconds: float | None
@@ -219,33 +202,28 @@ class DrainRequested:
     then_start: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DrainGivenUp:
+class DrainGivenUp(Struct, frozen=True):
     """The request to drain it was withdrawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewPlan:
+class NewPlan(Struct, frozen=True):
     """There is a new plan, which wants this (None: no daemon)."""
 
     spec: DaemonSpec | None
 
 
-@dataclass(frozen=True, slots=True)
-class RetryRequested:
+class RetryRequested(Struct, frozen=True):
     """Someone wants it tried again now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Struct, frozen=True):
     """An earlier agent's daemon was found running as `spec`; its identity was checked."""
 
     spec: DaemonSpec
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
+class DeadlinePassed(Struct, frozen=True):
     """The time that was asked for with `Schedule` has come."""
 
 
@@ -258,31 +236,27 @@ Event = RunEvent | Request | Adopted | DeadlinePassed
 # --- actions, to be done in order -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SweepOrphans:
+class SweepOrphans(Struct, frozen=True):
     """End every server that a dead daemon of this spec left behind."""
 
     spec: DaemonSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Struct, frozen=True):
     """Start process number `run`; not when the sweep before it failed."""
 
     run: int
     spec: DaemonSpec
 
 
-@dataclass(frozen=True, slots=True)
-class SetLimits:
+class SetLimits(Struct, frozen=True):
     """Put the limits into force: the daemon's defaults, and those of its servers."""
 
     run: int
     spec: DaemonSpec
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBack:
+class ReadBack(Struct, frozen=True):
     """Read what is in force and compare it with `spec`."""
 
     run: int
@@ -290,23 +264,20 @@ class ReadBack:
     reading: int
 
 
-@dataclass(frozen=True, slots=True)
-class Quit:
+class Quit(Struct, frozen=True):
     """Ask the daemon to end, and its server with it, within `seconds`."""
 
     run: int
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Struct, frozen=True):
     """Kill the process."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     """Send `DeadlinePassed` after so many seconds, in place of any asked for earlier."""
 
     seconds: float
@@ -334,8 +305,7 @@ class Subject(StrEnum):
     RECORD_UNUSABLE = "RecordUnusable"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """Something a person may want to know."""
 
     subject: Subject

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.backoff import Backoff
@@ -26,6 +25,7 @@ from nodeagent.mps.lifecycle.model import (
     SweepOrphans,
 )
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.structs import Struct, field, replace
 
 if TYPE_CHECKING:
     from nodeagent.settings import MpsSettings
@@ -54,8 +54,7 @@ def fresh(state: State, spec: DaemonSpec) -> State:
     )
 
 
-@dataclass(slots=True)
-class Transition:
+class Transition(Struct):
     """What one event at `now` leads to: the state, and the actions, which are done in order."""
 
     state: State

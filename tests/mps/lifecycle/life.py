@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from nodeagent.mps.lifecycle.machine import step
 from nodeagent.mps.lifecycle.model import (
@@ -19,6 +19,7 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.settings import MpsSettings
+from nodeagent.structs import replace
 
 POLICY = MpsSettings(
     start_deadline=5.0,
