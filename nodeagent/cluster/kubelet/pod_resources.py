@@ -20,6 +20,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from nodeagent.claims.decisions import Allocated
+from nodeagent.claims.names import DRIVER
 from nodeagent.cluster.kubelet.allocations import (
     Holding,
     PodName,
@@ -75,6 +77,14 @@ class PodResourcesClient:
         answer = await self._list()
         found = (holding for pod in answer.pod_resources for holding in _holdings(pod))
         return tuple(dict.fromkeys(found))  # replicas of a device are one use of it
+
+    async def claimed_devices(self) -> tuple[Allocated, ...]:
+        """What pods have of this agent's own driver, from before a claim is prepared until its
+        release was answered. Nothing where the kubelet does not list claims at all, as before 1.34.
+        """
+        answer = await self._list()
+        found = (device for pod in answer.pod_resources for device in _claimed(pod))
+        return tuple(dict.fromkeys(found))  # containers of a pod may have one together
 
     async def _list(self) -> ListPodResourcesResponse:
         await asyncio.to_thread(_check_socket, self._socket)
@@ -158,3 +168,13 @@ def _holdings(pod: PodResources) -> Iterator[Holding]:
                 found = read_claimed_device(claimed.driver_name, claimed.device_name)
                 if found is not None:
                     yield Holding(name, container.name, found)
+
+
+def _claimed(pod: PodResources) -> Iterator[Allocated]:
+    """Of this agent's own driver; a pod and its claims are in one namespace."""
+    for container in pod.containers:
+        for claim in container.dynamic_resources:
+            for one in claim.claim_resources:
+                if one.driver_name == DRIVER:
+                    key = (one.pool_name, one.device_name, one.share_id)
+                    yield Allocated(claim.claim_namespace, claim.claim_name, pod.name, key)

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.claims.decisions import Allocated
 from nodeagent.cluster.kubelet.allocations import ByFile, ByUuid, Holding, PodName
+from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
+    ClaimResource,
+    ContainerResources,
+    DynamicResource,
+    ListPodResourcesResponse,
+    PodResources,
+)
 from nodeagent.cluster.kubelet.pod_resources import (
     KubeletBusy,
     KubeletError,
@@ -62,6 +70,39 @@ async def test_claimed_devices_are_holdings(kubelet: Kubelet) -> None:
     """A device got through a resource claim is an allocation too."""
     kubelet.claim("trainer", "gpu-0", name="a-gpu", namespace="team")
     assert await client_of(kubelet).allocations() == (Holding(TRAINER, "main", ByFile(0)),)
+
+
+async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
+    """Each once for each pod that has it; they are no holdings of another driver."""
+    own = {"driver": "gpu.nodeagent.io", "pool": "node-0/gpu-1", "namespace": "team"}
+    for container in ("main", "sidecar"):
+        kubelet.claim("trainer", "mig-1g-10gb-0", name="slice", container=container, **own)
+    kubelet.claim("server", "mig-1g-10gb-0", name="slice", **own)
+    kubelet.claim("server", "gpu-0", name="other", namespace="team")
+    key = ("node-0/gpu-1", "mig-1g-10gb-0", "")
+    client = client_of(kubelet)
+    assert await client.claimed_devices() == (
+        Allocated("team", "slice", "trainer", key),
+        Allocated("team", "slice", "server", key),
+    )
+    assert await client.allocations() == (Holding(PodName("team", "server"), "main", ByFile(0)),)
+    kubelet.refuse["List"] = RATE_LIMITED
+    with pytest.raises(KubeletBusy):
+        await client.claimed_devices()
+
+
+async def test_the_share_of_a_claimed_device(kubelet: Kubelet) -> None:
+    """Newer kubelets name it."""
+    device = ClaimResource(
+        driver_name="gpu.nodeagent.io", pool_name="pool", device_name="gpu", share_id="5e7"
+    )
+    claim = DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=[device])
+    container = ContainerResources(name="main", dynamic_resources=[claim])
+    pod = PodResources(name="pod", namespace="ns", containers=[container])
+    answer = ListPodResourcesResponse(pod_resources=[pod])
+    kubelet.spoilt["List"] = answer.SerializeToString()
+    expected = (Allocated("ns", "c", "pod", ("pool", "gpu", "5e7")),)
+    assert await client_of(kubelet).claimed_devices() == expected
 
 
 async def test_fields_of_a_newer_kubelet_are_skipped(kubelet: Kubelet) -> None:
