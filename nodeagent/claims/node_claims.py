@@ -8,15 +8,17 @@ until it succeeds, finishes it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from nodeagent.claims.allocation import ClaimRefused, read_allocation
-from nodeagent.claims.cdi import ContainerDevice, Edits, claim_document, device_id, file_name
-from nodeagent.claims.cdi_files import publish, withdraw
+from nodeagent.claims.cdi import Edits, device_id, file_name
+from nodeagent.claims.cdi_files import withdraw
+from nodeagent.claims.claim_files import Capabilities, ClaimFiles
 from nodeagent.claims.goals import reserved_on, rival, to_prepare, to_release
+from nodeagent.claims.making import begun, with_instances, without_ids
 from nodeagent.claims.model import (
     ClaimAllocation,
     ClaimedDevice,
@@ -35,7 +37,6 @@ from nodeagent.claims.records import (
     write_record,
 )
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.gpu.capability_files import Instance
 from nodeagent.plan.desired import DesiredGpu, MpsEntry, Reserved
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, Verdict
@@ -47,8 +48,6 @@ Change = Callable[[str, Callable[[Gpu], Awaitable[DesiredGpu]]], Awaitable[GpuOu
 """Makes of the GPU with this UUID what the function wants of it, and reads it back."""
 Fetch = Callable[[str, str], Awaitable[object | None]]
 """The ResourceClaim of this namespace and name, None where there is none."""
-Capabilities = Callable[[], Mapping[int, Instance]]
-"""What each capability file is the key to; blocks and raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,7 @@ class NodeClaims:
         self._change = change
         self._fetch = fetch
         self._observe = observe
-        self._capabilities = capabilities
-        self._toolkit = toolkit
+        self._files = ClaimFiles(places.cdi_dir, capabilities, toolkit)
         self._records: dict[str, ClaimRecord] = {}
         self._unreadable: tuple[UnreadableRecord, ...] = ()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -197,7 +195,7 @@ class NodeClaims:
 
             outcome = await self._change(uuid, admit)
             _check(outcome, record)
-            record = _with_instances(self._records[record.uid], outcome.after)
+            record = with_instances(self._records[record.uid], outcome.after)
             await self._keep(record)
         if record.phase is Phase.INTENT:
             record = replace(record, phase=Phase.MADE)
@@ -217,42 +215,14 @@ class NodeClaims:
                 remedy="wait until that one's pods have ended, or delete this one's pods so that "
                 "they are scheduled anew",
             )
-        record = _begun(record, gpu, self._places.boot_id)
+        record = begun(record, gpu, self._places.boot_id)
         await self._keep(record)
         return to_prepare(record, gpu, others)
 
     async def _publish(self, record: ClaimRecord) -> None:
         observed = await self._observe()
-        document = await asyncio.to_thread(self._document, record, observed)
-        await asyncio.to_thread(publish, self._places.cdi_dir, record.uid, document)
+        await asyncio.to_thread(self._files.publish, record, observed)
         await self._keep(replace(record, phase=Phase.READY))
-
-    def _document(self, record: ClaimRecord, observed: ObservedNode) -> bytes:
-        devices = []
-        for device in record.devices:
-            gpu = observed.gpu(device.gpu)
-            if gpu is None or gpu.minor is None:
-                raise NodeagentError(
-                    f"{record.title} cannot use {device.gpu}: its device file is not known",
-                    remedy="see ls -l /dev/nvidia* and nvidia-smi",
-                )
-            keys = self._keys(device, gpu.minor)
-            devices.append(ContainerDevice(device, gpu.minor, keys))
-        return claim_document(devices, self._toolkit())
-
-    def _keys(self, device: ClaimedDevice, minor: int) -> tuple[int, ...]:
-        """The capability files of a MIG device: of its GPU instance and its compute instance."""
-        if device.instance is None:
-            return ()
-        try:
-            known = {what: number for number, what in self._capabilities().items()}
-            parts = (None, device.compute)
-            return tuple(known[minor, device.instance, part] for part in parts)
-        except (OSError, KeyError) as error:
-            raise NodeagentError(
-                f"the capability files of {device.result.device} are not known: {error}",
-                remedy="see cat /proc/driver/nvidia-caps/mig-minors",
-            ) from error
 
     # --- down -------------------------------------------------------------------------------------
 
@@ -279,7 +249,7 @@ class NodeClaims:
                 remedy="end what uses it, or wait for its end",
             )
         if record.boot_id != self._places.boot_id:  # what is there was not made for it
-            record = _forgotten(record)
+            record = without_ids(record)
         others = [one for one in self._records.values() if one.uid != record.uid]
         return to_release(record, gpu, others)
 
@@ -298,44 +268,3 @@ def _check(outcome: GpuOutcome, record: ClaimRecord) -> None:
         first = problems[0] if problems else Problem(Code.STEP_FAILED, "a step failed")
         kind = StillInUse if first.code is Code.IN_USE else NodeagentError
         raise kind(f"{record.title}: {first.message}", remedy=first.remedy)
-
-
-def _forgotten(record: ClaimRecord) -> ClaimRecord:
-    """Without ids, which count in one run of the machine alone."""
-    devices = (
-        replace(device, before=None, instance=None, compute=None, uuid="")
-        for device in record.devices
-    )
-    return replace(record, devices=tuple(devices))
-
-
-def _begun(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
-    """The record before the claim's devices on the GPU are made, or made again."""
-    if record.boot_id != boot_id:
-        record = replace(_forgotten(record), boot_id=boot_id, phase=Phase.INTENT)
-    here = tuple((instance.id, instance.placement) for instance in gpu.instances)
-    places = {placement for _, placement in here}
-
-    def begun(device: ClaimedDevice) -> ClaimedDevice:
-        gone = device.instance is not None and device.placement not in places
-        if device.gpu == gpu.uuid and (device.before is None or gone):
-            return replace(device, before=here, instance=None, compute=None, uuid="")
-        return device
-
-    devices = tuple(map(begun, record.devices))
-    if devices == record.devices:
-        return record
-    return replace(record, devices=devices, phase=Phase.INTENT)
-
-
-def _with_instances(record: ClaimRecord, gpu: Gpu) -> ClaimRecord:
-    """With the ids of what was made on the GPU, as it was read back."""
-
-    def found(device: ClaimedDevice) -> ClaimedDevice:
-        for instance in gpu.instances if device.gpu == gpu.uuid else ():
-            if instance.compute and device.is_made and device.was_made_as(instance):
-                one = instance.compute[0]
-                return replace(device, instance=instance.id, compute=one.id, uuid=one.uuid)
-        return device
-
-    return replace(record, devices=tuple(map(found, record.devices)))

@@ -1,0 +1,70 @@
+"""The CDI file of each claim: what it has to be, from the claim's record and the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.claims.cdi import ContainerDevice, Edits, claim_document
+from nodeagent.claims.cdi_files import file_state, publish
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState
+from nodeagent.errors import NodeagentError
+from nodeagent.gpu.capability_files import Instance
+from nodeagent.plan.observed import ObservedNode
+
+Capabilities = Callable[[], Mapping[int, Instance]]
+"""What each capability file is the key to; blocks and raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFiles:
+    """`toolkit` is what each container needs. Every method blocks on the disk."""
+
+    directory: Path
+    capabilities: Capabilities
+    toolkit: Callable[[], Edits]
+
+    def publish(self, record: ClaimRecord, observed: ObservedNode) -> None:
+        """Make the claim's file be what it has to be. Raises NodeagentError."""
+        publish(self.directory, record.uid, self._document(record, observed))
+
+    def states(
+        self, records: Iterable[ClaimRecord], observed: ObservedNode
+    ) -> dict[str, FileState]:
+        """By uid. A file that cannot be made now is not what it has to be."""
+        states: dict[str, FileState] = {}
+        for record in records:
+            try:
+                document = self._document(record, observed)
+            except NodeagentError:
+                document = b""
+            states[record.uid] = file_state(self.directory, record.uid, document)
+        return states
+
+    def _document(self, record: ClaimRecord, observed: ObservedNode) -> bytes:
+        devices = []
+        for device in record.devices:
+            gpu = observed.gpu(device.gpu)
+            if gpu is None or gpu.minor is None:
+                raise NodeagentError(
+                    f"{record.title} cannot use {device.gpu}: its device file is not known",
+                    remedy="see ls -l /dev/nvidia* and nvidia-smi",
+                )
+            keys = self._keys(device, gpu.minor)
+            devices.append(ContainerDevice(device, gpu.minor, keys))
+        return claim_document(devices, self.toolkit())
+
+    def _keys(self, device: ClaimedDevice, minor: int) -> tuple[int, ...]:
+        """The capability files of a MIG device: of its GPU instance and its compute instance."""
+        if device.instance is None:
+            return ()
+        try:
+            known = {what: number for number, what in self.capabilities().items()}
+            parts = (None, device.compute)
+            return tuple(known[minor, device.instance, part] for part in parts)
+        except (OSError, KeyError) as error:
+            raise NodeagentError(
+                f"the capability files of {device.result.device} are not known: {error}",
+                remedy="see cat /proc/driver/nvidia-caps/mig-minors",
+            ) from error
