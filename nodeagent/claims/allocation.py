@@ -16,7 +16,16 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct, ValidationError, convert, field
 
 from nodeagent.claims.configuration import LARGEST, Source, read_configuration, within_class
-from nodeagent.claims.model import UID, ClaimAllocation, Configuration, Result
+from nodeagent.claims.decisions import ClaimState
+from nodeagent.claims.model import (
+    UID,
+    ClaimAllocation,
+    ClaimRecord,
+    Configuration,
+    Result,
+    Standing,
+    standing,
+)
 from nodeagent.claims.names import DRIVER, WHOLE_GPU
 from nodeagent.documents.findings import refuse
 from nodeagent.documents.mps import read_quantity
@@ -70,6 +79,32 @@ def read_allocation(
             f"resourceclaim {name}",
         )
     return _Reader(title, found.status.allocation.devices, nvidia).allocation(uid, namespace, name)
+
+
+def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
+    """What the record's claim is now, `claim` being what has its name, None where nothing has.
+
+    One that cannot be read is UNKNOWN, so that nothing of it is released.
+    """
+    if claim is None:
+        return ClaimState.GONE
+    try:
+        found = convert(claim, _Claim)
+    except (ValidationError, RecursionError):
+        return ClaimState.UNKNOWN
+    if found.metadata.uid != record.uid:
+        return ClaimState.GONE
+    if found.status is None or found.status.allocation is None:
+        return ClaimState.DEALLOCATED
+    if all(one.driver != DRIVER for one in found.status.allocation.devices.results):
+        return ClaimState.OTHER_RESULTS
+    namespace, name = record.namespace, record.name
+    try:
+        allocation = read_allocation(claim, namespace=namespace, name=name, uid=record.uid)
+    except ClaimRefused:
+        return ClaimState.UNKNOWN
+    same = standing(record, allocation) is Standing.SAME
+    return ClaimState.SAME if same else ClaimState.OTHER_RESULTS
 
 
 def _unreadable(title: str, why: str) -> ClaimRefused:

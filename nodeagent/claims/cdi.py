@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct, convert, field, json, structs
 
-from nodeagent.claims.model import UID, ClaimedDevice, ClaimRecord, Phase, Result
+from nodeagent.claims.model import UID, ClaimedDevice, ClaimRecord, Result
 from nodeagent.mps.files.client_files import slot_device
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import Slot
@@ -206,31 +206,23 @@ def _mps_edits(mps: MpsClient) -> Edits:
 # --- what is in the directory ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What to do about the claims' files: names of those to delete, uids of those to write."""
-
-    stale: tuple[str, ...]
-    missing: tuple[str, ...]
+def claim_of(name: str) -> str | None:
+    """The uid of the claim whose file this is, whole or unfinished; None for files of others."""
+    match = _FILE.fullmatch(name) or _UNFINISHED.fullmatch(name)
+    return match[1] if match else None
 
 
-def sweep(names: Iterable[str], records: Iterable[ClaimRecord | UnreadableRecord]) -> Swept:
-    """The files in the directory beside all records. A claim that is ready must have one, any
-    other may; where not even the records' names can be read, each may be wanted. Files of others
-    are passed over.
+def stale(names: Iterable[str], records: Iterable[ClaimRecord | UnreadableRecord]) -> list[str]:
+    """The files to delete of those in the directory, while none is being written.
+
+    Where not even the records' names can be read, each file may be wanted. Files of others are
+    passed over.
     """
-    known = {one.uid: one for one in records}
-    ready = {
-        uid
-        for uid, one in known.items()
-        if isinstance(one, ClaimRecord) and one.phase is Phase.READY
-    }
-    stale: list[str] = []
+    known = {one.uid for one in records}
+    found: list[str] = []
     for name in sorted(names):
         match = _FILE.fullmatch(name)
-        if match:
-            ready.discard(match[1])
         orphaned = match and match[1] not in known and "" not in known
         if orphaned or _UNFINISHED.fullmatch(name):
-            stale.append(name)
-    return Swept(tuple(stale), tuple(sorted(ready)))
+            found.append(name)
+    return found

@@ -13,9 +13,8 @@ from typing import Final
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.cdi import LARGEST, Edits, Swept, file_name, sweep
-from nodeagent.claims.model import ClaimRecord, FileState
-from nodeagent.claims.records import UnreadableRecord
+from nodeagent.claims.cdi import LARGEST, Edits, file_name
+from nodeagent.claims.model import FileState
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
@@ -64,21 +63,21 @@ def publish(cdi_dir: Path, uid: str, content: bytes) -> bool:
     return changed
 
 
-def withdraw(cdi_dir: Path, names: Collection[str]) -> None:
+def withdraw(cdi_dir: Path, files: Collection[str]) -> None:
     """Delete these files, as far as they are there. Raises PathRefused. Blocks on the disk."""
-    if not names or not os.path.lexists(cdi_dir):
+    if not files or not os.path.lexists(cdi_dir):
         return
     with OpenDirectory.opened(cdi_dir, make=False, remedies=_REMEDIES) as directory:
-        for name in names:
+        for name in files:
             directory.remove(name)
 
 
-def sweep_directory(cdi_dir: Path, records: Collection[ClaimRecord | UnreadableRecord]) -> Swept:
-    """As `sweep`, of what is there now. Raises PathRefused. Blocks on the disk."""
+def file_names(cdi_dir: Path) -> tuple[str, ...]:
+    """Of all files in it, none where it is not there. Raises PathRefused. Blocks on the disk."""
     if not os.path.lexists(cdi_dir):
-        return sweep((), records)
+        return ()
     with OpenDirectory.opened(cdi_dir, make=False, remedies=_REMEDIES) as directory:
-        return sweep(directory.names(), records)
+        return directory.names()
 
 
 # --- the toolkit's --------------------------------------------------------------------------------

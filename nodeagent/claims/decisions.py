@@ -77,7 +77,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Recreate:
-    """Make the devices of a claim that is ready again: they are gone."""
+    """Make the devices of a claim that is ready, or was before, again: they are gone."""
 
     uid: str
     why: str

@@ -40,6 +40,11 @@ def reconcile(snapshot: Snapshot) -> tuple[Decision, ...]:
     return *held, *(claim.decision() for claim in claims), *_foreign(snapshot, claims)
 
 
+def reconcile_claim(record: ClaimRecord, snapshot: Snapshot) -> Decision:
+    """That of one record of the snapshot's."""
+    return _Claim(record, snapshot).decision()
+
+
 def _foreign(snapshot: Snapshot, claims: Iterable[_Claim]) -> Iterator[ReportForeign]:
     """Where a record cannot be read, an instance may be that claim's."""
     held = [one.gpus for one in snapshot.unreadable]
@@ -174,7 +179,9 @@ class _Claim:
     # --- one that goes on -----------------------------------------------------------------------
 
     def _unfinished(self) -> Decision:
-        """The kubelet was never answered and asks again; what a crash left is not lost for that."""
+        """What a crash left is not lost. The kubelet asks again, unless it was answered before: a
+        claim that has a CDI file was ready once.
+        """
         made = tuple(
             (position, found.instance)
             for position, (device, found) in enumerate(self.found)
@@ -183,6 +190,9 @@ class _Claim:
         )
         if made:
             return Adopt(self._record.uid, made)
+        files = self._snapshot.files
+        if files.get(self._record.uid, FileState.MISSING) is not FileState.MISSING:
+            return Recreate(self._record.uid, "it was ready before, and is not made again yet")
         return Keep(self._record.uid, "it was not finished; the kubelet asks for it again")
 
     def _ready(self) -> Decision:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from nodeagent.claims.allocation import ClaimRefused
+from nodeagent.claims.allocation import ClaimRefused, read_state
+from nodeagent.claims.decisions import ClaimState
 from nodeagent.claims.model import ClaimAllocation
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.shares import TimeSlice
@@ -25,6 +26,7 @@ from tests.claims.samples import (
     device_config,
     mig_result,
     nvidia_config,
+    record,
     result_json,
 )
 
@@ -213,6 +215,25 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=8,
 )
+
+
+@pytest.mark.parametrize(
+    ("claim", "state"),
+    [
+        (None, ClaimState.GONE),
+        (claim_json(), ClaimState.SAME),
+        (claim_json(uid="5e7"), ClaimState.GONE),
+        (claim_json() | {"status": None}, ClaimState.DEALLOCATED),
+        (claim_json() | {"status": {"allocation": None}}, ClaimState.DEALLOCATED),
+        (claim_json(result_json(device="gpu")), ClaimState.OTHER_RESULTS),
+        (claim_json(result_json(driver="other.example.org")), ClaimState.OTHER_RESULTS),
+        (claim_json(result_json(device="")), ClaimState.UNKNOWN),
+        ("no claim", ClaimState.UNKNOWN),
+    ],
+)
+def test_what_a_recorded_claim_is_now(claim: object, state: ClaimState) -> None:
+    """One that cannot be read is not known, so that nothing of it is released."""
+    assert read_state(claim, record()) is state
 
 
 def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -20,18 +20,19 @@ from nodeagent.claims.cdi import (
     ContainerDevice,
     Edits,
     MpsClient,
-    Swept,
     claim_document,
+    claim_of,
     device_id,
     file_name,
     merged,
+    stale,
 )
 from nodeagent.claims.cdi_files import (
     NoToolkitEdits,
     ToolkitEdits,
+    file_names,
     file_state,
     publish,
-    sweep_directory,
     withdraw,
 )
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase, Result
@@ -226,27 +227,25 @@ def unreadable(uid: str) -> UnreadableRecord:
     return UnreadableRecord(Path("/x"), uid, "damaged")
 
 
-def test_a_sweep(tmp_path: Path) -> None:
-    """Files of the agent's own prefix alone go, and those of claims are written that lack one."""
-    names = [file_name(uid) for uid in ("1", "2", "3", "4")]
+def test_stale_files(tmp_path: Path) -> None:
+    """Those of the agent's own prefix alone, that no record stands for or that are half written."""
+    own = [file_name(uid) for uid in ("1", "2", "3", "4")]
     others = ["nvidia.yaml", "nodeagent.io-mps.json", "nodeagent.io-claim_X.json"]
-    unfinished = f".{names[0]}.new"
-    for name in (*names, *others, unfinished):
+    unfinished = f".{own[0]}.new"
+    for name in (*own, *others, unfinished):
         (tmp_path / name).touch()
     records: list[ClaimRecord | UnreadableRecord] = [
         record(uid="1"),
-        record(uid="2", phase=Phase.MADE),
+        record(uid="2", phase=Phase.INTENT),
         unreadable("3"),
-        record(uid="5"),
-        record(uid="6", phase=Phase.RELEASING),
-        unreadable("7"),
     ]
-    expected = Swept(stale=(unfinished, names[3]), missing=("5",))
-    assert sweep_directory(tmp_path, records) == expected
-    assert sweep_directory(tmp_path, [unreadable("")]) == Swept((unfinished,), ())
-    withdraw(tmp_path, expected.stale)
-    assert {entry.name for entry in tmp_path.iterdir()} == {*names[:3], *others}
-    assert sweep_directory(tmp_path / "none", records) == Swept((), ("1", "5"))
+    there = file_names(tmp_path)
+    assert stale(there, records) == [unfinished, own[3]]
+    assert stale(there, [unreadable("")]) == [unfinished]
+    assert [claim_of(name) for name in (unfinished, own[3], *others)] == ["1", "4", *[None] * 3]
+    withdraw(tmp_path, stale(there, records))
+    assert set(file_names(tmp_path)) == {*own[:3], *others}
+    assert file_names(tmp_path / "none") == ()
 
 
 # --- the toolkit's --------------------------------------------------------------------------------

@@ -162,7 +162,9 @@ class Case:
             return Keep  # another instance is in the way
         if self.phase is not Phase.READY:
             unwritten = self.phase is Phase.INTENT and self.is_there and not self.fixed
-            return Adopt if unwritten else Keep
+            if unwritten:
+                return Adopt
+            return Keep if self.file is FileState.MISSING else Recreate  # it was ready once
         if not self.is_there:
             return Keep if self.fixed else Recreate  # a fixed one is for the plan to make
         return Repair if self.rebooted or self.file is not FileState.SAME else Keep
