@@ -14,9 +14,19 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from nodeagent.claims.allocation import ClaimRefused, read_allocation
-from nodeagent.claims.cdi import Edits, device_id, file_name
-from nodeagent.claims.cdi_files import withdraw
+from nodeagent.claims.cdi import Edits, claim_of, device_id, file_name, stale
+from nodeagent.claims.cdi_files import file_names, withdraw
 from nodeagent.claims.claim_files import Capabilities, ClaimFiles
+from nodeagent.claims.decisions import (
+    Adopt,
+    Decision,
+    FinishRelease,
+    HoldBack,
+    Keep,
+    Recreate,
+    Repair,
+    ReportForeign,
+)
 from nodeagent.claims.goals import reserved_on, rival, to_prepare, to_release
 from nodeagent.claims.making import begun, with_instances, without_ids
 from nodeagent.claims.model import (
@@ -77,22 +87,33 @@ class NodeClaims:
         capabilities: Capabilities,
         toolkit: Callable[[], Edits],
     ) -> None:
-        self._places = places
+        self.places = places
         self._change = change
-        self._fetch = fetch
-        self._observe = observe
-        self._files = ClaimFiles(places.cdi_dir, capabilities, toolkit)
+        self.fetch = fetch
+        self.observe = observe
+        self.files = ClaimFiles(places.cdi_dir, capabilities, toolkit)
         self._records: dict[str, ClaimRecord] = {}
-        self._unreadable: tuple[UnreadableRecord, ...] = ()
+        self.unreadable: tuple[UnreadableRecord, ...] = ()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load(self) -> None:
         """Read the records. Raises nothing: what cannot be read holds back its GPUs."""
-        folder = self._places.records
+        folder = self.places.records
         await asyncio.to_thread(remove_unfinished, folder)
         found = await asyncio.to_thread(read_records, folder)
         self._records = {one.uid: one for one in found if isinstance(one, ClaimRecord)}
-        self._unreadable = tuple(one for one in found if isinstance(one, UnreadableRecord))
+        self.unreadable = tuple(one for one in found if isinstance(one, UnreadableRecord))
+
+    async def reread(self) -> None:
+        """Read again what could not be read: a person may have mended or removed it by now."""
+        waiting = {one.uid for one in self.unreadable}
+        if not waiting:
+            return
+        found = await asyncio.to_thread(read_records, self.places.records)
+        self.unreadable = tuple(one for one in found if isinstance(one, UnreadableRecord))
+        for one in found:
+            if isinstance(one, ClaimRecord) and not waiting.isdisjoint((one.uid, "")):
+                self._records.setdefault(one.uid, one)
 
     @property
     def records(self) -> tuple[ClaimRecord, ...]:
@@ -101,13 +122,13 @@ class NodeClaims:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Records that cannot be used."""
-        return tuple(Problem(Code.STATE_FILE, u.message, u.remedy) for u in self._unreadable)
+        return tuple(Problem(Code.STATE_FILE, u.message, u.remedy) for u in self.unreadable)
 
     def reserved(self, gpu: str) -> tuple[Reserved, ...]:
         """What claims hold on the GPU with that UUID, for all other goals of it."""
         unreadable = tuple(
             Reserved("", None, f"the record {one.path}, which cannot be read")
-            for one in self._unreadable
+            for one in self.unreadable
             if one.gpus is None or gpu in one.gpus
         )
         return (*unreadable, *reserved_on(gpu, self._records.values()))
@@ -119,9 +140,9 @@ class NodeClaims:
 
         Raises NodeagentError, and goes on from where it was when it is called again.
         """
-        async with self._turns.setdefault(uid, asyncio.Lock()):
+        async with self._turn(uid):
             title = f"claim {namespace}/{name}"
-            found = await self._fetch(namespace, name)
+            found = await self.fetch(namespace, name)
             if found is None:
                 raise ClaimRefused(f"{title} is gone", remedy="its pods are made again with it")
             allocation = await asyncio.to_thread(
@@ -143,26 +164,73 @@ class NodeClaims:
 
         Raises NodeagentError while it is used, or when a step fails; it is repeated then.
         """
-        async with self._turns.setdefault(uid, asyncio.Lock()):
+        async with self._turn(uid):
             record = self._records.get(uid)
             if record is not None:
                 await self._take_down(record)
             else:
                 self._refuse_unreadable(uid)
 
+    def _turn(self, uid: str) -> asyncio.Lock:
+        """One change at a time of each claim."""
+        return self._turns.setdefault(uid, asyncio.Lock())
+
     def _refuse_unreadable(self, uid: str) -> None:
-        for one in self._unreadable:
+        for one in self.unreadable:
             if one.uid in (uid, ""):
                 raise NodeagentError(one.message, remedy=one.remedy)
+
+    # --- what is found to be amiss ----------------------------------------------------------------
+
+    async def mend(
+        self, uid: str, decide: Callable[[ClaimRecord], Awaitable[Decision]]
+    ) -> Decision:
+        """Carry out what `decide` says of the record as it is in the claim's turn.
+
+        Raises NodeagentError as `prepare` and `release` do.
+        """
+        async with self._turn(uid):
+            record = self._records.get(uid)
+            if record is None:  # released meanwhile
+                return Keep(uid)
+            match decision := await decide(record):
+                case Repair() | Recreate():
+                    await self._publish(await self._make(record))
+                case Adopt():
+                    await self._adopt(record)
+                case FinishRelease():
+                    await self._take_down(record)
+                case Keep() | HoldBack() | ReportForeign():
+                    pass
+            return decision
+
+    async def _adopt(self, record: ClaimRecord) -> None:
+        """Write down the ids of what was made, as read in the GPU's turn; nothing is changed."""
+
+        async def note(gpu: Gpu) -> DesiredGpu:
+            await self._keep(with_instances(self._records[record.uid], gpu))
+            return DesiredGpu(None, record.title, reserved=(Reserved("", None, record.title),))
+
+        for uuid in sorted(record.gpus):
+            await self._change(uuid, note)
+
+    async def sweep(self) -> None:
+        """Delete the CDI files that no record stands for. Raises PathRefused."""
+        directory = self.places.cdi_dir
+        names = await asyncio.to_thread(file_names, directory)
+        for name in stale(names, (*self.records, *self.unreadable)):
+            async with self._turn(claim_of(name) or ""):  # it may be being written
+                again = stale([name], (*self.records, *self.unreadable))
+                await asyncio.to_thread(withdraw, directory, again)
 
     # --- up ---------------------------------------------------------------------------------------
 
     async def _intent(self, allocation: ClaimAllocation) -> ClaimRecord:
         """What is going to be made; not written before its GPUs' turns."""
-        observed = await self._observe()
+        observed = await self.observe()
         devices = tuple(self._planned(allocation, one, observed) for one in allocation.results)
         uid, namespace, name = allocation.uid, allocation.namespace, allocation.name
-        boot_id = self._places.boot_id
+        boot_id = self.places.boot_id
         return ClaimRecord(uid, namespace, name, Phase.INTENT, boot_id, devices)
 
     def _planned(
@@ -174,7 +242,7 @@ class NodeClaims:
                 f"{title} asks for MPS on {result.device}, which is not made for claims",
                 remedy="leave mps out of its DeviceConfig, or share the device by a plan",
             )
-        located = locate(result.pool, result.device, self._places.node, observed.gpus)
+        located = locate(result.pool, result.device, self.places.node, observed.gpus)
         gpu, place = located.gpu, located.place
         if gpu.access is not Access.OK:
             raise NodeagentError(
@@ -206,7 +274,7 @@ class NodeClaims:
         """In the GPU's turn: refuse what another claim has, and write ahead."""
         record = self._records.get(asked.uid, asked)
         others = [one for one in self._records.values() if one.uid != record.uid]
-        for one in self._unreadable:
+        for one in self.unreadable:
             if one.gpus is None or gpu.uuid in one.gpus:
                 raise NodeagentError(one.message, remedy=one.remedy)
         if other := rival(record, others):
@@ -215,13 +283,13 @@ class NodeClaims:
                 remedy="wait until that one's pods have ended, or delete this one's pods so that "
                 "they are scheduled anew",
             )
-        record = begun(record, gpu, self._places.boot_id)
+        record = begun(record, gpu, self.places.boot_id)
         await self._keep(record)
         return to_prepare(record, gpu, others)
 
     async def _publish(self, record: ClaimRecord) -> None:
-        observed = await self._observe()
-        await asyncio.to_thread(self._files.publish, record, observed)
+        observed = await self.observe()
+        await asyncio.to_thread(self.files.publish, record, observed)
         await self._keep(replace(record, phase=Phase.READY))
 
     # --- down -------------------------------------------------------------------------------------
@@ -236,8 +304,8 @@ class NodeClaims:
 
         for uuid in sorted(record.gpus):
             _check(await self._change(uuid, dismiss), record)
-        await asyncio.to_thread(withdraw, self._places.cdi_dir, [file_name(record.uid)])
-        await asyncio.to_thread(remove_record, self._places.records, record.uid)
+        await asyncio.to_thread(withdraw, self.places.cdi_dir, [file_name(record.uid)])
+        await asyncio.to_thread(remove_record, self.places.records, record.uid)
         del self._records[record.uid]
 
     def _dismissed(self, record: ClaimRecord, gpu: Gpu) -> DesiredGpu:
@@ -248,7 +316,7 @@ class NodeClaims:
                 f"{record.title} is not released: {gpu.title} is in use by {used.usage}",
                 remedy="end what uses it, or wait for its end",
             )
-        if record.boot_id != self._places.boot_id:  # what is there was not made for it
+        if record.boot_id != self.places.boot_id:  # what is there was not made for it
             record = without_ids(record)
         others = [one for one in self._records.values() if one.uid != record.uid]
         return to_release(record, gpu, others)
@@ -256,7 +324,7 @@ class NodeClaims:
     async def _keep(self, record: ClaimRecord) -> None:
         """On the disk first: what is not written down is not begun."""
         if self._records.get(record.uid) != record:
-            await asyncio.to_thread(write_record, self._places.records, record)
+            await asyncio.to_thread(write_record, self.places.records, record)
             self._records[record.uid] = record
 
 

@@ -1,0 +1,178 @@
+"""The agent's own care for claims: what a crash, a reboot or a lost call left is put right.
+
+At start and every minute everything that is known of claims is brought together, and what
+`reconciliation` decides is carried out. Each decision is made again in its claim's turn. The API
+server is asked only about claims of which the kubelet lists no pod, so that a node whose claims
+are all in use asks it nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Final
+
+from nodeagent.claims.allocation import read_state
+from nodeagent.claims.decisions import (
+    Adopt,
+    Allocated,
+    ClaimState,
+    Decision,
+    HoldBack,
+    Keep,
+    Recreate,
+    Repair,
+    ReportForeign,
+    Snapshot,
+)
+from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.claims.reconciliation import reconcile, reconcile_claim
+from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.plan.observed import ObservedNode, Placement
+from nodeagent.plan.problems import Code, Problem
+
+EVERY: Final = 60.0  # seconds from one round to the next
+_AGAIN = "it is tried again every minute"
+
+Claims = Mapping[str, ClaimState]  # by uid
+Allocations = tuple[Allocated, ...] | None  # None: not known
+
+
+class Upkeep:
+    """`allocations` asks the kubelet and raises NodeagentError when it does not answer. `planned`
+    are GPU and placement of the instances that belong to a plan.
+    """
+
+    def __init__(
+        self,
+        claims: NodeClaims,
+        *,
+        allocations: Callable[[], Awaitable[tuple[Allocated, ...]]],
+        planned: Callable[[], frozenset[tuple[str, Placement]]],
+    ) -> None:
+        self._claims = claims
+        self._allocations = allocations
+        self._planned = planned
+
+    async def round(self) -> tuple[Problem, ...]:
+        """What is still amiss after one round, beside the records that cannot be used."""
+        await self._claims.reread()
+        try:
+            observed = await self._claims.observe()
+        except NodeagentError as error:
+            return (_problem(error),)
+        claims, allocations, problems = await self._observe_claims(self._claims.records)
+        snapshot = await self._snapshot(observed, claims, allocations)
+        decisions = await asyncio.to_thread(reconcile, snapshot)
+        found = await asyncio.gather(*(self._settle(one, observed) for one in decisions))
+        try:
+            await self._claims.sweep()
+        except NodeagentError as error:
+            problems = (*problems, _problem(error))
+        return (*problems, *(problem for problem in found if problem))
+
+    async def _settle(self, first: Decision, observed: ObservedNode) -> Problem | None:
+        """Carry one decision out; a failure is a problem of that claim alone."""
+        match first:
+            case Keep(_, "") | HoldBack():
+                return self._reported(first)
+            case ReportForeign():
+                return _foreign(first, observed)
+            case _:
+                pass
+
+        async def decide(record: ClaimRecord) -> Decision:
+            claims: Claims = {}
+            allocations: Allocations = None
+            # What is there for a claim that goes on, is made again though nobody can be asked.
+            if not isinstance(first, Repair | Recreate | Adopt):
+                claims, allocations, _ = await self._observe_claims([record])
+            node = await self._claims.observe()
+            snapshot = await self._snapshot(node, claims, allocations, [record])
+            return reconcile_claim(record, snapshot)
+
+        try:
+            return self._reported(await self._claims.mend(first.uid, decide))
+        except NodeagentError as error:
+            return _problem(error)
+
+    def _reported(self, decision: Decision) -> Problem | None:
+        """Why a claim was left as it is; of a record that cannot be read, `NodeClaims` says it."""
+        titles = {record.uid: record.title for record in self._claims.records}
+        match decision:
+            case Keep(uid, why) if why and uid in titles:
+                return Problem(Code.IN_USE, f"{titles[uid]}: {why}", _AGAIN)
+            case HoldBack(uid, _, why) if uid in titles:
+                return Problem(Code.GPU_UNKNOWN, f"{titles[uid]} is left as it is: {why}", _AGAIN)
+            case _:
+                return None
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    async def _snapshot(
+        self,
+        observed: ObservedNode,
+        claims: Claims,
+        allocations: Allocations,
+        concerned: Collection[ClaimRecord] | None = None,
+    ) -> Snapshot:
+        """`concerned` are the records whose CDI files are read, all where it is None."""
+        records = self._claims.records
+        files = await asyncio.to_thread(
+            self._claims.files.states, records if concerned is None else concerned, observed
+        )
+        return Snapshot(
+            self._claims.places.boot_id,
+            observed,
+            records,
+            self._claims.unreadable,
+            claims,
+            files,
+            allocations,
+            self._planned(),
+        )
+
+    async def _observe_claims(
+        self, records: Collection[ClaimRecord]
+    ) -> tuple[Claims, Allocations, tuple[Problem, ...]]:
+        """The kubelet, and the API server about claims that no pod has: only those can be over."""
+        try:
+            allocations = await self._allocations()
+        except NodeagentError as error:
+            why = f"no claim is released by the agent itself: {error.message}"
+            return {}, None, (Problem(Code.READER, why, error.remedy),)
+        listed = {(one.namespace, one.claim, one.key) for one in allocations}
+        unlisted = [
+            record
+            for record in records
+            if record.phase is not Phase.RELEASING
+            and not any((record.namespace, record.name, r.key) in listed for r in record.results)
+        ]
+        states = await asyncio.gather(*map(self._state, unlisted))
+        claims = {record.uid: state for record, state in zip(unlisted, states, strict=True)}
+        return claims, allocations, ()
+
+    async def _state(self, record: ClaimRecord) -> ClaimState:
+        try:
+            found = await self._claims.fetch(record.namespace, record.name)
+        except NodeagentError:
+            return ClaimState.UNKNOWN
+        return await asyncio.to_thread(read_state, found, record)
+
+
+def _foreign(found: ReportForeign, observed: ObservedNode) -> Problem:
+    gpu, one = observed.gpu(found.gpu), found.instance
+    title = gpu.title if gpu else found.gpu
+    return Problem(
+        Code.OWNED,
+        f"{title} has GPU instance {one.id} ({one.profile} at {one.placement}), which belongs to "
+        "no claim and to no plan; it is left alone",
+        "if nobody needs it, destroy it with nvidia-smi mig -dci and -dgi",
+        found.gpu,
+    )
+
+
+def _problem(error: NodeagentError) -> Problem:
+    code = Code.IN_USE if isinstance(error, StillInUse) else Code.STEP_FAILED
+    return Problem(code, error.message, error.remedy)

@@ -1,0 +1,291 @@
+"""What is put right without a call of the kubelet's, on a simulated node."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nodeagent.claims.cdi import file_name
+from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.claims.records import read_records, write_record
+from nodeagent.claims.upkeep import Upkeep
+from nodeagent.plan.problems import Code
+from nodeagent.simulation import SimulatedNode
+from nodeagent.structs import replace
+from tests.claims.machine import UIDS, Home, laid_out, pool
+from tests.rig import Rig
+
+DEVICE = "mig-1g-10gb-2"
+
+
+def upkeep(claims: NodeClaims, home: Home) -> Upkeep:
+    """The agent's own, on a node without a plan."""
+    return Upkeep(claims, allocations=home.allocations, planned=frozenset)
+
+
+async def messages(claims: NodeClaims, home: Home, rig: Rig) -> list[str]:
+    """What is amiss after a round that sees the node as it is now."""
+    await rig.round()
+    return [problem.message for problem in await upkeep(claims, home).round()]
+
+
+def recorded(home: Home) -> ClaimRecord:
+    """The one on the disk."""
+    [record] = read_records(home.records_dir)
+    assert isinstance(record, ClaimRecord)
+    return record
+
+
+async def test_what_is_in_order_is_left(node: SimulatedNode, home: Home) -> None:
+    """Nothing is said, written or asked of the API server, away or not, while a pod has it."""
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), DEVICE))
+        await claims.prepare(*name)
+        home.run_pod(name, (pool(rig), DEVICE))
+        home.api_away = True
+        before = recorded(home), (home.cdi / file_name(UIDS[0])).stat().st_ino
+        assert await messages(claims, home, rig) == []
+        assert (recorded(home), (home.cdi / file_name(UIDS[0])).stat().st_ino) == before
+        assert laid_out(node) == [(2, 1)]
+
+
+@pytest.mark.parametrize("over", ["gone", "made again", "deallocated", "elsewhere"])
+async def test_a_claim_that_ended_while_the_agent_was_down(
+    node: SimulatedNode, home: Home, over: str
+) -> None:
+    """It is released with all it had; another one stays."""
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), DEVICE))
+        await claims.prepare(*name)
+        await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-5")))
+    match over:
+        case "gone":
+            del home.claims[name[:2]]
+        case "made again":
+            home.claim(2, (pool(rig), DEVICE), name=name[1])
+        case "deallocated":
+            del home.claims[name[:2]]["status"]["allocation"]
+        case _:
+            home.claim(0, ("another-node/gpu-0", DEVICE))
+    async with home.agent() as (claims, rig):
+        assert await messages(claims, home, rig) == []
+        assert laid_out(node) == [(5, 1)]
+        assert home.records() == [f"{UIDS[1]}.json"]
+        assert home.files() == [file_name(UIDS[1])]
+
+
+async def test_what_is_used_stays(node: SimulatedNode, home: Home) -> None:
+    """By a pod that the kubelet lists, or by a process, which is named; then it goes."""
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), DEVICE))
+        [device] = await claims.prepare(*name)
+        home.claims.clear()
+        home.run_pod(name, (pool(rig), DEVICE))
+        await messages(claims, home, rig)
+        assert laid_out(node) == [(2, 1)]
+        home.pods = []
+        node.occupy(device.uuid, pid=4711, command="train")
+        [message] = await messages(claims, home, rig)
+        assert "claim team/trainer-0: the claim is gone, but it is used by pid 4711" in message
+        assert recorded(home).phase is Phase.READY
+        node.release(device.uuid)
+        assert await messages(claims, home, rig) == []
+        assert (laid_out(node), home.records(), home.files()) == ([], [], [])
+
+
+async def test_a_process_that_came_since_the_node_was_observed(
+    node: SimulatedNode, home: Home
+) -> None:
+    """The GPU is observed again in its turn: the release fails with its name, and is begun."""
+    async with home.agent() as (claims, rig):
+        [device] = await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        await rig.round()
+        home.claims.clear()
+        node.occupy(device.uuid, pid=4711, command="train")
+        [problem] = await upkeep(claims, home).round()
+        assert problem.code is Code.IN_USE
+        assert "4711" in problem.message
+        assert laid_out(node) == [(2, 1)]
+        node.release(device.uuid)
+        home.api_away = True  # what was begun is finished without it
+        assert await messages(claims, home, rig) == []
+        assert laid_out(node) == []
+
+
+@pytest.mark.parametrize("away", ["kubelet", "API server"])
+async def test_nothing_is_released_while_one_cannot_be_asked(
+    node: SimulatedNode, home: Home, away: str
+) -> None:
+    """Of kubelet and API server; when both answer again, it is."""
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        home.claims.clear()
+        home.pods, home.api_away = (None, False) if away == "kubelet" else ([], True)
+        found = await messages(claims, home, rig)
+        assert [m for m in found if "the kubelet does not answer" in m] == found
+        assert bool(found) == (away == "kubelet")
+        assert laid_out(node) == [(2, 1)]
+        home.pods, home.api_away = [], False
+        assert await messages(claims, home, rig) == []
+        assert laid_out(node) == []
+
+
+async def test_a_claim_that_is_allocated_again_just_then(node: SimulatedNode, home: Home) -> None:
+    """It was deallocated when it was asked about first; in its turn it is prepared already."""
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), DEVICE))
+        await claims.prepare(*name)
+        allocated = home.claims[name[:2]]
+        home.claims[name[:2]] = allocated | {"status": {}}
+        await rig.round()
+        asked = 0
+
+        async def allocations() -> tuple[()]:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                home.claims[name[:2]] = allocated
+            return ()
+
+        assert await Upkeep(claims, allocations=allocations, planned=frozenset).round() == ()
+        assert (asked, laid_out(node)) == (2, [(2, 1)])
+
+
+async def test_what_was_lost_comes_again(node: SimulatedNode, home: Home) -> None:
+    """A CDI file that is gone or was changed, an instance; also without kubelet and API server."""
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        home.pods, home.api_away = None, True
+        file = home.cdi / file_name(UIDS[0])
+        content = file.read_text()
+        file.unlink()
+        await messages(claims, home, rig)
+        assert file.read_text() == content
+        file.write_text("{}")
+        await messages(claims, home, rig)
+        assert file.read_text() == content
+        node.card(0).state.instances.clear()
+        await messages(claims, home, rig)
+        assert laid_out(node) == [(2, 1)]
+        assert recorded(home).phase is Phase.READY
+
+
+async def test_what_cannot_be_made_again_is_tried_again(node: SimulatedNode, home: Home) -> None:
+    """The kubelet does not ask for it any more; one claim's failure stops no other."""
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        await claims.prepare(*home.claim(1, (pool(rig, 1), DEVICE)))
+        node.card(0).state.instances.clear()
+        (home.cdi / file_name(UIDS[1])).unlink()
+        node.inject("nvmlDeviceCreateGpuInstance*", error="NVML_ERROR_UNKNOWN", gpu=0)
+        [message] = await messages(claims, home, rig)
+        assert "trainer-0" in message
+        assert (home.cdi / file_name(UIDS[1])).exists()
+        assert await messages(claims, home, rig) == []
+        assert laid_out(node) == [(2, 1)]
+        assert {record.phase for record in claims.records} == {Phase.READY}
+
+
+async def test_a_reboot(node: SimulatedNode, home: Home) -> None:
+    """Claims that go on are made again with the same CDI ids, before the kubelet asks."""
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-5")))
+        before = {device.cdi_id for record in claims.records for device in record.devices}
+    node.reboot()
+    for name in home.files():
+        (home.cdi / name).unlink()
+    home.boot_id = "second"
+    async with home.agent() as (claims, rig):
+        assert await messages(claims, home, rig) == []
+        assert laid_out(node) == [(2, 1), (5, 1)]
+        assert home.files() == [file_name(uid) for uid in UIDS[:2]]
+        assert {r.boot_id for r in claims.records} == {"second"}
+        assert {d.cdi_id for r in claims.records for d in r.devices} == before
+
+
+async def test_a_crash_before_the_ids_were_written(node: SimulatedNode, home: Home) -> None:
+    """They are written then; nothing is changed on the GPU, and the kubelet's call finishes it."""
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), DEVICE))
+        [made] = await claims.prepare(*name)
+        (home.cdi / file_name(UIDS[0])).unlink()
+        lost = replace(made, instance=None, compute=None, uuid="")
+        intent = replace(recorded(home), phase=Phase.INTENT, devices=(lost,))
+        write_record(home.records_dir, intent)
+    async with home.agent() as (claims, rig):
+        await messages(claims, home, rig)
+        assert recorded(home).devices == (made,)
+        assert laid_out(node) == [(2, 1)]
+        assert await claims.prepare(*name) == (made,)
+
+
+@pytest.mark.usefixtures("node")
+async def test_stale_cdi_files(home: Home) -> None:
+    """Those of the agent's own prefix that no record stands for go; foreign ones stay."""
+    home.cdi.mkdir()
+    own, unfinished = file_name(UIDS[3]), f".{file_name(UIDS[4])}.new"
+    for name in (own, unfinished, "nvidia.yaml", "nodeagent.io-mps.json"):
+        (home.cdi / name).touch()
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        assert await messages(claims, home, rig) == []
+        foreign = ["nodeagent.io-mps.json", "nvidia.yaml"]
+        assert home.files() == [file_name(UIDS[0]), *foreign]
+
+
+async def test_an_instance_of_nobodys(node: SimulatedNode, home: Home) -> None:
+    """It is named and left alone, unless it is a plan's."""
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        (home.records_dir / f"{UIDS[0]}.json").unlink()
+        await claims.load()  # the record is lost
+        [message] = await messages(claims, home, rig)
+        assert "(1g.10gb at 2:1), which belongs to no claim and to no plan" in message
+        assert laid_out(node) == [(2, 1)]
+        gpu = rig.gpu()
+        known = frozenset({(gpu.uuid, gpu.instances[0].placement)})
+        planned = Upkeep(claims, allocations=home.allocations, planned=lambda: known)
+        assert await planned.round() == ()
+
+
+async def test_a_record_that_cannot_be_read(node: SimulatedNode, home: Home) -> None:
+    """Nothing of it is touched, and nothing comes again beside it until a person removed it."""
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-5")))
+    damaged = home.records_dir / f"{UIDS[1]}.json"
+    damaged.write_text("{")
+    home.claims.clear()
+    node.card(0).state.instances[:] = [one for one in node.card(0).state.instances if one.start > 2]
+    home.claim(0, (pool(rig), DEVICE))
+    async with home.agent() as (claims, rig):
+        [message] = await messages(claims, home, rig)
+        assert str(damaged) in message
+        assert laid_out(node) == [(5, 1)]
+        assert home.files() == [file_name(uid) for uid in UIDS[:2]]
+        damaged.unlink()
+        [message] = await messages(claims, home, rig)
+        assert "belongs to no claim" in message
+        assert laid_out(node) == [(2, 1), (5, 1)]
+        assert home.files() == [file_name(UIDS[0])]
+        assert claims.problems == ()
+
+
+async def test_beside_calls_of_the_kubelets(node: SimulatedNode, home: Home) -> None:
+    """Rounds during prepare and release find nothing to mend, and take nothing away."""
+    async with home.agent() as (claims, rig):
+        names = [home.claim(n, (pool(rig), f"mig-1g-10gb-{n}")) for n in range(7)]
+        care = upkeep(claims, home)
+        for call in (
+            [claims.prepare(*name) for name in names],
+            [claims.release(uid) for uid in UIDS[:7]],
+        ):
+            calls = asyncio.gather(*call)
+            while not calls.done():
+                await care.round()
+            await calls
+            assert len(laid_out(node)) == len(home.files()) == len(home.records())
+        assert home.records() == []
