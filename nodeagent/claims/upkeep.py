@@ -58,11 +58,11 @@ class Upkeep:
     async def round(self) -> tuple[Problem, ...]:
         """What is still amiss after one round, beside the records that cannot be used."""
         await self._claims.reread()
-        try:
+        claims, allocations, problems = await self._observe_claims(self._claims.records)
+        try:  # after the calls, so that hardware and records are of one moment
             observed = await self._claims.observe()
         except NodeagentError as error:
-            return (_problem(error),)
-        claims, allocations, problems = await self._observe_claims(self._claims.records)
+            return (*problems, _problem(error))
         snapshot = await self._snapshot(observed, claims, allocations)
         decisions = await asyncio.to_thread(reconcile, snapshot)
         found = await asyncio.gather(*(self._settle(one, observed) for one in decisions))
