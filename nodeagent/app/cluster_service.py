@@ -52,9 +52,9 @@ class ClusterService:
         self._events = events
         self._states = states
         credentials = credentials_of(self._settings.kubeconfig, self._settings.context)
-        self._access = ClusterAccess(credentials)
+        self.access = ClusterAccess(credentials)
         self.hooks = ClusterHooks(
-            self._access,
+            self.access,
             settings.node_name,
             settings=self._settings,
             source=source,
@@ -63,7 +63,7 @@ class ClusterService:
             report=self._report,
         )
         self.publisher = NodePublisher(
-            self._access,
+            self.access,
             settings.node_name,
             self.hooks,
             events=events,
@@ -80,7 +80,7 @@ class ClusterService:
             source = make_source(
                 name,
                 self._settings.nos_config_map,
-                access=self._access,
+                access=self.access,
                 offer=self._offer,
                 rounds=lambda: self._states.newest.rounds,
                 follow=follow,
@@ -95,7 +95,7 @@ class ClusterService:
 
     async def run(self) -> None:
         """Follow and write the Node, and do what follows up, until cancelled."""
-        async with self._access:
+        async with self.access:
             try:
                 async with asyncio.TaskGroup() as parts:
                     parts.create_task(self.publisher.run(), name="publisher")

@@ -31,7 +31,8 @@ class Simulation:
 
     `state` is the file that other commands share, `nvidia_smi` what stands in for the real one,
     `directory` where its MPS daemons live, and `mps` what they run. `real_pids` gives those of its
-    processes that are some of this machine. `throwaway`: no command can find the node afterwards.
+    processes that are some of this machine, `capabilities` what each capability file stands for:
+    GPU, GPU instance and compute instance. `throwaway`: no command can find the node afterwards.
     """
 
     state: Path | None
@@ -39,6 +40,7 @@ class Simulation:
     directory: Path
     mps: MpsPlaces
     real_pids: Callable[[], frozenset[int]]
+    capabilities: Callable[[], dict[int, tuple[int, int, int | None]]]
     throwaway: bool = False
 
 

@@ -12,6 +12,7 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -53,6 +54,9 @@ from nodeagent.structs import replace
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState
+
+if TYPE_CHECKING:
+    from nodeagent.app.claims_service import ClaimsService
 
 log = structlog.get_logger(__name__)
 
@@ -175,7 +179,18 @@ class Agent:
             health=self._health,
             throwaway=simulation is not None and simulation.throwaway,
         )
-        self._active_plan = ActivePlan(self._control, self._mps.host_for)
+        reporter = EventReporter(self._events)
+        self._changes = GpuChanges(
+            settings.policy,
+            changed=lambda: self._control.nudge("a GPU was changed for a claim"),
+            on_progress=reporter.step,
+        )
+        self._claims = self._claims_service(settings, places, observation)
+        self._active_plan = ActivePlan(
+            self._control,
+            self._mps.host_for,
+            reserved=self._claims.claims.reserved if self._claims else lambda _: (),
+        )
         self._sampling = SamplingService(
             driver,
             settings.sample,
@@ -196,12 +211,6 @@ class Agent:
             (self._health.file, last_good, original.file),
             changed=lambda: self._control.nudge("the agent's own files changed"),
             repaired=self._mps.node.publish,
-        )
-        reporter = EventReporter(self._events)
-        self._changes = GpuChanges(
-            settings.policy,
-            changed=lambda: self._control.nudge("a GPU was changed for a claim"),
-            on_progress=reporter.step,
         )
         # The loop over all of them, and who follows the states that it publishes.
         self._reconciler = Reconciler(
@@ -246,10 +255,30 @@ class Agent:
         self._states.subscribe(self._publish)
         self._health.subscribe(self._health_changed)
 
+    def _claims_service(
+        self, settings: Settings, places: Paths, observation: LastObservation
+    ) -> ClaimsService | None:
+        """None where no claims are served."""
+        if settings.dra.mode == "off" or self._cluster is None:
+            return None
+        from nodeagent.app.claims_service import ClaimsService
+
+        return ClaimsService(
+            settings,
+            places,
+            self._cluster,
+            self._states,
+            change=self._changes.change,
+            observation=observation,
+            nudge=self._control.nudge,
+        )
+
     async def run(self) -> None:
         """Run until a signal; raises the first failure of a service, alone or in a group."""
         with self._stopped_by_signals():
             await self._health.load()
+            if self._claims:
+                await self._claims.claims.load()
             self._events.add(EventType.STARTED, f"the agent of {self._node_name} started")
             if self._control.stopping:
                 return
@@ -269,6 +298,8 @@ class Agent:
         }
         if self._cluster:
             services["cluster"] = self._cluster.run()
+        if self._claims:
+            services["claims"] = self._claims.run()
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run, name=name) for name, run in services.items()]
             await group.create_task(self._reconciler.run(), name="reconcile")
@@ -295,7 +326,8 @@ class Agent:
     def _own_problems(self) -> tuple[Problem, ...]:
         """What is wrong with the agent's files, and what it cannot read."""
         readers = (*self._health.problems, *self._sampling.problems)
-        return (*self._own_files.problems, *readers)
+        of_claims = self._claims.problems if self._claims else ()
+        return (*self._own_files.problems, *readers, *of_claims)
 
     def _health_changed(self) -> None:
         """The cluster gets it at once, plans with the next look."""

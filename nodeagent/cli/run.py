@@ -48,6 +48,7 @@ def _for_the_agent(simulated: SimulatedGpus, options: Options, settings: Setting
         simulated.directory,
         simulated_places(settings, simulated.directory),
         simulated.node.real_pids,
+        simulated.node.capabilities,
         throwaway=is_throwaway(options),
     )
 

@@ -139,6 +139,11 @@ class NodePublisher:
         self.refresh()  # the source's answer does not wait
 
     @property
+    def node_uid(self) -> str | None:
+        """Of the Node as it is followed; None while there is none."""
+        return self._view.uid if self._view else None
+
+    @property
     def state(self) -> Cluster:
         """How the agent stands with the cluster."""
         fault = self._follower.fault or self._writer.fault

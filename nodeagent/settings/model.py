@@ -278,6 +278,23 @@ class KubeletSettings(Group):
 
 
 @group
+class DraSettings(Group):
+    """Claims of pods by Kubernetes' Dynamic Resource Allocation."""
+
+    mode: Literal["off", "dynamic"] = setting(
+        "off",
+        "Whether claims are served. dynamic: the agent is the DRA driver gpu.nodeagent.io of its "
+        "node; MIG devices are made when a claim is prepared and taken down when it is released. "
+        "Needs Kubernetes 1.36.",
+    )
+    kubelet_dir: FilePath = setting(
+        Path("/var/lib/kubelet"),
+        "The kubelet's root directory, in which it looks for plugins; in a pod it has to be "
+        "mounted at the same path.",
+    )
+
+
+@group
 class SampleSettings(Group):
     """How often the GPUs are asked what they are doing."""
 
@@ -382,6 +399,7 @@ class Settings(Group):
     cdi: CdiSettings = CdiSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     kubelet: KubeletSettings = KubeletSettings()
+    dra: DraSettings = DraSettings()
     sample: SampleSettings = SampleSettings()
     metrics: MetricsSettings = MetricsSettings()
     health: HealthSettings = HealthSettings()

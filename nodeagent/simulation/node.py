@@ -191,6 +191,14 @@ class SimulatedNode:
             place.card.state.processes.append(process)
             return process
 
+    def capabilities(self) -> dict[int, tuple[int, int, int | None]]:
+        """GPU, GPU instance and compute instance (None: the GPU instance itself) by the number of
+        the capability file, as /proc/driver/nvidia-caps/mig-minors has them.
+        """
+        parts = (None, *range(8))
+        keys = [(card.index, i, part) for card in self.cards for i in range(15) for part in parts]
+        return dict(enumerate(keys, start=3))
+
     def real_pids(self) -> frozenset[int]:
         """The processes on the node's devices that are processes of this machine."""
         with self.looks():

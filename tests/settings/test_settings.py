@@ -138,6 +138,8 @@ def test_each_setting_can_be_set_by_its_variable() -> None:
         "kubelet.use": "never",
         "kubelet.socket": "/m",
         "kubelet.deadline": "3s",
+        "dra.mode": "dynamic",
+        "dra.kubelet_dir": "/k",
         "sample.interval": "1s",
         "sample.slow_interval": "10m",
         "sample.deadline": "2s",

@@ -1,0 +1,190 @@
+"""The DRA driver of this node: offers its GPUs to claims, prepares and releases them.
+
+The kubelet asks for claims over the sockets of `cluster/kubelet/plugin`, the scheduler sees what
+is offered as ResourceSlices, and `claims/` decides and keeps records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from nodeagent.app.paths import Paths
+from nodeagent.claims.cdi import Edits
+from nodeagent.claims.cdi_files import ToolkitEdits
+from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
+from nodeagent.claims.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.records import FOLDER
+from nodeagent.claims.resource_slices import NodeReference
+from nodeagent.claims.wanted import Mode, Planned
+from nodeagent.errors import NodeagentError
+from nodeagent.execute.node_reader import LastObservation
+from nodeagent.gpu.capability_files import capabilities
+from nodeagent.gpu.kernel import boot_id
+from nodeagent.plan.desired import DesiredGpu, Layout
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.loop_control import NodeStates
+from nodeagent.settings import Settings
+from nodeagent.views.node_state import NodeState
+
+if TYPE_CHECKING:
+    from nodeagent.app.cluster_service import ClusterService
+    from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
+    from nodeagent.cluster.slice_publisher import SlicePublisher
+
+log = structlog.get_logger(__name__)
+
+_TOOLKIT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+_LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
+
+
+class ClaimsService:
+    """Made where `dra.mode` is not off and there is a cluster; `load` before anything is planned.
+
+    `reserved` on its `claims` says what claims hold.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        places: Paths,
+        cluster: ClusterService,
+        states: NodeStates,
+        *,
+        change: Change,
+        observation: LastObservation,
+        nudge: Callable[[str], None],
+    ) -> None:
+        simulation = places.simulation
+        self._settings = settings
+        self._cluster = cluster
+        self._states = states
+        self._observation = observation
+        self._nudge = nudge
+        self._changed = asyncio.Event()
+        self._offers: dict[str, Offer] = {}
+        self._problem: Problem | None = None
+        self._publisher: SlicePublisher | None = None
+        state_dir = simulation.directory if simulation else settings.state.dir
+        self.claims = NodeClaims(
+            ClaimPlaces(settings.node_name, boot_id(), state_dir / FOLDER, settings.cdi.dir),
+            change=change,
+            fetch=self._fetch,
+            observe=self._observed,
+            capabilities=simulation.capabilities if simulation else capabilities,
+            toolkit=Edits if simulation else ToolkitEdits(_TOOLKIT_DIRS).read,
+        )
+        states.subscribe(lambda _: self._changed.set())
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Why claims get less than they could."""
+        own = (self._problem, self._publisher.problem if self._publisher else None)
+        return (*self.claims.problems, *(problem for problem in own if problem))
+
+    async def run(self) -> None:
+        """Serve the kubelet and publish until cancelled."""
+        from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
+        from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
+        from nodeagent.cluster.kubelet.plugin.driver import dra_driver
+
+        while not self._states.newest.rounds:  # the driver is opened by then
+            await self._next()
+        try:
+            async with dra_driver(self._settings.dra.kubelet_dir, ClaimCalls(self), HealthFeed()):
+                await self._publish()
+        except NodeagentError as error:  # its sockets cannot be made
+            self._problem = Problem(Code.CLUSTER, error.message, error.remedy)
+            self._nudge("claims cannot be served")
+
+    # --- for the kubelet --------------------------------------------------------------------------
+
+    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+        from nodeagent.cluster.kubelet.plugin.claims import PreparedDevice
+
+        devices = await self.claims.prepare(claim.namespace, claim.name, claim.uid)
+        log.info("claim prepared", claim=str(claim), devices=[d.result.device for d in devices])
+        self._changed.set()
+        return tuple(
+            PreparedDevice((r.request,), r.pool, r.device, (device.cdi_id,), r.share_id)
+            for device in devices
+            for r in (device.result,)
+        )
+
+    async def release(self, claim: ClaimName) -> None:
+        await self.claims.release(claim.uid)
+        log.info("claim released", claim=str(claim))
+        self._changed.set()
+
+    async def _fetch(self, namespace: str, name: str) -> object | None:
+        from nodeagent.cluster.client import requests
+
+        return await self._cluster.access.find(requests.get_claim(namespace, name))
+
+    async def _observed(self) -> ObservedNode:
+        if self._observation.node is None:
+            raise NodeagentError(
+                "the node's GPUs have not been read yet",
+                remedy="nodeagent status shows what is wrong with the driver; it is tried again",
+            )
+        return self._observation.node
+
+    # --- for the scheduler ------------------------------------------------------------------------
+
+    async def _publish(self) -> None:
+        """Publish what is offered, as often as something may have changed it."""
+        from nodeagent.cluster.slice_publisher import SlicePublisher
+
+        while (uid := self._cluster.publisher.node_uid) is None:
+            await self._next()
+        node = NodeReference(self._settings.node_name, uid)
+        self._publisher = SlicePublisher(
+            self._cluster.access, node, on_change=lambda: self._nudge("ResourceSlices changed")
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._publisher.run(), name="slices")
+            while True:
+                state = self._states.newest
+                offers = await asyncio.to_thread(self._make_offers, state, int(time.time()))
+                self._offers = offers
+                self._publisher.publish(tuple(offers.values()))
+                await self._next()
+
+    async def _next(self) -> None:
+        """Wait until something may have changed."""
+        try:
+            async with asyncio.timeout(_LOOK_EVERY):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    def _make_offers(self, state: NodeState, now: int) -> dict[str, Offer]:
+        goals = {gpu.before.uuid: gpu.goal for gpu in state.plan.gpus} if state.plan else {}
+        return {
+            gpu.uuid: make_offer(gpu, self._context(gpu, goals, now))
+            for gpu in state.observed.gpus
+            if gpu.uuid
+        }
+
+    def _context(self, gpu: Gpu, goals: Mapping[str, DesiredGpu | None], now: int) -> OfferContext:
+        goal = goals.get(gpu.uuid)
+        planned = None
+        if goal is not None:
+            # Where a planned layout will lie is not known before it is there.
+            planned = Planned(goal.mig, room=not isinstance(goal.mig, Layout))
+        held = (d for record in self.claims.records for d in record.devices if d.gpu == gpu.uuid)
+        return OfferContext(
+            self._settings.node_name,
+            Mode(self._settings.dra.mode),
+            now,
+            planned,
+            frozenset(device.result.device for device in held),
+            self._offers.get(gpu.uuid),
+        )

@@ -1,0 +1,175 @@
+"""Pods ask for slices: models of API server, scheduler and kubelet, and the agent as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.simulation import SimulatedNode
+from tests.cluster.client.rig import until
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.fixtures import grpc_ends
+from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
+from tests.simulated_cluster.scheduler import DRIVER, Scheduler, of_profile
+
+__all__ = ["grpc_ends"]
+
+pytestmark = pytest.mark.usefixtures("grpc_ends")
+
+TEAM = "team"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short one: sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="na-") as folder:
+        yield Path(folder)
+
+
+class Cluster:
+    """One node's: who serves, schedules and runs pods, and the card under it all."""
+
+    def __init__(self, folder: Path, api: ApiServer, kubelet: DraKubelet) -> None:
+        self.folder, self.api, self.kubelet = folder, api, kubelet
+        self.scheduler = Scheduler(api)
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[AgentProcess]:
+        """The agent, once the kubelet knows it and its devices are published."""
+        arguments = [
+            *command("h100-80gb:1", self.folder),
+            *("--state", str(self.folder / "node.json")),
+        ]
+        settings = {
+            "NODEAGENT_DRA_MODE": "dynamic",
+            "NODEAGENT_DRA_KUBELET_DIR": str(self.folder / "kubelet"),
+            "NODEAGENT_CDI_DIR": str(self.folder / "cdi"),
+        }
+        async with AgentProcess(arguments, self.folder, settings=settings) as agent:
+            await until(lambda: self.kubelet.plugins.get(DRIVER))
+            await until(lambda: self.api.store.all("resourceslices"))
+            await until(lambda: len(self.api.store.all("resourceslices")) == 2)
+            yield agent
+
+    def pod(self, name: str, profile: str) -> Claim | None:
+        """A pod's claim with the device that the scheduler finds; None while it has to wait."""
+        made = self.scheduler.claim(TEAM, name)
+        if not self.scheduler.allocate(TEAM, name, of_profile(profile)):
+            self.scheduler.delete(TEAM, name)
+            return None
+        return Claim(name, made["metadata"]["uid"], TEAM)
+
+    async def end(self, claim: Claim) -> None:
+        """The pod is over: the kubelet has its claim released, then it is deallocated."""
+        await self.kubelet.release(claim.name)
+        self.scheduler.delete(TEAM, claim.name)
+
+    def slices(self) -> list[tuple[int, int]]:
+        """What the hardware has: start and size of each GPU instance."""
+        instances = json.loads((self.folder / "node.json").read_text())["gpus"][0]["instances"]
+        return sorted((one["start"], one["size"]) for one in instances)
+
+    def cdi(self) -> int:
+        """How many claims' files there are."""
+        return len(list((self.folder / "cdi").glob("nodeagent.io-claim_*.json")))
+
+    def occupy(self, pod: str, instance: int) -> None:
+        """The pod's process begins to use its slice."""
+        with SimulatedNode(state=self.folder / "node.json") as node:
+            node.occupy(f"0/{instance}/0", pid=4711, command=pod)
+
+
+@pytest.fixture
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    """An H100 with nothing on it."""
+    (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
+    async with ApiServer() as api, DraKubelet(folder / "kubelet") as kubelet:
+        api.add_node(NAME)
+        (folder / "kubeconfig").write_text(kubeconfig(api.url))
+        made = Cluster(folder, api, kubelet)
+        yield made
+    del made.kubelet, kubelet  # the last of gRPC
+
+
+async def test_five_pods_and_then_two_larger_ones(cluster: Cluster) -> None:
+    """Slices are made one by one and taken down again; what fits runs, what does not waits."""
+    async with cluster.agent():
+        pods = []
+        for number in range(5):
+            claim = cluster.pod(f"small-{number}", "1g.10gb")
+            assert claim
+            await cluster.kubelet.prepare(claim.name, claim)
+            pods.append(claim)
+            assert len(cluster.slices()) == cluster.cdi() == number + 1
+        for claim in pods[1:]:
+            await cluster.end(claim)
+        assert len(cluster.slices()) == cluster.cdi() == 1
+        large = [cluster.pod(f"large-{number}", "3g.40gb") for number in range(2)]
+        assert [claim is not None for claim in large] == [True, False]
+        assert large[0]
+        await cluster.kubelet.prepare("large-0", large[0])
+        assert sorted(size for _, size in cluster.slices()) == [1, 4]
+        await cluster.end(pods[0])
+        second = cluster.pod("large-1", "3g.40gb")
+        assert second
+        await cluster.kubelet.prepare("large-1", second)
+        assert [size for _, size in cluster.slices()] == [4, 4]
+        for claim in (large[0], second):
+            await cluster.end(claim)
+        assert (cluster.slices(), cluster.cdi()) == ([], 0)
+
+
+async def test_many_pods_at_once(cluster: Cluster) -> None:
+    """The kubelet asks for all of them side by side."""
+    async with cluster.agent():
+        claims = [cluster.pod(f"pod-{number}", "1g.10gb") for number in range(8)]
+        assert [claim is None for claim in claims] == [False] * 7 + [True]
+        running = [claim for claim in claims if claim]
+        await asyncio.gather(*(cluster.kubelet.prepare(c.name, c) for c in running))
+        assert cluster.slices() == [(n, 1) for n in range(7)]
+        await asyncio.gather(*map(cluster.end, running))
+        assert cluster.slices() == []
+
+
+async def test_an_agent_that_is_killed_loses_nothing(cluster: Cluster) -> None:
+    """Pods go on; the next agent knows their slices, and what is used is not released."""
+    async with cluster.agent() as agent:
+        claim = cluster.pod("trainer", "2g.20gb")
+        assert claim
+        await cluster.kubelet.prepare("trainer", claim)
+        os.kill(agent.pid, signal.SIGKILL)
+    before = cluster.slices()
+    assert len(before) == 1
+    async with cluster.agent():
+        await cluster.kubelet.restart()
+        await until(lambda: cluster.kubelet.plugins.get(DRIVER))
+        await cluster.kubelet.prepare("trainer", claim)
+        assert cluster.slices() == before
+        await cluster.end(claim)
+        assert cluster.slices() == []
+
+
+async def test_a_slice_in_use_stays(cluster: Cluster) -> None:
+    """The release fails with the process in it, until that has ended."""
+    async with cluster.agent():
+        claim = cluster.pod("trainer", "1g.10gb")
+        assert claim
+        await cluster.kubelet.prepare("trainer", claim)
+        state = json.loads((cluster.folder / "node.json").read_text())
+        cluster.occupy("train", state["gpus"][0]["instances"][0]["id"])
+        with pytest.raises(PodFailed, match="4711"):
+            await cluster.kubelet.release("trainer")
+        assert len(cluster.slices()) == 1
+        with SimulatedNode(state=cluster.folder / "node.json") as node:
+            node.release(pid=4711)
+        await cluster.end(claim)
+        assert cluster.slices() == []

@@ -1,0 +1,110 @@
+"""Allocates published devices to claims as Kubernetes' scheduler does: the first that fits.
+
+After staging/src/k8s.io/dynamic-resource-allocation/structured of Kubernetes 1.36, as far as a
+claim for one device of a kind goes: pools are complete or not used, slices are gone through by
+their objects' names and devices in their order; what is free of a counter is what the allocated
+devices that are in the slices leave; devices with a NoSchedule taint are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.store import Key
+
+DRIVER = "gpu.nodeagent.io"
+Device = dict[str, Any]
+
+
+class Scheduler:
+    """Keeps the claims of one API server allocated; the tests say when."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self._api = api
+
+    def claim(self, namespace: str, name: str) -> dict[str, Any]:
+        """A claim that waits for its allocation."""
+        return self._api.store.create("resourceclaims", namespace, {"metadata": {"name": name}})
+
+    def allocate(self, namespace: str, name: str, wanted: Callable[[Device], bool]) -> str:
+        """Give the claim the first device that fits; its name, "" when none does."""
+        taken = dict(self._allocated())
+        for pool, slices in sorted(self._pools().items()):
+            for device in (d for one in slices for d in one["spec"].get("devices", ())):
+                tainted = any(t["effect"] != "None" for t in device.get("taints", ()))
+                if (pool, device["name"]) in taken or tainted or not wanted(device):
+                    continue
+                if self._fits(device, pool, slices, {d for p, d in taken if p == pool}):
+                    self._write(namespace, name, pool, device["name"])
+                    return str(device["name"])
+        return ""
+
+    def delete(self, namespace: str, name: str) -> None:
+        """The claim goes, with its allocation."""
+        self._api.store.delete(Key("resourceclaims", namespace, name))
+
+    def _pools(self) -> dict[str, list[Device]]:
+        found: dict[str, list[Device]] = {}
+        for one in self._api.store.all("resourceslices"):
+            if one["spec"]["driver"] == DRIVER:
+                found.setdefault(one["spec"]["pool"]["name"], []).append(one)
+        newest = {
+            pool: [s for s in slices if _generation(s) == max(map(_generation, slices))]
+            for pool, slices in found.items()
+        }
+        return {
+            pool: sorted(slices, key=lambda one: str(one["metadata"]["name"]))
+            for pool, slices in newest.items()
+            if slices[0]["spec"]["pool"]["resourceSliceCount"] == len(slices)
+        }
+
+    def _allocated(self) -> Iterator[tuple[tuple[str, str], str]]:
+        for claim in self._api.store.all("resourceclaims"):
+            allocation = claim.get("status", {}).get("allocation")
+            for result in allocation["devices"]["results"] if allocation else ():
+                yield (result["pool"], result["device"]), claim["metadata"]["name"]
+
+    def _fits(self, device: Device, pool: str, slices: list[Device], taken: set[str]) -> bool:
+        free = {
+            name: int(counter["value"])
+            for one in slices
+            for counters in one["spec"].get("sharedCounters", ())
+            for name, counter in counters["counters"].items()
+        }
+        for other in (d for one in slices for d in one["spec"].get("devices", ())):
+            if other["name"] in taken:
+                for name, amount in _consumed(other).items():
+                    free[name] -= amount
+        return all(free[name] >= amount for name, amount in _consumed(device).items())
+
+    def _write(self, namespace: str, name: str, pool: str, device: str) -> None:
+        result = {"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}
+
+        def allocated(claim: dict[str, Any]) -> dict[str, Any]:
+            return {**claim, "status": {"allocation": {"devices": {"results": [result]}}}}
+
+        self._api.store.change(Key("resourceclaims", namespace, name), allocated)
+
+
+def of_profile(profile: str) -> Callable[[Device], bool]:
+    """What the selector of a profile's device class says."""
+
+    def wanted(device: Device) -> bool:
+        found = device["attributes"].get("gpu.nvidia.com/profile", {})
+        return bool(found.get("string") == profile)
+
+    return wanted
+
+
+def _generation(one: Device) -> int:
+    return int(one["spec"]["pool"]["generation"])
+
+
+def _consumed(device: Device) -> dict[str, int]:
+    return {
+        name: int(counter["value"])
+        for consumed in device.get("consumesCounters", ())
+        for name, counter in consumed["counters"].items()
+    }
