@@ -26,6 +26,7 @@ from tests.manifests.rendering import (
 )
 
 VERSIONS = ("1.30", "1.37")  # the first with the policies, and the newest that the schemas know
+OF_CLAIMS = ("1.37",)
 TOGETHER = (  # components that an overlay may have at once
     (
         "dra",
@@ -48,8 +49,11 @@ def _valid(documents: Iterable[Document]) -> None:
 
 @functools.cache  # most documents are in every overlay
 def _valid_text(text: str) -> None:
+    document = json.loads(text)
     for version in VERSIONS:
-        kubernetes_validate.validate(json.loads(text), version, strict=True)
+        # What is for claims is there where claims are.
+        if document["apiVersion"] != "resource.k8s.io/v1" or version in OF_CLAIMS:
+            kubernetes_validate.validate(document, version, strict=True)
 
 
 def _whole_files() -> list[str]:
