@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,6 +22,7 @@ from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths, Simulation
 from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
 from nodeagent.app.sd_notify import Notifier
+from nodeagent.app.signals import stopped_by_signals
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.kubelet.device_users import kubelet_users
@@ -275,7 +273,7 @@ class Agent:
 
     async def run(self) -> None:
         """Run until a signal; raises the first failure of a service, alone or in a group."""
-        with self._stopped_by_signals():
+        with stopped_by_signals(self._stop):
             await self._health.load()
             if self._claims:
                 await self._claims.claims.load()
@@ -348,31 +346,10 @@ class Agent:
             async for _ in changes(self._simulation.state):
                 self._control.nudge("the simulated node changed")
 
-    # --- signals ------------------------------------------------------------------------------
-
-    @contextmanager
-    def _stopped_by_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            loop.add_signal_handler(number, self._stop, number, numbers)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # the program's start blocks them
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-    def _stop(self, received: signal.Signals, numbers: tuple[signal.Signals, ...]) -> None:
-        log.info("stopping; the running steps finish", signal=received.name)
+    def _stop(self) -> None:
         self._events.add(EventType.STOPPING, "the agent stops; the running steps finish")
         self._notifier.stopping()
         self._control.stop()
-        loop = asyncio.get_running_loop()
-        for number in numbers:
-            # A second signal ends the process at once.
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _rules(settings: Settings) -> Rules:
