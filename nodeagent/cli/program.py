@@ -19,8 +19,6 @@ from nodeagent.errors import DocumentError, NodeagentError, UsageError
 
 Command = Callable[[Options, Output], ExitCode]
 
-# They look at this node and talk to no server.
-_WITHOUT_TLS = {"assert", "export", "plan", "profiles"}
 # A module cannot be called like a keyword, nor like the package beside it.
 _MODULES = {"assert": "assertion", "simulate": "simulate.command"}
 
@@ -77,9 +75,6 @@ def _main(argv: list[str] | None) -> int:
         # structlog loads rich where there is one, for tracebacks that the agent does not paint:
         # 3 MiB for as long as it runs.
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None: not to be found
-    if argv is None and options.command in _WITHOUT_TLS:
-        # asyncio loads it where there is any, which takes a twentieth of the time of `assert`.
-        sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
     code = command(options.command)(options, output)
     if output.failure is not None:
         complain(f"the answer could not be written: {output.failure.strerror}")
