@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -21,13 +21,14 @@ from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
 from nodeagent.claims.offer import Offer, OfferContext, make_offer
 from nodeagent.claims.records import FOLDER
 from nodeagent.claims.resource_slices import NodeReference
+from nodeagent.claims.upkeep import EVERY, Upkeep
 from nodeagent.claims.wanted import Mode, Planned
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.capability_files import capabilities
 from nodeagent.gpu.kernel import boot_id
 from nodeagent.plan.desired import DesiredGpu, Layout
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.settings import Settings
@@ -62,6 +63,8 @@ class ClaimsService:
         nudge: Callable[[str], None],
     ) -> None:
         simulation = places.simulation
+        self._follows_kubelet = simulation is None
+        self._amiss: tuple[Problem, ...] = ()  # what the last upkeep left
         self._settings = settings
         self._cluster = cluster
         self._states = states
@@ -86,7 +89,7 @@ class ClaimsService:
     def problems(self) -> tuple[Problem, ...]:
         """Why claims get less than they could."""
         own = (self._problem, self._publisher.problem if self._publisher else None)
-        return (*self.claims.problems, *(problem for problem in own if problem))
+        return (*self.claims.problems, *self._amiss, *(problem for problem in own if problem))
 
     async def run(self) -> None:
         """Serve the kubelet and publish until cancelled."""
@@ -149,12 +152,43 @@ class ClaimsService:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run(), name="slices")
+            if self._follows_kubelet:
+                group.create_task(self._keep_up(), name="upkeep of claims")
             while True:
                 state = self._states.newest
                 offers = await asyncio.to_thread(self._make_offers, state, int(time.time()))
                 self._offers = offers
                 self._publisher.publish(tuple(offers.values()))
                 await self._next()
+
+    async def _keep_up(self) -> NoReturn:
+        """Put right what a crash, a reboot or a lost call left."""
+        from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
+
+        kubelet = self._settings.kubelet
+        client = PodResourcesClient(kubelet.socket, deadline=kubelet.deadline)
+        upkeep = Upkeep(
+            self.claims, allocations=client.claimed_devices, planned=self._planned_instances
+        )
+        while True:
+            amiss = await upkeep.round()
+            if amiss != self._amiss:
+                self._amiss = amiss
+                self._nudge("claims were looked after")
+            self._changed.set()
+            await asyncio.sleep(EVERY)
+
+    def _planned_instances(self) -> frozenset[tuple[str, Placement]]:
+        """Whatever lies on a GPU that a plan names is the plan's, but for what claims have."""
+        plan = self._states.newest.plan
+        named = {gpu.before.uuid for gpu in plan.gpus} if plan else set()
+        node = self._observation.node or ObservedNode()
+        return frozenset(
+            (gpu.uuid, instance.placement)
+            for gpu in node.gpus
+            if gpu.uuid in named
+            for instance in gpu.instances
+        )
 
     async def _next(self) -> None:
         """Wait until something may have changed."""
