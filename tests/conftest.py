@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from hypothesis import settings
 
 import nodeagent.cluster.kubelet  # noqa: F401  # before the stand-in kubelet's gRPC, as in the agent
 from tests.reaper import run_below_reaper
@@ -31,6 +32,10 @@ from tests.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+
+# A deadline for each example would make a rule depend on how busy the machine is.
+settings.register_profile("nodeagent", deadline=None)
+settings.load_profile("nodeagent")
 
 GRACE = 60.0  # seconds that threads and processes get to end by themselves after a test
 STUCK = 60.0  # seconds after a test's time limit at which it counts as stuck for ever

@@ -59,7 +59,7 @@ def _planned(gpu: Gpu, kind: str, fixed: DeviceSet) -> Planned | None:
 KINDS_OF_PLAN = ("none", "kept", "off", "on", "layout", "layout", "layout alone")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.data())
 def test_over_time(data: st.DataObject) -> None:
     """Step by step: held devices stay as they were, nothing goes without ten minutes' notice, and
@@ -102,7 +102,7 @@ def _check_content(gpu: Gpu, offer: Offer) -> None:
     assert gpu.uuid.lower() in offer.pool
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.data())
 def test_what_is_allocated_can_be_made(data: st.DataObject) -> None:
     """Whatever a scheduler takes by counters, beside what is planned, claimed and foreign: the

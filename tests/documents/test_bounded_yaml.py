@@ -154,7 +154,7 @@ def test_refused_quickly(text: str) -> None:
     assert min(seconds() for _ in range(3)) < 0.5
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(st.text(), st.binary(), st.text("{}[]:,&*!|>-? \n#'\"%@`a0~", max_size=40)))
 def test_only_document_errors(text: str | bytes) -> None:
     """Whatever the text is, it is read or refused; nothing else ever comes out."""
@@ -174,7 +174,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(JSON)
 def test_json_reads_as_json(value: object) -> None:
     """JSON means here what it means to a JSON reader."""

@@ -182,14 +182,14 @@ NEARLY_FILES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text() | st.binary())
 def test_any_text(text: str | bytes) -> None:
     """Whatever comes, it is read or refused; nothing else ever comes out."""
     assert all(problem.message for problem in problems_of(text))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(TREES | NEARLY_PLANS | NEARLY_FILES, st.none() | st.text(max_size=2))
 def test_any_tree(tree: object, configuration: str | None) -> None:
     """The same for texts that are well formed and full of the right words at wrong places."""
@@ -252,7 +252,7 @@ def expected(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(PLANS)
 def test_plans_read_back_as_written(plan: dict[str, Any]) -> None:
     """What a valid plan says is what is read, nothing more and nothing less."""

@@ -185,7 +185,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ENTRIES)
 def test_of_one_mind(entry: dict[str, object]) -> None:
     """What the reader takes, the schema takes; so what the schema refuses is refused."""

@@ -215,7 +215,7 @@ def test_a_layout_that_needs_the_fenced_slices_waits() -> None:
     st.integers(0, 7),
     st.integers(1, 4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nothing_new_behind_any_fence(profiles: list[str], start: int, size: int) -> None:
     """Whatever is wanted and wherever the fence: no creation touches it."""
     sick = Placement(start, min(size, 8 - start))

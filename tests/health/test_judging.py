@@ -150,7 +150,7 @@ _DEGREES = st.lists(st.integers(80, 95), min_size=1, max_size=120)
 
 
 @given(_DEGREES, st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_finding_flaps(degrees: list[int], step: int) -> None:
     """Between a beginning and the next end, and the other way round, lies the hold of 30 s."""
     node = Node()
@@ -164,7 +164,7 @@ def test_no_finding_flaps(degrees: list[int], step: int) -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=30, max_size=80))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rates_do_not_flap(shares: list[float]) -> None:
     """Replays around their limit: between a beginning and an end the rate fell by half."""
     node = Node()

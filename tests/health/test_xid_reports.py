@@ -118,7 +118,7 @@ _EVENTS = st.lists(
 
 
 @given(_EVENTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_counters_only_grow(events: list[tuple[int, Source, float, int | None]]) -> None:
     """Whatever is reported, a count of XIDs never falls, and each source's words suffice for it."""
     node = known()
@@ -137,7 +137,7 @@ def test_counters_only_grow(events: list[tuple[int, Source, float, int | None]])
 
 
 @given(_EVENTS, st.lists(st.sampled_from(GpuEventKind), max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_more_fault_is_never_better(
     events: list[tuple[int, Source, float, int | None]], more: list[GpuEventKind]
 ) -> None:

@@ -185,7 +185,6 @@ async def _end_well(rig: Watched, fleet: Fleet) -> None:
 
 @settings(
     max_examples=6,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
 )

@@ -83,7 +83,7 @@ def check(gpu: Gpu, result: GpuPlan) -> None:
             assert (step.instance, step.compute) not in used
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
     """After any number of its steps, planning anew ends where the whole plan would have."""
@@ -104,7 +104,7 @@ def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
         assert done.verdict is Verdict.IN_SYNC
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_half_made_instance_in_any_step_heals(data: st.DataObject) -> None:
     """A step cut in its middle (a GPU instance made, its compute instances not) is completed or
@@ -127,7 +127,7 @@ def test_a_half_made_instance_in_any_step_heals(data: st.DataObject) -> None:
         assert present(whole.after) == present(again.after)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_in_use_survives(data: st.DataObject) -> None:
     """Whatever is in use is still there at the end, at the same place, under the same UUID."""
@@ -137,7 +137,7 @@ def test_in_use_survives(data: st.DataObject) -> None:
     assert {c.uuid for i in gpu.instances for c in i.compute if c.usage.in_use} <= kept
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_deterministic(data: st.DataObject) -> None:
     """The order in which the driver lists instances makes no difference to the end."""
@@ -150,7 +150,7 @@ def test_deterministic(data: st.DataObject) -> None:
     assert Counter(map(type, one.steps)) == Counter(map(type, other.steps))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_user_of_unknown_instance_protects_all_devices(data: st.DataObject) -> None:
     """A process on the GPU of which no instance is known may use any: no device is destroyed."""
@@ -160,7 +160,7 @@ def test_a_user_of_unknown_instance_protects_all_devices(data: st.DataObject) ->
     assert there <= {c.uuid for i in result.after.instances for c in i.compute}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_unknown_use_keeps_the_mode(data: st.DataObject) -> None:
     """While it is not known who uses the GPU, no mode is changed and nothing is reset."""

@@ -254,7 +254,7 @@ def _mig(gpu: int, start: int) -> str:
     return f"MIG-{gpu:08d}-1111-2222-3333-{start:012d}"
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 64), st.integers(0, 100), st.text(max_size=30), st.integers(0, 300))
 def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None:
     """However many GPUs, daemons and problems there are, and whatever their texts hold."""
