@@ -3,7 +3,7 @@
 After a start, and every minute: records, hardware, CDI files, the kubelet's allocations and the
 claims at the API server are brought together. What no record has is never destroyed. A claim is
 released only when it is gone, deallocated or allocated anew, or when the kubelet asked for it, and
-when nobody uses its devices; not knowing counts as use.
+when its devices have no users; not knowing counts as use.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _Claim:
                 yield MadeInstance(device.gpu, one.id, one.profile, one.placement)
 
     def _users(self) -> str:
-        """Who uses the claim's devices; "" is nobody.
+        """Who uses the claim's devices; "" where there is no user.
 
         The kubelet lists a claim until its release was answered, so that does not hold up a release
         that the kubelet itself asked for.

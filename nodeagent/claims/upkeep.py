@@ -85,7 +85,7 @@ class Upkeep:
         async def decide(record: ClaimRecord) -> Decision:
             claims: Claims = {}
             allocations: Allocations = None
-            # What is there for a claim that goes on, is made again though nobody can be asked.
+            # What is there for a claim that goes on, is made again even while neither answers.
             if not isinstance(first, Repair | Recreate | Adopt):
                 claims, allocations, _ = await self._observe_claims([record])
             node = await self._claims.observe()
@@ -168,7 +168,7 @@ def _foreign(found: ReportForeign, observed: ObservedNode) -> Problem:
         Code.OWNED,
         f"{title} has GPU instance {one.id} ({one.profile} at {one.placement}), which belongs to "
         "no claim and to no plan; it is left alone",
-        "if nobody needs it, destroy it with nvidia-smi mig -dci and -dgi",
+        "if it is not needed, destroy it with nvidia-smi mig -dci and -dgi",
         found.gpu,
     )
 

@@ -94,7 +94,7 @@ async def test_a_foreign_instance_is_named_and_stays(node: SimulatedNode, home: 
     async with home.agent() as (claims, rig):
         await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
         (home.records_dir / f"{UIDS[0]}.json").unlink()
-        await claims.load()  # the record is lost: it is nobody's now
+        await claims.load()  # the record is lost: it belongs to no claim now
         name = home.claim(1, (pool(rig), "mig-1g-10gb-0"))
         with pytest.raises(StillInUse, match=r"1g.10gb at slice 0 \(of no claim\)"):
             await claims.prepare(*name)

@@ -148,7 +148,7 @@ class Case:
 
     @property
     def foreign(self) -> bool:
-        """Whether there is an instance of nobody's."""
+        """Whether there is an instance that belongs to no claim."""
         return bool(HARDWARE.get(self.hardware)) and not self.is_there
 
     @property
@@ -189,7 +189,7 @@ def cases() -> Iterator[Case]:
 
 def test_every_combination() -> None:
     """The decision is the one that the rules name, and nothing is destroyed but what was made for
-    a claim that is over and that nobody uses.
+    a claim that is over and that has no users.
     """
     count = 0
     for case in cases():

@@ -84,7 +84,7 @@ async def test_offers_are_written_and_then_it_is_quiet(server: ApiServer, tmp_pa
 
 
 async def test_wiped_slices_are_restored(server: ApiServer, tmp_path: Path) -> None:
-    """All of them, as a starting kubelet does it, or one by somebody's hand."""
+    """All of them, as a starting kubelet does it, or one by hand."""
     offers = [offer_of(), offer_of("a30", 1)]
     async with publishing(server, tmp_path) as publisher:
         publisher.publish(offers)

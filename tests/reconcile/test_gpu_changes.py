@@ -35,7 +35,7 @@ def node() -> Iterator[SimulatedNode]:
 
 
 def made(*own: tuple[str, int]) -> Goal:
-    """These instances beside all others that there are; the GPU's others are nobody's."""
+    """These instances beside all others that there are; the GPU's others belong to no goal."""
 
     async def goal(gpu: Gpu) -> DesiredGpu:
         others = tuple(

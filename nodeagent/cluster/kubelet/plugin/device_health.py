@@ -1,4 +1,4 @@
-"""The health of devices as the kubelet is told, and when it is sent. In one event loop.
+"""The health of devices as reported to the kubelet, and when it is sent. In one event loop.
 
 The kubelet shows a device of a pod as Unknown after 30 s without a message, so the list is sent
 again well before that.
