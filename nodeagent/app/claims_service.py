@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _TOOLKIT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+_RETRY = 5.0  # seconds until sockets that could not be made are tried again
 _LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
 
 
@@ -91,7 +92,7 @@ class ClaimsService:
         own = (self._problem, self._publisher.problem if self._publisher else None)
         return (*self.claims.problems, *self._amiss, *(problem for problem in own if problem))
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Serve the kubelet and publish until cancelled."""
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
         from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
@@ -99,12 +100,16 @@ class ClaimsService:
 
         while not self._states.newest.rounds:  # the driver is opened by then
             await self._next()
-        try:
-            async with dra_driver(self._settings.dra.kubelet_dir, ClaimCalls(self), HealthFeed()):
-                await self._publish()
-        except NodeagentError as error:  # its sockets cannot be made
-            self._problem = Problem(Code.CLUSTER, error.message, error.remedy)
-            self._nudge("claims cannot be served")
+        while True:
+            try:
+                calls = ClaimCalls(self)
+                async with dra_driver(self._settings.dra.kubelet_dir, calls, HealthFeed()):
+                    self._problem = None
+                    await self._publish()
+            except NodeagentError as error:  # the kubelet's folders are not there yet, say
+                self._problem = Problem(Code.CLUSTER, error.message, error.remedy)
+                self._nudge("claims cannot be served")
+            await asyncio.sleep(_RETRY)
 
     # --- for the kubelet --------------------------------------------------------------------------
 

@@ -82,6 +82,9 @@ class SlicePublisher:
             except ClusterFault as fault:
                 self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
                 await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
+            except NodeagentError as fault:  # an offer that the server would refuse
+                self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
+                await self._changed.wait()
 
     async def _changed_to_offers(self) -> None:
         while self._offers is None:

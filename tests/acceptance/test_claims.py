@@ -9,13 +9,14 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nodeagent.simulation import SimulatedNode
 from tests.cluster.client.rig import until
-from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
@@ -173,3 +174,21 @@ async def test_a_slice_in_use_stays(cluster: Cluster) -> None:
             node.release(pid=4711)
         await cluster.end(claim)
         assert cluster.slices() == []
+
+
+async def test_a_kubelet_that_comes_later(folder: Path) -> None:
+    """While its folders are not there the agent says so; then it registers."""
+    async with ApiServer() as api:
+        api.add_node(NAME)
+        (folder / "kubeconfig").write_text(kubeconfig(api.url))
+        settings = {
+            "NODEAGENT_DRA_MODE": "dynamic",
+            "NODEAGENT_DRA_KUBELET_DIR": str(folder / "kubelet"),
+            "NODEAGENT_CDI_DIR": str(folder / "cdi"),
+        }
+        async with AgentProcess(command("h100-80gb:1", folder), folder, settings=settings):
+            await until_status(api, lambda found: "kubelet" in json.dumps(found))
+            (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
+            async with DraKubelet(folder / "kubelet") as kubelet:
+                await until(partial(kubelet.plugins.get, DRIVER))
+            del kubelet  # the last of gRPC

@@ -153,3 +153,16 @@ async def test_a_server_that_comes_later(server: ApiServer, tmp_path: Path) -> N
             await until(lambda: publisher.problem)
         await until(lambda: published(server) == [offer_of()])
         await until(lambda: publisher.problem is None)
+
+
+async def test_an_offer_that_would_be_refused(server: ApiServer, tmp_path: Path) -> None:
+    """Is named and not sent; the next one is published."""
+    offer = offer_of()
+    wrong = replace(offer, devices=(replace(offer.devices[0], name="x" * 64),))
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([wrong])
+        await until(lambda: publisher.problem)
+        assert writes(server) == []
+        publisher.publish([offer])
+        await until(lambda: published(server) == [offer])
+        await until(lambda: publisher.problem is None)
