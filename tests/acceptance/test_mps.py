@@ -135,8 +135,12 @@ def test_a_client_of_another_user_is_named(home: Home) -> None:
 
             [waiting] = home.until(named)
             assert (waiting["pid"], waiting["user"]) == (foreign.pid, 1001)
-            status = home.ask("status")
-            [reported] = [p for p in status["problems"] if str(foreign.pid) in p["message"]]
+
+            def reports() -> list[dict[str, Any]]:
+                problems = home.ask("status")["problems"]
+                return [p for p in problems if str(foreign.pid) in p["message"]]
+
+            [reported] = home.until(reports)
             assert "1001" in reported["message"]
             assert str(USER) in reported["remedy"]
         home.until(lambda: not named())

@@ -122,7 +122,7 @@ class Api:
 async def observe() -> ObservedNode:
     """A simulated node with two GPUs, one of them divided."""
     with simulated("h100-80gb:1,t4:1"):
-        async with open_driver() as driver:
+        async with open_driver(observe_deadline=60) as driver:
             return await driver.observe()
 
 
