@@ -41,7 +41,7 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it apart from every other device of the node."""
+        """What distinguishes it from every other device of the node."""
         return self.pool, self.device, self.share_id
 
 

@@ -108,7 +108,7 @@ def test_what_is_refused(claim: object, message: str) -> None:
 
 
 def test_a_uid_that_makes_no_file_name() -> None:
-    """Whoever gave it to the claim."""
+    """The claim is refused, whatever gave it the uid."""
     uid = "../../etc/passwd"
     assert "is none that Kubernetes gives" in refused(claim_json(uid=uid), uid=uid)
 
@@ -125,7 +125,7 @@ def test_parameters_that_are_too_deep() -> None:
 
 
 def mps(threads: int, **more: Any) -> Json:
-    """A configuration that is told apart by its threads."""
+    """A configuration that its threads identify."""
     return device_config(mps={"clients": {"threads": threads}, **more})
 
 

@@ -145,7 +145,7 @@ def _profile(number: int, name: str, placements: list[Placement]) -> GpuInstance
 
 
 def test_two_devices_of_one_name() -> None:
-    """A card whose profiles cannot be told apart by name is not offered in parts."""
+    """A card whose profiles have no distinct names is not offered in parts."""
     here = [Placement(0, 1)]
     profiles = (_profile(0, "1g.10gb+me.all", here), _profile(1, "1g.10gb+me,all", here))
     assert "the same name" in mismatch(Gpu(0, "GPU-x", profiles=profiles))

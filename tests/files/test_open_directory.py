@@ -24,7 +24,7 @@ def directory(tmp_path: Path) -> Iterator[OpenDirectory]:
 
 
 def opened(path: Path, *, make: bool = False) -> AbstractContextManager[OpenDirectory]:
-    """An open one, with remedies that can be told apart."""
+    """An open one, with distinct remedies."""
     return OpenDirectory.opened(path, make=make, remedies=REMEDIES)
 
 

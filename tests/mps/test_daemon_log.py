@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.mps.files.log import DaemonLog
 
-NOBODY = 2**22 - 1  # the pid of no process
+NO_PROCESS = 2**22 - 1  # the pid of no process
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path, *, pid: int = NOBODY, tail: int = 0) -> Iterator[DaemonLog]:
+def opened(path: Path, *, pid: int = NO_PROCESS, tail: int = 0) -> Iterator[DaemonLog]:
     """The log, closed in the end."""
     log = DaemonLog(str(path.parent), pid=pid, tail=tail)
     try:

@@ -39,14 +39,14 @@ ONE, TWO = (Claim(f"claim-{uid}", uid, drivers=(DRIVER,)) for uid in ("a", "b"))
 class Plugin:
     """A plugin on two sockets below `root`, which answers as the test says.
 
-    `told` has what the kubelet notified; `prepared` and `released` are the answers.
+    `notified` has what the kubelet notified; `prepared` and `released` are the answers.
     """
 
     root: Path
     kind: str = "DRAPlugin"
     endpoint: str = ""
     versions: tuple[str, ...] = ("v9.DRAPlugin", "v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
-    told: list[RegistrationStatus] = field(default_factory=list)
+    notified: list[RegistrationStatus] = field(default_factory=list)
     prepared: dict[str, NodePrepareResourceResponse] = field(default_factory=dict)
     released: dict[str, NodeUnprepareResourceResponse] = field(default_factory=dict)
     watched: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Plugin:
         return info.SerializeToString()
 
     async def notify(self, request: bytes, _: Any) -> bytes:
-        self.told.append(RegistrationStatus.FromString(request))
+        self.notified.append(RegistrationStatus.FromString(request))
         return b""
 
     async def prepare(self, _: bytes, __: Any) -> bytes:

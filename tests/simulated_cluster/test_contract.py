@@ -36,7 +36,7 @@ async def test_list_by_name(cluster_api: Api, node: str) -> None:
     await cluster_api.delete_node("another")
     assert [one.metadata.name for one in listed.items] == [node]
     assert int(listed.metadata.resource_version) >= int(listed.items[0].metadata.resource_version)
-    unknown = await cluster_api.list_node(field_selector="metadata.name=nobody")
+    unknown = await cluster_api.list_node(field_selector="metadata.name=missing")
     assert unknown.items == []
 
 
@@ -49,9 +49,9 @@ async def test_a_selector_that_is_not_supported(cluster_api: Api) -> None:
 async def test_what_is_not_there(cluster_api: Api) -> None:
     """Reading, patching and deleting an unknown Node is 404 with a Status object."""
     for call in (
-        cluster_api.read_node("nobody"),
-        merge(cluster_api, "nobody", annotation("x")),
-        cluster_api.delete_node("nobody"),
+        cluster_api.read_node("missing"),
+        merge(cluster_api, "missing", annotation("x")),
+        cluster_api.delete_node("missing"),
     ):
         with pytest.raises(exceptions.NotFoundException, match=r'"reason":\s*"NotFound"'):
             await call

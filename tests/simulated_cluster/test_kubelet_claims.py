@@ -160,7 +160,7 @@ async def test_who_is_asked_for_health(
     plugin = Plugin(tmp_path, versions=versions)
     async with DraKubelet(tmp_path, version) as kubelet:
         async with plugin.running():
-            await until(lambda: plugin.told)
+            await until(lambda: plugin.notified)
             if asked:
                 await until(lambda: kubelet.health(DRIVER, "p", "d")[0] == "HEALTHY")
             else:

@@ -25,12 +25,12 @@ each_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
 
 @each_version
 async def test_the_first_known_version_is_taken(tmp_path: Path, version: KubeletVersion) -> None:
-    """In the plugin's order; the plugin is told of it, and forgotten when its socket goes."""
+    """In the plugin's order; the plugin is notified, and forgotten when its socket goes."""
     plugin = Plugin(tmp_path)
     async with DraKubelet(tmp_path, version) as kubelet:
         async with plugin.running():
-            await until(lambda: plugin.told)
-            assert plugin.told == [RegistrationStatus(plugin_registered=True)]
+            await until(lambda: plugin.notified)
+            assert plugin.notified == [RegistrationStatus(plugin_registered=True)]
             registered = kubelet.plugins.get(DRIVER)
             assert registered is not None
             assert registered.service == "v1.DRAPlugin"
@@ -51,14 +51,14 @@ async def test_the_first_known_version_is_taken(tmp_path: Path, version: Kubelet
     ],
     ids=["kind", "versions"],
 )
-async def test_a_refusal_is_told(tmp_path: Path, plugin: dict[str, Any], words: str) -> None:
+async def test_a_refusal_is_reported(tmp_path: Path, plugin: dict[str, Any], words: str) -> None:
     """With the kubelet's words, again and again."""
     refused = Plugin(tmp_path, **plugin)
     async with DraKubelet(tmp_path) as kubelet, refused.running():
-        await until(lambda: len(refused.told) >= 2)
+        await until(lambda: len(refused.notified) >= 2)
         assert not kubelet.plugins.found
-    assert not refused.told[0].plugin_registered
-    assert words in refused.told[0].error
+    assert not refused.notified[0].plugin_registered
+    assert words in refused.notified[0].error
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ async def test_endpoints_are_checked_from_1_37_on(
     """Before, the plugin is registered and cannot be reached."""
     plugin = Plugin(tmp_path, endpoint=endpoint)
     async with DraKubelet(tmp_path, V1_37), plugin.running():
-        await until(lambda: plugin.told)
-        assert words in plugin.told[0].error
+        await until(lambda: plugin.notified)
+        assert words in plugin.notified[0].error
 
 
 async def test_files_that_are_no_plugins_are_passed_over(tmp_path: Path) -> None:
-    """Hidden sockets and other files; a socket that nobody serves is tried again."""
+    """Hidden sockets and other files; a socket that is not served is tried again."""
     async with DraKubelet(tmp_path) as kubelet:
         registry = kubelet.plugins.registry
         (registry / "file.sock").touch()

@@ -167,9 +167,9 @@ def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
 
 def test_why_it_is_found_to_hang(ready: Life) -> None:
     """Where more is known than its silence, that is reported."""
-    ready.tell(Silent(1, "nobody is at its socket"))
-    ready.tell(Silent(1, "nobody is at its socket"))
-    assert "in a row (nobody is at its socket); it is replaced" in ready.state.why
+    ready.tell(Silent(1, "its socket is not served"))
+    ready.tell(Silent(1, "its socket is not served"))
+    assert "in a row (its socket is not served); it is replaced" in ready.state.why
 
 
 def test_a_killed_one_is_remembered_for_what_it_did() -> None:

@@ -47,7 +47,7 @@ class HealthFeed:
     async def watch(self) -> AsyncGenerator[tuple[DeviceHealth, ...], None]:
         """The list, then again at each change and each heartbeat.
 
-        A watcher that takes its time misses lists between, never the newest, and holds up nobody.
+        A watcher that takes its time misses lists between, never the newest, and holds up no other.
         """
         changed = asyncio.Event()
         self._watchers.add(changed)

@@ -1,4 +1,4 @@
-"""What the kubelet is told of the driver, and what is kept of its answer."""
+"""What is reported of the driver to the kubelet, and what is kept of its answer."""
 
 from __future__ import annotations
 

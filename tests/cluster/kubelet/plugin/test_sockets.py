@@ -103,7 +103,7 @@ async def test_the_socket_of_a_successor_stays(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "folder", "symlink"])
 async def test_what_is_no_socket_is_not_touched(path: Path, kind: str) -> None:
-    """Whoever made it knows what for; the error names it, and nothing is left behind."""
+    """It may be in use by its maker; the error names it, and nothing is left behind."""
     target = path.parent.parent / "target"
     dead_socket(target)
     put(kind, path, target)
