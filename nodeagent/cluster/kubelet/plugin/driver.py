@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from nodeagent.claims.names import DRIVER
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.cluster.kubelet.plugin.health_stream import health_stream
-from nodeagent.cluster.kubelet.plugin.registration import DRIVER, RegistrationService
+from nodeagent.cluster.kubelet.plugin.registration import RegistrationService
 from nodeagent.cluster.kubelet.plugin.server import DraService
 from nodeagent.cluster.kubelet.plugin.sockets import check_path, make_directory, serve
 

@@ -11,12 +11,12 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from nodeagent.claims.names import DRIVER
 from nodeagent.cluster.kubelet.generated import pluginregistration_pb2 as messages
 from nodeagent.cluster.kubelet.plugin import health_stream, server
 
 log = structlog.get_logger(__name__)
 
-DRIVER: Final = "gpu.nodeagent.io"
 SERVICE: Final = "pluginregistration.Registration"
 VERSIONS: Final = (server.VERSION, health_stream.SERVICE)  # a kubelet takes the first it knows
 _LONGEST_REASON: Final = 1000  # characters
