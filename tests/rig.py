@@ -43,6 +43,21 @@ def open_driver(observe_deadline: float = 5.0, step_deadline: float = 5.0) -> Dr
     return Driver(observe_deadline=observe_deadline, step_deadline=step_deadline, nvidia_smi=SMI)
 
 
+class CountedRounds(LoopControl):
+    """Counts the loop's rounds, so that a test can wait for one that began after its own act."""
+
+    begun = 0
+    ended = 0
+
+    def begin_round(self) -> None:
+        self.begun += 1
+        super().begin_round()
+
+    def end_round(self) -> None:
+        self.ended += 1
+        super().end_round()
+
+
 class Rig:
     """A running reconciler, what it said, and its states in their order."""
 
@@ -65,7 +80,7 @@ class Rig:
     ) -> None:
         self.events = EventLog()
         self.states: list[NodeState] = []
-        self.control = LoopControl()
+        self.control = CountedRounds()
         self.node_states = NodeStates(NodeState("node-a", "file"))
         self.plan = ActivePlan(self.control, reserved=reserved)
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
@@ -118,10 +133,10 @@ class Rig:
                 await asyncio.sleep(0.005)
 
     async def round(self) -> None:
-        """Have it look once more, and wait for the end of that round."""
-        before = len(self.states)
+        """Have it look once more, and wait for the end of a round that began from now on."""
+        before = self.control.begun
         self.control.nudge("a test asks")
-        await self.until(lambda: len(self.states) > before and self.state.phase != Phase.WORKING)
+        await self.until(lambda: self.control.ended > before and self.state.phase != Phase.WORKING)
 
     async def settle(self, phase: Phase) -> None:
         await self.until(lambda: self.state.rounds > 0 and self.state.phase is phase)
