@@ -14,13 +14,6 @@ import pytest
 
 from nodeagent.claims.decisions import Allocated
 from nodeagent.cluster.kubelet.allocations import ByFile, ByUuid, Holding, PodName
-from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
-    ClaimResource,
-    ContainerResources,
-    DynamicResource,
-    ListPodResourcesResponse,
-    PodResources,
-)
 from nodeagent.cluster.kubelet.pod_resources import (
     KubeletBusy,
     KubeletError,
@@ -91,16 +84,15 @@ async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
         await client.claimed_devices()
 
 
-async def test_the_share_of_a_claimed_device(kubelet: Kubelet) -> None:
-    """Newer kubelets name it."""
-    device = ClaimResource(
-        driver_name="gpu.nodeagent.io", pool_name="pool", device_name="gpu", share_id="5e7"
-    )
-    claim = DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=[device])
-    container = ContainerResources(name="main", dynamic_resources=[claim])
-    pod = PodResources(name="pod", namespace="ns", containers=[container])
-    answer = ListPodResourcesResponse(pod_resources=[pod])
-    kubelet.spoilt["List"] = answer.SerializeToString()
+async def test_a_claimed_device_byte_by_byte(kubelet: Kubelet) -> None:
+    """As a kubelet of 1.36 sends it: with the CDI devices so far, and the share where it is one."""
+    cdi = b"\x0a\x07" + b"\x0a\x05k/c=1"  # field 1, which the agent does not read
+    driver = b"\x12\x10gpu.nodeagent.io"
+    device = cdi + driver + b"\x1a\x04pool" + b"\x22\x03gpu" + b"\x2a\x035e7"
+    claim = b"\x12\x01c" + b"\x1a\x02ns" + b"\x22" + bytes([len(device)]) + device
+    container = b"\x0a\x04main" + b"\x2a" + bytes([len(claim)]) + claim
+    pod = b"\x0a\x03pod" + b"\x12\x02ns" + b"\x1a" + bytes([len(container)]) + container
+    kubelet.spoilt["List"] = b"\x0a" + bytes([len(pod)]) + pod
     expected = (Allocated("ns", "c", "pod", ("pool", "gpu", "5e7")),)
     assert await client_of(kubelet).claimed_devices() == expected
 

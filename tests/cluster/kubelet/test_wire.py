@@ -1,8 +1,9 @@
-"""The bytes of each message between the kubelet and a DRA plugin.
+"""The bytes of each message between the kubelet and the agent: as a DRA plugin, and as one who
+asks for the devices of pods.
 
 They are written by hand from protobuf's encoding: a field is its tag (number * 8 + kind; kind 2 is
 a length and so many bytes, kind 0 a varint), and then its value. Names and numbers are those of
-k8s.io/kubelet/pkg/apis (pluginregistration/v1, dra/v1, dra-health/v1alpha1).
+k8s.io/kubelet/pkg/apis (pluginregistration/v1, dra/v1, dra-health/v1alpha1, podresources/v1).
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ from nodeagent.cluster.kubelet.generated.pluginregistration_pb2 import (
     PluginInfo,
     RegistrationStatus,
     RegistrationStatusResponse,
+)
+from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
+    ClaimResource,
+    ContainerDevices,
+    ContainerResources,
+    DynamicResource,
+    ListPodResourcesRequest,
+    ListPodResourcesResponse,
+    PodResources,
 )
 
 CLAIM = Claim(namespace="ns", uid="u-1", name="claim")
@@ -69,6 +79,18 @@ INFO_BYTES = (
     b"\x22\x0cv1.DRAPlugin"
     b"\x22\x1av1alpha1.DRAResourceHealth"
 )
+CLAIMED = ClaimResource(driver_name="d", pool_name="pool", device_name="gpu", share_id="s")
+CLAIMED_BYTES = b"\x12\x01d\x1a\x04pool\x22\x03gpu\x2a\x01s"  # 3 + 6 + 5 + 3 = 17 bytes
+USED = DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=[CLAIMED])
+USED_BYTES = b"\x12\x01c\x1a\x02ns\x22\x11" + CLAIMED_BYTES  # 3 + 4 + 19 = 26 bytes
+PLUGGED = ContainerDevices(resource_name="r", device_ids=["a", "b"])
+PLUGGED_BYTES = b"\x0a\x01r\x12\x01a\x12\x01b"  # 3 * 3 = 9 bytes
+CONTAINER = ContainerResources(name="main", devices=[PLUGGED], dynamic_resources=[USED])
+CONTAINER_BYTES = (  # 6 + 11 + 28 = 45 bytes
+    b"\x0a\x04main" + b"\x12\x09" + PLUGGED_BYTES + b"\x2a\x1a" + USED_BYTES
+)
+POD = PodResources(name="pod", namespace="ns", containers=[CONTAINER])
+POD_BYTES = b"\x0a\x03pod\x12\x02ns\x1a\x2d" + CONTAINER_BYTES  # 5 + 4 + 47 = 56 bytes
 WIRE: dict[str, tuple[Message, bytes]] = {
     "info request": (InfoRequest(), b""),
     "info": (
@@ -117,6 +139,11 @@ WIRE: dict[str, tuple[Message, bytes]] = {
         NodeWatchResourcesResponse(devices=[HEALTH, HEALTH]),
         b"\x0a\x1c" + HEALTH_BYTES + b"\x0a\x1c" + HEALTH_BYTES,
     ),
+    "list request": (ListPodResourcesRequest(), b""),
+    "claimed device": (CLAIMED, CLAIMED_BYTES),
+    "claim of a container": (USED, USED_BYTES),
+    "pod with devices": (POD, POD_BYTES),
+    "list response": (ListPodResourcesResponse(pod_resources=[POD]), b"\x0a\x38" + POD_BYTES),
 }
 
 

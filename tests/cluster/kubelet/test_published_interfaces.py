@@ -1,0 +1,104 @@
+"""The messages here are those of the interfaces that Kubernetes publishes (tests/data/kubelet)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    MethodDescriptorProto,
+)
+
+from nodeagent.cluster.kubelet.generated import (
+    dra_health_pb2,
+    dra_pb2,
+    pluginregistration_pb2,
+    podresources_pb2,
+)
+
+PUBLISHED = json.loads(
+    (Path(__file__).parents[2] / "data/kubelet/interfaces.json").read_text(encoding="utf-8")
+)
+SERVED: dict[str, ModuleType] = {
+    "pluginregistration": pluginregistration_pb2,
+    "dra": dra_pb2,
+    "dra_health": dra_health_pb2,
+}
+ALL = {**SERVED, "podresources": podresources_pb2}
+REPEATED = FieldDescriptorProto.LABEL_REPEATED
+
+
+def described(name: str) -> FileDescriptorProto:
+    """What the generated module says of itself."""
+    found = FileDescriptorProto()
+    ALL[name].DESCRIPTOR.CopyToProto(found)
+    return found
+
+
+def last(name: str) -> str:
+    """Of a qualified name."""
+    return name.rpartition(".")[2]
+
+
+def kind(field: FieldDescriptorProto) -> str:
+    """A message's or an enum's name, or the scalar's."""
+    scalar = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    return last(field.type_name) or scalar
+
+
+def text(field: FieldDescriptorProto, message: DescriptorProto) -> str:
+    """Type and number, as in a .proto file."""
+    entry = next((e for e in message.nested_type if e.name == kind(field)), None)
+    if entry:
+        key, value = entry.field
+        return f"map<{kind(key)}, {kind(value)}> {field.number}"
+    label = "repeated " if field.label == REPEATED else ""
+    label = "optional " if field.proto3_optional else label
+    return f"{label}{kind(field)} {field.number}"
+
+
+def messages(name: str) -> dict[str, dict[str, str]]:
+    """Fields by name, by message."""
+    return {
+        message.name: {field.name: text(field, message) for field in message.field}
+        for message in described(name).message_type
+    }
+
+
+def methods(name: str) -> dict[str, str]:
+    """What each takes and gives."""
+
+    def call(method: MethodDescriptorProto) -> str:
+        stream = "stream " if method.server_streaming else ""
+        return f"{last(method.input_type)} -> {stream}{last(method.output_type)}"
+
+    return {
+        f"{service.name}/{method.name}": call(method)
+        for service in described(name).service
+        for method in service.method
+    }
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_the_agent_serves_is_whole(name: str) -> None:
+    """Every method, message, field and value of what the kubelet calls, and no other."""
+    published = PUBLISHED[name]
+    assert messages(name) == published["messages"]
+    assert methods(name) == published["methods"]
+    enums = {e.name: {v.name: v.number for v in e.value} for e in described(name).enum_type}
+    assert enums == published.get("enums", {})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_the_agent_knows_is_published(name: str) -> None:
+    """Package, methods and fields are as published; what the agent does not read may be missing."""
+    published = PUBLISHED[name]
+    assert described(name).package == published["package"]
+    assert methods(name).items() <= published["methods"].items()
+    for message, fields in messages(name).items():
+        assert fields.items() <= published["messages"][message].items(), message
