@@ -1,0 +1,96 @@
+"""Device classes choose the devices that their names say."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import celpy
+import kubernetes_validate
+import pytest
+from celpy.adapter import json_to_cel
+
+from nodeagent.claims.names import DRIVER, WHOLE_GPU, mig_device_name, places
+from nodeagent.claims.offer import OfferContext, make_offer
+from nodeagent.claims.resource_slices import NodeReference, resource_slices
+from nodeagent.claims.wanted import Mode
+from nodeagent.cluster.drain.device_plugin import resource_of
+from nodeagent.simulation.boards import board_names, load_board
+from tests.claims.boards import NODE, mig_off
+from tests.manifests.rendering import Document, written
+from tests.plan.cards import card
+
+PROFILES = sorted(
+    {profile.name for board in board_names() for profile in load_board(board).profiles}
+)
+KEY = "gpu.nvidia.com"
+
+
+@cache
+def classes() -> dict[str, Document]:
+    """By name."""
+    return {one["metadata"]["name"]: one for one in written("components/dra/classes.yaml")}
+
+
+def class_of(profile: str) -> str:
+    """The class of MIG devices of that profile, whose names have it in the same spelling."""
+    return f"{mig_device_name(profile, 0).removesuffix('-0')}.nodeagent.io"
+
+
+def published(board: str) -> list[dict[str, Any]]:
+    """The devices of such a GPU outside MIG mode, which is offered as a whole and in parts."""
+    offer = make_offer(mig_off(card(board)), OfferContext(NODE, Mode.DYNAMIC, 0))
+    slices = resource_slices(offer, NodeReference(NODE, "uid"), 1)
+    return [device for one in slices for device in one["spec"].get("devices", ())]
+
+
+def as_cel(device: dict[str, Any]) -> Any:
+    """`device` of a selector's expression: attributes by domain, without their types."""
+    attributes: dict[str, dict[str, Any]] = {}
+    for name, value in device["attributes"].items():
+        domain, _, key = name.rpartition("/")
+        (attributes.setdefault(domain, {})[key],) = value.values()
+    return json_to_cel({"driver": DRIVER, "attributes": attributes})
+
+
+@cache
+def selector(name: str) -> celpy.Runner:
+    """Of the class, compiled; each has one."""
+    (one,) = classes()[name]["spec"]["selectors"]
+    environment = celpy.Environment()
+    return environment.program(environment.compile(one["cel"]["expression"]))
+
+
+def chosen(name: str, devices: list[dict[str, Any]]) -> set[str]:
+    """Names of the devices that the class takes."""
+    return {d["name"] for d in devices if selector(name).evaluate({"device": as_cel(d)})}
+
+
+def test_every_profile_has_a_class() -> None:
+    """With the name that NVIDIA's device plugin gives its devices; no two have the same."""
+    resources = {
+        name: one["spec"].get("extendedResourceName")
+        for name, one in classes().items()
+        if name.startswith("mig-")
+    }
+    assert resources == {class_of(profile): resource_of(profile) for profile in PROFILES}
+    assert len(set(resources.values())) == len(resources)
+
+
+@pytest.mark.parametrize("board", ["h100-80gb", "rtx-pro-6000"])
+def test_a_class_chooses_its_devices(board: str) -> None:
+    """All of its profile and no others; the general ones all MIG devices, and whole GPUs."""
+    devices, known = published(board), places(card(board))
+    for profile in load_board(board).profiles:
+        own = {name for name, place in known.items() if place.profile.name == profile.name}
+        assert chosen(class_of(profile.name), devices) == own
+    assert chosen("mig.nodeagent.io", devices) == set(known)
+    assert chosen("gpu.nodeagent.io", devices) == {WHOLE_GPU}
+    assert chosen(class_of("1g.5gb"), devices) == set()
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
+def test_schemas(version: str) -> None:
+    """Classes of each shape are what Kubernetes' own schemas want."""
+    for name in ("gpu.nodeagent.io", "mig.nodeagent.io", class_of("1g.10gb+me")):
+        kubernetes_validate.validate(classes()[name], version, strict=True)
