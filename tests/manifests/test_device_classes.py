@@ -1,4 +1,4 @@
-"""Device classes choose the devices that their names say."""
+"""Device classes choose the devices that their names say, and the examples ask for no others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import celpy
 import kubernetes_validate
 import pytest
+import yaml
 from celpy.adapter import json_to_cel
 
+from nodeagent.claims.configuration import Source, read_configuration
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, mig_device_name, places
 from nodeagent.claims.offer import OfferContext, make_offer
 from nodeagent.claims.resource_slices import NodeReference, resource_slices
@@ -17,9 +19,10 @@ from nodeagent.claims.wanted import Mode
 from nodeagent.cluster.drain.device_plugin import resource_of
 from nodeagent.simulation.boards import board_names, load_board
 from tests.claims.boards import NODE, mig_off
-from tests.manifests.rendering import Document, written
+from tests.manifests.rendering import MANIFESTS, Document, written
 from tests.plan.cards import card
 
+EXAMPLES = sorted((MANIFESTS.parent / "examples/dra").glob("*.yaml"))
 PROFILES = sorted(
     {profile.name for board in board_names() for profile in load_board(board).profiles}
 )
@@ -94,3 +97,64 @@ def test_schemas(version: str) -> None:
     """Classes of each shape are what Kubernetes' own schemas want."""
     for name in ("gpu.nodeagent.io", "mig.nodeagent.io", class_of("1g.10gb+me")):
         kubernetes_validate.validate(classes()[name], version, strict=True)
+
+
+# --- examples -------------------------------------------------------------------------------------
+
+
+def documents(name: str) -> list[Document]:
+    """Of an example."""
+    (path,) = (one for one in EXAMPLES if one.stem == name)
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def pods(found: list[Document]) -> list[dict[str, Any]]:
+    """The specs of pods, also those of a Deployment's."""
+    return [
+        one["spec"]["template"]["spec"] if one["kind"] == "Deployment" else one["spec"]
+        for one in found
+        if one["kind"] in {"Deployment", "Pod"}
+    ]
+
+
+def claims(found: list[Document]) -> dict[str, dict[str, Any]]:
+    """What claims ask for, by the claim's or the template's name."""
+    return {
+        one["metadata"]["name"]: one["spec"].get("spec", one["spec"])["devices"]
+        for one in found
+        if one["kind"].startswith("ResourceClaim")
+    }
+
+
+@pytest.mark.parametrize("name", [path.stem for path in EXAMPLES])
+def test_an_example(name: str) -> None:
+    """It is what Kubernetes knows, and names classes, resources and claims that are there."""
+    found = documents(name)
+    for document, version in ((d, v) for d in found for v in ("1.36", "1.37")):
+        kubernetes_validate.validate(document, version, strict=True)
+    asked = claims(found)
+    resources = {one["spec"].get("extendedResourceName") for one in classes().values()}
+    assert pods(found)
+    for pod in pods(found):
+        names = {one["name"]: one for one in pod.get("resourceClaims", ())}
+        for one in names.values():
+            assert asked[one.get("resourceClaimName") or one["resourceClaimTemplateName"]]
+        for container in pod["containers"]:
+            assert {c["name"] for c in container["resources"].get("claims", ())} <= set(names)
+            assert set(container["resources"].get("limits", ())) <= resources
+            assert container["resources"]
+    for devices in asked.values():
+        for request in devices["requests"]:
+            assert request["exactly"]["deviceClassName"] in classes()
+        for number, one in enumerate(devices.get("config", ())):
+            assert one["opaque"]["driver"] == DRIVER
+            parameters = one["opaque"]["parameters"]
+            assert read_configuration(parameters, Source.CLAIM, ("config", number), nvidia=False)
+
+
+def test_a_claim_of_two_pods() -> None:
+    """The example of one has two pods with the same claim, and no claim beside."""
+    found = documents("shared-claim")
+    (name,) = claims(found)
+    named = [one["resourceClaimName"] for pod in pods(found) for one in pod["resourceClaims"]]
+    assert named == [name, name]
