@@ -64,7 +64,8 @@ class ClaimsService:
         nudge: Callable[[str], None],
     ) -> None:
         simulation = places.simulation
-        self._follows_kubelet = simulation is None
+        # A simulated node has a kubelet only where the settings say so.
+        self._follows_kubelet = simulation is None or settings.kubelet.use == "always"
         self._amiss: tuple[Problem, ...] = ()  # what the last upkeep left
         self._settings = settings
         self._cluster = cluster
