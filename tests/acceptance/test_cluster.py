@@ -140,11 +140,14 @@ def sent(line: str) -> None:
     words = shlex.split(line)
     assert words[0] == "curl"
     url = next(word for word in words if word.startswith("http://"))
-    name, _, value = words[words.index("-H") + 1].partition(": ")
-    body = words[words.index("-d") + 1].encode()
-    request = urllib.request.Request(url, body, {name: value}, method="PATCH")
+    method = next(word for word in words if word.startswith("-X")).removeprefix("-X")
+    headers, body = {}, None
+    if "-d" in words:
+        name, _, value = words[words.index("-H") + 1].partition(": ")
+        headers, body = {name: value}, words[words.index("-d") + 1].encode()
+    request = urllib.request.Request(url, body, headers, method=method)
     with urllib.request.urlopen(request, timeout=10) as answer:
-        assert answer.status == 200
+        assert answer.status in {200, 201}
 
 
 async def test_by_hand(tmp_path: Path) -> None:
@@ -166,13 +169,19 @@ async def test_by_hand(tmp_path: Path) -> None:
 
     try:
         good, bad = await line("curl"), await line("curl")
-        reading = await line("curl")
+        reading, starting, ending = await line("curl"), await line("curl"), await line("curl")
         url = next(word for word in shlex.split(reading) if word.startswith("http://"))
         await line("status  NoPlan")
         await asyncio.to_thread(sent, good)
-        await until(lambda: len(instances(url)) == 8)
+        await until(lambda: len(instances(url)) == 4)
         await asyncio.to_thread(sent, bad)
         assert "gpus[0].mig" in await line("status  Rejected")
+        await asyncio.to_thread(sent, starting)
+        assert "nodeagent.io/claim=" in await line("pod trainer runs")
+        await until(lambda: len(instances(url)) == 5)
+        await asyncio.to_thread(sent, ending)
+        await line("pod trainer is gone")
+        await until(lambda: len(instances(url)) == 4)
     finally:
         process.send_signal(signal.SIGINT)
         code = await process.wait()

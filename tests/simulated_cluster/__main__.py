@@ -1,8 +1,9 @@
 """`python -m tests.simulated_cluster`: an API server and a kubelet for trying the agent by hand.
 
 It writes a kubeconfig that the agent and kubectl take, prints where everything is, and runs until
-it is interrupted. With `--agent BOARDS` an agent on simulated GPUs runs against it, and what that
-writes into the Node's status annotation is printed as it comes.
+it is interrupted. With `--agent BOARDS` an agent on simulated GPUs runs against it, what that
+writes into the Node's status annotation is printed as it comes, and pods that ask for a GPU get a
+claim, a device and a start.
 """
 
 from __future__ import annotations
@@ -13,19 +14,45 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nodeagent.claims.records import FOLDER
+from nodeagent.simulation.mps.installation import directory_beside
 from tests.simulated_cluster.agent import NAME, PLAN, STATUS, command, kubeconfig, status_of
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
+from tests.simulated_cluster.kubelet_claims import DraKubelet
+from tests.simulated_cluster.workloads import NAMESPACE, Workloads
 
-PLANS = (
-    "{version: v1, gpus: [{devices: all, mig: {3g.40gb: 1, 1g.10gb: 3}}]}",
-    "{version: v1, gpus: [{devices: all, mig: {9g.90gb: 1}}]}",  # refused, with the reason
+PLANS = (  # for one GPU, so that the others are left to claims
+    "{version: v1, gpus: [{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 3}}]}",
+    "{version: v1, gpus: [{devices: [0], mig: {9g.90gb: 1}}]}",  # refused, with the reason
 )
+LISTING, KUBELET = "pod-resources", "kubelet"  # folders of the kubelet's sockets
+POD = "trainer"
+RESOURCE = "nvidia.com/mig-1g.10gb"
+
+
+def starting(url: str) -> str:
+    """The shell command that makes a pod which asks for a slice."""
+    container = {"name": "main", "image": "none", "resources": {"limits": {RESOURCE: 1}}}
+    pod = json.dumps({"metadata": {"name": POD}, "spec": {"containers": [container]}})
+    kind = "Content-Type: application/json"
+    return shlex.join(["curl", "-sSo/dev/null", "-XPOST", "-H", kind, pods(url), "-d", pod])
+
+
+def ending(url: str) -> str:
+    """The shell command that deletes that pod."""
+    return shlex.join(["curl", "-sSo/dev/null", "-XDELETE", f"{pods(url)}/{POD}"])
+
+
+def pods(url: str) -> str:
+    """Where pods are."""
+    return f"{url}/api/v1/namespaces/{NAMESPACE}/pods"
 
 
 def annotating(url: str, node: str, plan: str) -> str:
@@ -80,7 +107,7 @@ def _problems(status: dict[str, Any]) -> list[str]:
     return [": ".join(filter(None, (p.get("path"), p["message"]))) for p in found]
 
 
-async def until_stopped(agent: list[str], kubelet: Path) -> int:
+async def until_stopped(agent: list[str], folder: Path) -> int:
     """Wait for SIGINT or SIGTERM, with the agent (an empty command: without one); an exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -94,7 +121,10 @@ async def until_stopped(agent: list[str], kubelet: Path) -> int:
         env={
             **os.environ,
             "NODEAGENT_KUBELET_USE": "always",
-            "NODEAGENT_KUBELET_SOCKET": f"{kubelet}",
+            "NODEAGENT_KUBELET_SOCKET": f"{folder}/{LISTING}/kubelet.sock",
+            "NODEAGENT_DRA_MODE": "dynamic",
+            "NODEAGENT_DRA_KUBELET_DIR": f"{folder}/{KUBELET}",
+            "NODEAGENT_CDI_DIR": f"{folder}/cdi",
         },
         process_group=0,  # Ctrl-C is ours; a second signal would cut the agent short
     )
@@ -118,7 +148,9 @@ async def serve(options: argparse.Namespace) -> int:
     folder: Path = options.folder.absolute()
     async with contextlib.AsyncExitStack() as stack:
         api = await stack.enter_async_context(ApiServer(port=options.port))
-        kubelet = await stack.enter_async_context(Kubelet(folder / "pod-resources"))
+        kubelet = await stack.enter_async_context(Kubelet(folder / LISTING))
+        plugins = DraKubelet(folder / KUBELET, pod_resources=kubelet)
+        await stack.enter_async_context(plugins)
         api.add_node(options.node)
         config = folder / "kubeconfig"
         whole = config.with_name("kubeconfig.new")  # who waits for the file finds all of it
@@ -126,18 +158,22 @@ async def serve(options: argparse.Namespace) -> int:
         whole.rename(config)
         say(api, kubelet, options.node, config)
         if options.agent:
-            print("the agent's own picture:")
+            print("a pod gets a slice that is made for it; see it, and take it away again:")
+            print(f"  {starting(api.url)}")
             print(f"  {program()} status --run-dir {folder}/run")
+            print(f"  {ending(api.url)}")
             print("something happens to a GPU, and the Node reports it:")
             print(f"  {program()} simulate xid 0 79 --state {folder}/node.json\n", flush=True)
-        telling = asyncio.create_task(tell_statuses(api, options.node))
-        stack.callback(telling.cancel)
+        workloads = Workloads(api, plugins, options.node, lambda text: print(text, flush=True))
+        for following in (tell_statuses(api, options.node), workloads.run()):
+            stack.callback(asyncio.create_task(following).cancel)
         agent: list[str] = []
         if options.agent:
             state = folder / "node.json"
-            state.unlink(missing_ok=True)  # a new node each time
+            state.unlink(missing_ok=True)  # a new node each time, and new claims
+            shutil.rmtree(directory_beside(state) / FOLDER, ignore_errors=True)
             agent = [*command(options.agent, folder, options.node), "--state", str(state)]
-        return await until_stopped(agent, kubelet.socket)
+        return await until_stopped(agent, folder)
 
 
 def main() -> int:

@@ -1,0 +1,120 @@
+"""What a cluster does with pods that ask for a GPU, for trying out: on one Node, one device a pod.
+
+A pod with a limit such as `nvidia.com/mig-1g.10gb: 1` gets a claim, the claim a device, and the
+kubelet has it prepared; when the pod is deleted it is released. What does not fit waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
+from tests.simulated_cluster.scheduler import Device, Scheduler
+
+NAMESPACE = "default"
+RETRY = 1.0  # seconds; the real kubelet waits some 10
+
+_PREFIX = "nvidia.com/"
+
+
+class Workloads:
+    """Runs the pods of NAMESPACE on the Node while `run` runs; `report` gets what happens."""
+
+    def __init__(
+        self, api: ApiServer, kubelet: DraKubelet, node: str, report: Callable[[str], None]
+    ) -> None:
+        self._api = api
+        self._kubelet = kubelet
+        self._node = node
+        self._report = report
+        self._scheduler = Scheduler(api)
+        self._leaving: dict[str, asyncio.Event] = {}  # by name, of the pods that have a device
+        self._waiting: set[str] = set()
+
+    async def run(self) -> NoReturn:
+        """Follow pods and devices until cancelled."""
+        changes: asyncio.Queue[Any] = asyncio.Queue()
+        self._api.store.watching.add(changes)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                change = await changes.get()
+                if change.plural in {"pods", "resourceslices"}:
+                    for pod in self._api.store.all("pods", NAMESPACE):
+                        self._follow(pod, group)
+
+    def _follow(self, pod: dict[str, Any], group: asyncio.TaskGroup) -> None:
+        name, leaving = pod["metadata"]["name"], "deletionTimestamp" in pod["metadata"]
+        if name in self._leaving:
+            if leaving:
+                self._leaving[name].set()
+            return
+        wanted = _wanted(pod)
+        if wanted is None or leaving or pod["status"]["phase"] != "Pending":
+            return
+        uid = self._scheduler.claim(NAMESPACE, name)["metadata"]["uid"]
+        device = self._scheduler.allocate(NAMESPACE, name, wanted)
+        if device:
+            self._waiting.discard(name)
+            self._leaving[name] = asyncio.Event()
+            self._api.pods.lingering.add((NAMESPACE, name))
+            self._report(f"pod {name} is scheduled: its claim is allocated {device}")
+            group.create_task(self._live(name, Claim(name, uid, NAMESPACE)))
+            return
+        self._scheduler.delete(NAMESPACE, name)
+        if name not in self._waiting:
+            self._waiting.add(name)
+            self._report(f"pod {name} waits: no device that it could have is free")
+
+    async def _live(self, name: str, claim: Claim) -> None:
+        """The pod as its kubelet sees it, from its start to its end."""
+        leaving = self._leaving[name]
+        if await self._retried(lambda: self._kubelet.prepare(name, claim), name, until=leaving):
+            running = {"spec": {"nodeName": self._node}, "status": {"phase": "Running"}}
+            self._api.patch_pod(name, running)
+            self._report(f"pod {name} runs, with {', '.join(self._kubelet.cdi_ids(claim))}")
+            await leaving.wait()
+        await self._retried(lambda: self._kubelet.release(name, claim), name)
+        self._scheduler.delete(NAMESPACE, name)
+        self._report(f"pod {name} is gone, and its device is released")
+        del self._leaving[name]
+        self._api.pods.gone(name, NAMESPACE)
+
+    async def _retried(
+        self, call: Callable[[], Awaitable[None]], name: str, until: asyncio.Event | None = None
+    ) -> bool:
+        """Call until it succeeds; False when `until` is set before."""
+        said = ""
+        while until is None or not until.is_set():
+            try:
+                await call()
+            except PodFailed as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._report(f"pod {name} has to wait: {said}")
+                await asyncio.sleep(RETRY)
+            else:
+                return True
+        return False
+
+
+def _wanted(pod: dict[str, Any]) -> Callable[[Device], bool] | None:
+    """What the device class of the pod's first GPU resource takes; None where it asks for none."""
+    resources = [
+        name.removeprefix(_PREFIX)
+        for container in pod["spec"]["containers"]
+        for name in container.get("resources", {}).get("limits", {})
+        if name.startswith(_PREFIX)
+    ]
+    if not resources:
+        return None
+    asked: str = resources[0]
+
+    def wanted(device: Device) -> bool:
+        attributes: dict[str, dict[str, str]] = device["attributes"]
+        profile = attributes.get("gpu.nvidia.com/profile", {}).get("string", "")
+        return asked == (f"mig-{profile.replace('+', '.')}" if profile else "gpu")
+
+    return wanted
