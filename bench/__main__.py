@@ -16,7 +16,7 @@ NAMES = (
         "disturbance",
         "mps",
     ),
-    *("cluster", "cluster_traffic", "cluster_restart", "metrics"),
+    *("cluster", "cluster_traffic", "cluster_restart", "metrics", "claims", "fragmentation"),
 )
 LONG = ("soak", "state_damage")
 
