@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-OVERLAYS = ("gpu-operator", "nos", "plain", "simulated")
+OVERLAYS = ("dra", "gpu-operator", "nos", "plain", "simulated")
 OLDEST = (1, 21)  # the first kubectl whose kustomize knows components
 
 Document = dict[str, Any]

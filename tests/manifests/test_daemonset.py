@@ -19,7 +19,7 @@ from nodeagent.settings import Settings, load_settings
 from tests.api.serving import api
 from tests.manifests.rendering import MANIFESTS, Document, overlay, pod_of, why_not, written
 
-WITH_GPUS = ("gpu-operator", "nos", "plain")
+WITH_GPUS = ("dra", "gpu-operator", "nos", "plain")
 rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
 POD, CONTAINER = pod_of(written("base/daemonset.yaml"))
 
@@ -49,6 +49,7 @@ def test_the_overlays_settings_are_settings(name: str) -> None:
     """The settings file of each is accepted, and says what the overlay is for."""
     settings = _settings(name)
     expected = {
+        "dra": ("auto", "nothing"),
         "gpu-operator": ("auto", "pauseLabels"),
         "nos": ("nos", "deletePods"),
         "plain": ("auto", "deletePods"),
