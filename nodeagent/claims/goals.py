@@ -52,26 +52,6 @@ def reserved_on(gpu: str, records: Iterable[ClaimRecord]) -> Iterator[Reserved]:
                 yield Reserved(device.profile, device.placement, record.title)
 
 
-def rival(record: ClaimRecord, others: Iterable[ClaimRecord]) -> str:
-    """Another claim that has a part of the same device, with that device; "" if there is none.
-
-    Schedulers race, and force-deleted pods free a device before their containers have stopped.
-    """
-    for other in others:
-        for theirs in other.devices:
-            if any(_overlap(own, theirs) for own in record.devices):
-                return f"{theirs.result.device} of {other.title}"
-    return ""
-
-
-def _overlap(one: ClaimedDevice, other: ClaimedDevice) -> bool:
-    if one.gpu != other.gpu or not (one.is_held and other.is_held):
-        return False
-    if one.placement is None or other.placement is None:
-        return True
-    return bool(one.placement.mask & other.placement.mask)
-
-
 def _mig(gpu: Gpu, wanted: tuple[WantedInstance, ...], path: str) -> DesiredMig | None:
     """MIG mode is not switched on for nothing."""
     return Layout(wanted, path) if wanted or gpu.in_mig_mode else None

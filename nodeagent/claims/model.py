@@ -104,6 +104,14 @@ class ClaimedDevice:
             return self.instance == instance.id
         return self.before is not None and (instance.id, instance.placement) not in self.before
 
+    def overlaps(self, other: ClaimedDevice) -> bool:
+        """Whether both have the same part of a GPU; what an administrator has, takes no place."""
+        if self.result.admin_access or other.result.admin_access or self.gpu != other.gpu:
+            return False
+        if self.placement is None or other.placement is None:
+            return True
+        return bool(self.placement.mask & other.placement.mask)
+
     @property
     def is_share(self) -> bool:
         """Whether other claims have parts of the same GPU by MPS."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from nodeagent.claims.admission import require_admission
 from nodeagent.claims.allocation import ClaimRefused, read_allocation
 from nodeagent.claims.cdi import Edits, claim_of, device_id, file_name, stale
 from nodeagent.claims.cdi_files import file_names, withdraw
@@ -27,7 +28,7 @@ from nodeagent.claims.decisions import (
     Repair,
     ReportForeign,
 )
-from nodeagent.claims.goals import reserved_on, rival, to_prepare, to_release
+from nodeagent.claims.goals import reserved_on, to_prepare, to_release
 from nodeagent.claims.making import begun, with_instances, without_ids
 from nodeagent.claims.model import (
     ClaimAllocation,
@@ -274,15 +275,7 @@ class NodeClaims:
         """In the GPU's turn: refuse what another claim has, and write ahead."""
         record = self._records.get(asked.uid, asked)
         others = [one for one in self._records.values() if one.uid != record.uid]
-        for one in self.unreadable:
-            if one.gpus is None or gpu.uuid in one.gpus:
-                raise NodeagentError(one.message, remedy=one.remedy)
-        if other := rival(record, others):
-            raise ClaimRefused(
-                f"{record.title} was allocated what is held already: {other}",
-                remedy="wait until that one's pods have ended, or delete this one's pods so that "
-                "they are scheduled anew",
-            )
+        require_admission(record, gpu, others, self.unreadable)
         record = begun(record, gpu, self.places.boot_id)
         await self._keep(record)
         return to_prepare(record, gpu, others)

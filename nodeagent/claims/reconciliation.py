@@ -219,7 +219,7 @@ class _Claim:
             if not (device.is_made and isinstance(found, _Present) and found.instance):
                 continue
             one = found.instance
-            if not any(_overlap(device, other) for _, other in self._others()):
+            if not any(device.overlaps(other) for _, other in self._others()):
                 yield MadeInstance(device.gpu, one.id, one.profile, one.placement)
 
     def _users(self) -> str:
@@ -293,12 +293,3 @@ def _is_intact(device: ClaimedDevice, found: _Found) -> bool:
     if not isinstance(found, _Present) or found.instance is None or not device.uuid:
         return True
     return any(one.uuid == device.uuid for one in found.instance.compute)
-
-
-def _overlap(one: ClaimedDevice, other: ClaimedDevice) -> bool:
-    """Whether both are for the same part of a GPU; what an administrator has, takes no place."""
-    if one.gpu != other.gpu or other.result.admin_access:
-        return False
-    if one.placement is None or other.placement is None:
-        return True
-    return bool(one.placement.mask & other.placement.mask)
