@@ -169,12 +169,14 @@ class Reserved(Struct, frozen=True):
     """Room on a GPU that is not this goal's: what is there stays, and nothing of the goal comes.
 
     `placement` None is the whole GPU, `profile` is "" then. `owner` names who holds it, for the
-    reader, such as `claim team/trainer`.
+    reader, such as `claim team/trainer`. With `shared` the owner says how the GPU as a whole is
+    shared; what shares a device of an instance is the owner's in any case.
     """
 
     profile: str
     placement: Placement | None
     owner: str
+    shared: bool = False
 
     def __str__(self) -> str:
         if self.placement is None:

@@ -15,7 +15,11 @@ from nodeagent.structs import replace
 
 
 def without(gpu: Gpu, reserved: Sequence[Reserved]) -> Gpu:
-    """The GPU without the instances that lie where something is reserved for one like them."""
+    """The GPU without the instances that lie where something is reserved for one like them, and
+    without how it is shared as a whole where that is not this goal's.
+    """
+    if any(one.shared for one in reserved):
+        gpu = replace(gpu, mps=None, earlier_mode=None, earlier_time_slice=None)
     theirs = {(r.profile, r.placement) for r in reserved}
     if not theirs:
         return gpu

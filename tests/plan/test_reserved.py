@@ -12,10 +12,11 @@ from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.problems import Code
+from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance, SetMigMode
 from nodeagent.structs import replace
 from tests.plan.cards import Place, card, layouts, places, wanted, with_instances
-from tests.plan.daemons import CLIENT, A, daemon, give
+from tests.plan.daemons import CLIENT, A, B, daemon, give, without_mig
 
 BOARDS = ["a30", "h100-80gb", "rtx-pro-6000"]
 
@@ -177,3 +178,26 @@ def test_an_instance_elsewhere_is_not_taken_for_the_reserved_one() -> None:
     here = with_instances(gpu, [("1g.10gb", 0), ("1g.10gb", 6)])
     nothing = replace(wanted(gpu, []), reserved=reserved(gpu, {("1g.10gb", 6)}))
     assert places(plan_gpu(nothing, here).after) == {("1g.10gb", 6)}
+
+
+def test_how_a_gpu_held_as_a_whole_is_shared_is_its_owners() -> None:
+    """Its daemon, compute mode and time slice stay; a goal that shares it otherwise is refused."""
+    served = without_mig(
+        card("h100-80gb"),
+        mps=daemon(A),
+        compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
+        earlier_mode=ComputeMode.DEFAULT,
+    )
+    turns = without_mig(
+        card("h100-80gb"), time_slice=TimeSlice.LONG, earlier_time_slice=TimeSlice.DEFAULT
+    )
+    off = DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]")
+    held = replace(off, reserved=(Reserved("", None, "claim team/whole", shared=True),))
+    for gpu in (served, turns):
+        assert plan_gpu(off, gpu).steps
+        assert plan_gpu(held, gpu).verdict is Verdict.IN_SYNC
+        assert plan_gpu(layout_of(gpu, held), gpu).verdict is Verdict.IN_SYNC
+    for goal_of_a_plan in (replace(held, mps=B), replace(held, time_slice=TimeSlice.SHORT)):
+        refused = plan_gpu(goal_of_a_plan, served)
+        assert (refused.verdict, refused.steps) == (Verdict.BLOCKED, ())
+        assert "the whole GPU (claim team/whole)" in refused.problems[0].message
