@@ -220,10 +220,12 @@ class _Reader:
             tuple(self._capacities(number, one)),
             None if admin else _chosen(one, configurations),
         )
-        if isinstance(result.configuration, TimeSlice) and result.device != WHOLE_GPU:
+        interval = result.configuration
+        changes = isinstance(interval, TimeSlice) and interval is not TimeSlice.DEFAULT
+        if changes and result.device != WHOLE_GPU:
             raise ClaimRefused(
                 f"{self.title}: request {one.request} asks for timeSlice on {one.device}, but the "
-                "interval is one of a whole GPU",
+                "interval is one of a whole GPU, and the driver's default on its parts",
                 remedy="drop timeSlice, or ask for a whole GPU",
             )
         return result

@@ -95,7 +95,7 @@ def test_a_share_of_a_device() -> None:
         ),
         (
             claim_json(config=[config_json(device_config(timeSlice="long"))]),
-            f"request gpu asks for timeSlice on {MIG_DEVICE}, but the interval is one of a whole",
+            f"asks for timeSlice on {MIG_DEVICE}, but the interval is one of a whole GPU, and the",
         ),
     ],
 )
@@ -105,6 +105,13 @@ def test_what_is_refused(claim: object, message: str) -> None:
     assert found.startswith("claim team/trainer")
     assert message in found
     assert found.endswith(")")
+
+
+def test_time_slices_of_a_part_of_a_gpu() -> None:
+    """Processes on a MIG device take turns by the driver's default, which may be asked for."""
+    default = [config_json(device_config(timeSlice="default"), "FromClass")]
+    [found] = allocation(claim_json(config=default)).results
+    assert found.configuration is TimeSlice.DEFAULT
 
 
 def test_a_uid_that_makes_no_file_name() -> None:
