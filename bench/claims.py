@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.processes import cpu_seconds, installed
 from bench.tables import percentile, show
 from nodeagent.claims.cdi import Edits
+from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.gpu.driver import Driver
@@ -23,6 +24,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.simulation import SimulatedNode, simulated
+from tests.claims.machine import no_daemons
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
@@ -121,6 +123,7 @@ def _claims(folder: Path, changes: GpuChanges, observed: ObservedNode) -> NodeCl
         observe=observe,
         capabilities=lambda: dict(_capabilities()),
         toolkit=Edits,
+        daemons=ClaimDaemons("1000", folder / "run", False, no_daemons),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from nodeagent.backoff import Backoff
@@ -22,7 +22,7 @@ from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
-from nodeagent.reconcile.reconciler import Reconciler, Rules
+from nodeagent.reconcile.reconciler import NodeDriver, Reconciler, Rules
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
 
@@ -72,7 +72,7 @@ class Rig:
         retry: float = 3600,
         observe_deadline: float = 5.0,
         step_deadline: float = 5.0,
-        driver: Driver | None = None,
+        driver: AbstractAsyncContextManager[NodeDriver] | None = None,
         hooks: ChangeHooks | None = None,
         reserved: ReservedOn = lambda _: (),
         on_state: Callable[[NodeState], None] = lambda _: None,

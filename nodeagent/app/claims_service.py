@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +17,7 @@ import structlog
 from nodeagent.app.paths import Paths
 from nodeagent.claims.cdi import Edits
 from nodeagent.claims.cdi_files import ToolkitEdits
+from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
 from nodeagent.claims.offer import Offer, OfferContext, make_offer
 from nodeagent.claims.records import FOLDER
@@ -27,6 +28,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.capability_files import capabilities
 from nodeagent.gpu.kernel import boot_id
+from nodeagent.mps.setup import has_private_shm, places_of
 from nodeagent.plan.desired import DesiredGpu, Layout
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
@@ -61,6 +63,7 @@ class ClaimsService:
         *,
         change: Change,
         observation: LastObservation,
+        poll_mps: Callable[[], Awaitable[None]],
         nudge: Callable[[str], None],
     ) -> None:
         simulation = places.simulation
@@ -77,6 +80,8 @@ class ClaimsService:
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
         state_dir = simulation.directory if simulation else settings.state.dir
+        mps = simulation.mps if simulation else places_of(settings)
+        private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
         self.claims = NodeClaims(
             ClaimPlaces(settings.node_name, boot_id(), state_dir / FOLDER, settings.cdi.dir),
             change=change,
@@ -84,6 +89,7 @@ class ClaimsService:
             observe=self._observed,
             capabilities=simulation.capabilities if simulation else capabilities,
             toolkit=Edits if simulation else ToolkitEdits(_TOOLKIT_DIRS).read,
+            daemons=ClaimDaemons(settings.mps.user, mps.run_dir, private_shm, poll_mps),
         )
         states.subscribe(lambda _: self._changed.set())
 

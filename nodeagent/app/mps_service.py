@@ -132,6 +132,10 @@ class MpsService:
                 remedy="end them, give them more time, or end the daemon under them with --force",
             )
 
+    async def poll(self) -> None:
+        """Ask all daemons who their clients are, and wait for the answers, but not for long."""
+        await self._fleet.poll()
+
     def plan_accepted(self) -> None:
         """A new plan: what was given up is tried again."""
         self._fleet.retry()

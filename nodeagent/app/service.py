@@ -268,6 +268,7 @@ class Agent:
             self._states,
             change=self._changes.change,
             observation=observation,
+            poll_mps=self._mps.poll,
             nudge=self._control.nudge,
         )
 

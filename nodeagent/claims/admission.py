@@ -13,6 +13,7 @@ from nodeagent.claims.allocation import ClaimRefused
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import Gpu
+from nodeagent.plan.shares import ANY_USER, Account
 
 if TYPE_CHECKING:
     from nodeagent.claims.records import UnreadableRecord
@@ -35,6 +36,14 @@ def require_admission(
                 remedy="wait until that one's pods have ended, or delete this one's pods so that "
                 "they are scheduled anew",
             )
+        users = _mps_user(record, gpu.uuid), _mps_user(other, gpu.uuid)
+        if all(users) and len(set(users)) > 1:
+            raise ClaimRefused(
+                f"{record.title} wants MPS as user {users[0]} on {gpu.title}, where it runs as "
+                f"user {users[1]} for {other.title}: one GPU has clients of one user",
+                remedy="have both use a DeviceClass with the same user, or wait until that one's "
+                "pods have ended",
+            )
 
 
 def _common(record: ClaimRecord, other: ClaimRecord) -> str:
@@ -43,3 +52,13 @@ def _common(record: ClaimRecord, other: ClaimRecord) -> str:
         if any(own.overlaps(theirs) for own in record.devices):
             return theirs.result.device
     return ""
+
+
+def _mps_user(record: ClaimRecord, gpu: str) -> str:
+    """Whom its MPS on the GPU with that UUID runs as; "" where it has none."""
+    accounts = (device.mps.account for device in record.devices if device.mps and device.gpu == gpu)
+    return next(map(_user, accounts), "")
+
+
+def _user(account: Account) -> str:
+    return ANY_USER if account.any_user else str(account.uid)

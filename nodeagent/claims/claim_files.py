@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nodeagent.claims.cdi import ContainerDevice, Edits, claim_document
 from nodeagent.claims.cdi_files import file_state, publish
+from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.capability_files import Instance
@@ -24,6 +25,7 @@ class ClaimFiles:
     directory: Path
     capabilities: Capabilities
     toolkit: Callable[[], Edits]
+    daemons: ClaimDaemons
 
     def publish(self, record: ClaimRecord, observed: ObservedNode) -> None:
         """Make the claim's file be what it has to be. Raises NodeagentError."""
@@ -52,7 +54,8 @@ class ClaimFiles:
                     remedy="see ls -l /dev/nvidia* and nvidia-smi",
                 )
             keys = self._keys(device, gpu.minor)
-            devices.append(ContainerDevice(device, gpu.minor, keys))
+            mps = self.daemons.client(device.device_uuid, device.mps) if device.mps else None
+            devices.append(ContainerDevice(device, gpu.minor, keys, mps))
         return claim_document(devices, self.toolkit())
 
     def _keys(self, device: ClaimedDevice, minor: int) -> tuple[int, ...]:

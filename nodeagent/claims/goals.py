@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord
-from nodeagent.plan.desired import (
-    DesiredGpu,
-    DesiredMig,
-    Layout,
-    MigDisabled,
-    Reserved,
-    WantedInstance,
-)
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, Reserved, WantedInstance
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import TimeSlice
 
@@ -20,28 +13,41 @@ _NOBODY = "of no claim"
 
 
 def to_prepare(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> DesiredGpu:
-    """The claim's devices are there; what it only uses is left as it is."""
-    path = record.title
+    """The claim's devices are there, shared as it says; what it only uses is left as it is."""
+    path, own = record.title, tuple(_own(record, gpu))
+    if not own:
+        return unchanged(gpu, path)
     reserved = tuple(_beside(record, gpu, others))
-    own = tuple(_own(record, gpu))
     whole = next((device for device in own if device.placement is None), None)
     if whole is not None:
         sharing = whole.result.configuration
         off = MigDisabled(path) if gpu.mig is not None else None
         time_slice = sharing if isinstance(sharing, TimeSlice) else None
-        return DesiredGpu(off, path, time_slice=time_slice, reserved=reserved)
+        return DesiredGpu(off, path, mps=whole.mps, time_slice=time_slice, reserved=reserved)
     wanted = tuple(
-        WantedInstance(device.profile, profile.slices, device.placement.start, path)
+        WantedInstance(device.profile, profile.slices, device.placement.start, path, device.mps)
         for device in own
         if device.placement is not None and (profile := gpu.profile(device.profile))
     )
-    return DesiredGpu(_mig(gpu, wanted, path), path, reserved=reserved)
+    mig = Layout(wanted, path) if wanted or gpu.in_mig_mode else None
+    return DesiredGpu(mig, path, reserved=reserved)
 
 
 def to_release(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> DesiredGpu:
-    """Those of the claim's devices gone that are proven to have been made for it."""
+    """Those of the claim's devices gone that are proven to have been made for it, and whatever
+    shared them.
+    """
     path = f"the release of {record.title}"
-    return DesiredGpu(_mig(gpu, (), path), path, reserved=tuple(_beside(record, gpu, others)))
+    if not any((device.placement is None) != gpu.in_mig_mode for device in _own(record, gpu)):
+        return unchanged(gpu, path)
+    mig = Layout((), path) if gpu.in_mig_mode else None
+    return DesiredGpu(mig, path, reserved=tuple(_beside(record, gpu, others)))
+
+
+def unchanged(gpu: Gpu, path: str) -> DesiredGpu:
+    """All that is there, and how it is shared, stays as it is."""
+    here = (Reserved(i.profile, i.placement, path) for i in gpu.instances)
+    return DesiredGpu(None, path, reserved=(*here, Reserved("", None, path, shared=True)))
 
 
 def reserved_on(gpu: str, records: Iterable[ClaimRecord]) -> Iterator[Reserved]:
@@ -49,12 +55,8 @@ def reserved_on(gpu: str, records: Iterable[ClaimRecord]) -> Iterator[Reserved]:
     for record in records:
         for device in record.devices:
             if device.gpu == gpu and device.is_held:
-                yield Reserved(device.profile, device.placement, record.title)
-
-
-def _mig(gpu: Gpu, wanted: tuple[WantedInstance, ...], path: str) -> DesiredMig | None:
-    """MIG mode is not switched on for nothing."""
-    return Layout(wanted, path) if wanted or gpu.in_mig_mode else None
+                whole = device.placement is None
+                yield Reserved(device.profile, device.placement, record.title, shared=whole)
 
 
 def _own(record: ClaimRecord, gpu: Gpu) -> Iterator[ClaimedDevice]:

@@ -10,7 +10,7 @@ from typing import Final
 from nodeagent.claims.names import WHOLE_GPU
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
-from nodeagent.plan.shares import TimeSlice
+from nodeagent.plan.shares import TimeSlice, WantedMps
 
 # The uids that may become part of a file's name or of a CDI device's.
 UID: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,63}")
@@ -72,7 +72,8 @@ class ClaimedDevice:
     a whole or a share of it. With `fixed` the instance is the plan's. `before` are id and placement
     of the GPU instances that were there when its making began, None as long as it has not.
     `instance`, `compute` and `uuid` (of the MIG device) are what was made; None and "" while that
-    is not known.
+    is not known. `mps` is the daemon that it is to have, as its configuration was understood when
+    the claim came: a setting that changes later does not end a daemon that is used.
     """
 
     result: Result
@@ -85,6 +86,12 @@ class ClaimedDevice:
     instance: int | None = None
     compute: int | None = None
     uuid: str = ""
+    mps: WantedMps | None = None
+
+    @property
+    def device_uuid(self) -> str:
+        """What programs and an MPS daemon are on; "" for a MIG device that is not known yet."""
+        return self.gpu if self.placement is None else self.uuid
 
     @property
     def is_held(self) -> bool:

@@ -15,9 +15,10 @@ from weakref import WeakValueDictionary
 
 from nodeagent.claims.admission import require_admission
 from nodeagent.claims.allocation import ClaimRefused, read_allocation
-from nodeagent.claims.cdi import Edits, claim_of, device_id, file_name, stale
+from nodeagent.claims.cdi import Edits, claim_of, file_name, stale
 from nodeagent.claims.cdi_files import file_names, withdraw
 from nodeagent.claims.claim_files import Capabilities, ClaimFiles
+from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.decisions import (
     Adopt,
     Decision,
@@ -28,18 +29,17 @@ from nodeagent.claims.decisions import (
     Repair,
     ReportForeign,
 )
-from nodeagent.claims.goals import reserved_on, to_prepare, to_release
+from nodeagent.claims.goals import reserved_on, to_prepare, to_release, unchanged
+from nodeagent.claims.intent import intended
 from nodeagent.claims.making import begun, with_instances, without_ids
 from nodeagent.claims.model import (
     ClaimAllocation,
     ClaimedDevice,
     ClaimRecord,
     Phase,
-    Result,
     Standing,
     standing,
 )
-from nodeagent.claims.names import locate
 from nodeagent.claims.records import (
     UnreadableRecord,
     read_records,
@@ -48,12 +48,14 @@ from nodeagent.claims.records import (
     write_record,
 )
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.plan.desired import DesiredGpu, MpsEntry, Reserved
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.desired import DesiredGpu, Reserved
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, Verdict
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.reserved import without
 from nodeagent.plan.usage import as_used
 from nodeagent.structs import replace
+from nodeagent.views.mps_problems import unready_daemons
 
 Change = Callable[[str, Callable[[Gpu], Awaitable[DesiredGpu]]], Awaitable[GpuOutcome]]
 """Makes of the GPU with this UUID what the function wants of it, and reads it back."""
@@ -75,7 +77,7 @@ class NodeClaims:
     """Every method that changes something may be called again, and side by side for other claims.
 
     `change`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
-    borders; `observe` reads the node.
+    borders; `observe` reads the node, `daemons` says what its MPS is.
     """
 
     def __init__(
@@ -87,12 +89,14 @@ class NodeClaims:
         observe: Callable[[], Awaitable[ObservedNode]],
         capabilities: Capabilities,
         toolkit: Callable[[], Edits],
+        daemons: ClaimDaemons,
     ) -> None:
         self.places = places
         self._change = change
         self.fetch = fetch
         self.observe = observe
-        self.files = ClaimFiles(places.cdi_dir, capabilities, toolkit)
+        self._daemons = daemons
+        self.files = ClaimFiles(places.cdi_dir, capabilities, toolkit, daemons)
         self._records: dict[str, ClaimRecord] = {}
         self.unreadable: tuple[UnreadableRecord, ...] = ()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -210,7 +214,7 @@ class NodeClaims:
 
         async def note(gpu: Gpu) -> DesiredGpu:
             await self._keep(with_instances(self._records[record.uid], gpu))
-            return DesiredGpu(None, record.title, reserved=(Reserved("", None, record.title),))
+            return unchanged(gpu, record.title)
 
         for uuid in sorted(record.gpus):
             await self._change(uuid, note)
@@ -228,32 +232,15 @@ class NodeClaims:
 
     async def _intent(self, allocation: ClaimAllocation) -> ClaimRecord:
         """What is going to be made; not written before its GPUs' turns."""
-        observed = await self.observe()
-        devices = tuple(self._planned(allocation, one, observed) for one in allocation.results)
-        uid, namespace, name = allocation.uid, allocation.namespace, allocation.name
-        boot_id = self.places.boot_id
-        return ClaimRecord(uid, namespace, name, Phase.INTENT, boot_id, devices)
-
-    def _planned(
-        self, allocation: ClaimAllocation, result: Result, observed: ObservedNode
-    ) -> ClaimedDevice:
-        title = f"claim {allocation.namespace}/{allocation.name}"
-        if isinstance(result.configuration, MpsEntry):
-            raise ClaimRefused(
-                f"{title} asks for MPS on {result.device}, which is not made for claims",
-                remedy="leave mps out of its DeviceConfig, or share the device by a plan",
-            )
-        located = locate(result.pool, result.device, self.places.node, observed.gpus)
-        gpu, place = located.gpu, located.place
-        if gpu.access is not Access.OK:
-            raise NodeagentError(
-                f"{title} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
-                remedy="nodeagent status shows what is wrong with it",
-            )
-        cdi_id = device_id(allocation.uid, result)
-        if place is None:
-            return ClaimedDevice(result, gpu.uuid, cdi_id)
-        return ClaimedDevice(result, gpu.uuid, cdi_id, place.profile.name, place.placement)
+        observed, places = await self.observe(), self.places
+        return await asyncio.to_thread(
+            intended,
+            allocation,
+            observed,
+            self._daemons,
+            node=places.node,
+            boot_id=places.boot_id,
+        )
 
     async def _make(self, record: ClaimRecord) -> ClaimRecord:
         """GPU after GPU; the record has at each moment what may have been made."""
@@ -266,6 +253,7 @@ class NodeClaims:
             _check(outcome, record)
             record = with_instances(self._records[record.uid], outcome.after)
             await self._keep(record)
+            _check_daemons(outcome, record)
         if record.phase is Phase.INTENT:
             record = replace(record, phase=Phase.MADE)
             await self._keep(record)
@@ -292,14 +280,23 @@ class NodeClaims:
         record = replace(record, phase=Phase.RELEASING)
         await self._keep(record)
 
-        async def dismiss(gpu: Gpu) -> DesiredGpu:
-            return self._dismissed(record, gpu)
-
         for uuid in sorted(record.gpus):
-            _check(await self._change(uuid, dismiss), record)
+            await self._dismiss(record, uuid)
         await asyncio.to_thread(withdraw, self.places.cdi_dir, [file_name(record.uid)])
         await asyncio.to_thread(remove_record, self.places.records, record.uid)
         del self._records[record.uid]
+
+    async def _dismiss(self, record: ClaimRecord, uuid: str) -> None:
+        async def goal(gpu: Gpu) -> DesiredGpu:
+            return self._dismissed(record, gpu)
+
+        try:
+            _check(await self._change(uuid, goal), record)
+        except StillInUse:
+            if not any(device.mps and device.gpu == uuid for device in record.devices):
+                raise
+            await self._daemons.poll()  # clients that have just ended are known until they answer
+            _check(await self._change(uuid, goal), record)
 
     def _dismissed(self, record: ClaimRecord, gpu: Gpu) -> DesiredGpu:
         whole = any(d.gpu == gpu.uuid and d.is_held and d.placement is None for d in record.devices)
@@ -329,3 +326,13 @@ def _check(outcome: GpuOutcome, record: ClaimRecord) -> None:
         first = problems[0] if problems else Problem(Code.STEP_FAILED, "a step failed")
         kind = StillInUse if first.code is Code.IN_USE else NodeagentError
         raise kind(f"{record.title}: {first.message}", remedy=first.remedy)
+
+
+def _check_daemons(outcome: GpuOutcome, record: ClaimRecord) -> None:
+    """Raise NodeagentError while a daemon of the claim's own devices is not Ready.
+
+    One that did not start in time needs no step any more: it is tried again by itself.
+    """
+    goal = outcome.plan.goal
+    for problem in unready_daemons(without(outcome.after, goal.reserved if goal else ())):
+        raise NodeagentError(f"{record.title}: {problem.message}", remedy=problem.remedy)

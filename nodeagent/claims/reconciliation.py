@@ -27,6 +27,7 @@ from nodeagent.claims.decisions import (
     Snapshot,
 )
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
+from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
 from nodeagent.plan.observed import IDLE, Access, Gpu, GpuInstance, Usage
 from nodeagent.plan.usage import as_used
 
@@ -205,6 +206,8 @@ class _Claim:
             return Keep(uid, f"{planned[0].result.device} is not there; the plan makes it")
         if why or not all(_is_intact(device, found) for device, found in self.found):
             return Repair(uid, why or "its compute instance is another one")
+        if not all(_is_served(device, found) for device, found in self.found):
+            return Repair(uid, "its MPS daemon is not as it has to be")
         state = self._snapshot.files.get(uid, FileState.MISSING)
         if state is FileState.SAME:
             return Keep(uid)
@@ -293,3 +296,11 @@ def _is_intact(device: ClaimedDevice, found: _Found) -> bool:
     if not isinstance(found, _Present) or found.instance is None or not device.uuid:
         return True
     return any(one.uuid == device.uuid for one in found.instance.compute)
+
+
+def _is_served(device: ClaimedDevice, found: _Found) -> bool:
+    """Whether it has the MPS daemon that it is to have, and that is Ready."""
+    if device.mps is None or not isinstance(found, _Present):
+        return True
+    daemon = next((d.mps for d in found.gpu.devices() if d.uuid == device.device_uuid), None)
+    return daemon is not None and (daemon.runs, daemon.state) == (device.mps, DaemonPhase.READY)

@@ -1,4 +1,4 @@
-"""The users that a plan names, as the host knows them.
+"""The users that a plan or a claim names, as the host knows them.
 
 May ask a directory service (LDAP), and block for as long as that takes.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import ANY_USER, Account, user_ids
@@ -16,13 +16,18 @@ _LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
 
 
 def accounts_for(document: PlanDocument, default_user: str) -> Mapping[str, Account]:
-    """Each `user` in the document, and the default, by its text; unknown ones are left out.
+    """Each `user` in the document, and the default, as `accounts_of` has them."""
+    named = {mps.user for entry in document.entries for mps in entry.mps_entries() if mps.user}
+    return accounts_of({default_user, *named})
+
+
+def accounts_of(users: Collection[str]) -> Mapping[str, Account]:
+    """Each of the `users` by its text; unknown ones are left out.
 
     `uid:gid` is taken at its word and has no further groups. A uid alone has the group and the
     further groups that its user has, or its own number as group where there is no such user.
     """
-    named = {mps.user for entry in document.entries for mps in entry.mps_entries() if mps.user}
-    found = {user: _account(user) for user in sorted({default_user, *named})}
+    found = {user: _account(user) for user in sorted(users)}
     return {user: account for user, account in found.items() if account is not None}
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from nodeagent.claims.cdi_files import ToolkitEdits
+from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.decisions import Allocated
 from nodeagent.claims.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.reconcile.plan_update import NoPlan
+from nodeagent.reconcile.reconciler import NodeDriver
 from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase as NodePhase
 from tests.rig import Rig, running
@@ -36,6 +38,10 @@ def capabilities() -> dict[int, Instance]:
             for compute in (None, *range(8)):
                 numbers[len(numbers) + 3] = (gpu, instance, compute)
     return numbers
+
+
+async def no_daemons() -> None:
+    """There are none to be asked."""
 
 
 class Home:
@@ -78,8 +84,13 @@ class Home:
         return tuple(self.pods)
 
     @asynccontextmanager
-    async def agent(self) -> AsyncIterator[tuple[NodeClaims, Rig]]:
-        """One agent's life, without a plan."""
+    async def agent(
+        self,
+        *,
+        driver: AbstractAsyncContextManager[NodeDriver] | None = None,
+        daemons: ClaimDaemons | None = None,
+    ) -> AsyncIterator[tuple[NodeClaims, Rig]]:
+        """One agent's life, without a plan; with MPS where its parts are given."""
 
         async def fetch(namespace: str, name: str) -> object | None:
             if self.api_away:
@@ -89,7 +100,11 @@ class Home:
         async def observe() -> Any:
             return rig.state.observed
 
-        rig = Rig(self.folder, reserved=lambda gpu: claims.reserved(gpu))  # noqa: PLW0108  # made below
+        rig = Rig(
+            self.folder,
+            driver=driver,
+            reserved=lambda gpu: claims.reserved(gpu),  # noqa: PLW0108  # made below
+        )
         claims = NodeClaims(
             ClaimPlaces(NODE, self.boot_id, self.records_dir, self.cdi),
             change=rig.changes.change,
@@ -97,6 +112,7 @@ class Home:
             observe=observe,
             capabilities=capabilities,
             toolkit=ToolkitEdits([self.folder / "etc-cdi"]).read,
+            daemons=daemons or ClaimDaemons("1000", self.folder / "run", False, no_daemons),
         )
         await claims.load()
         async with running(rig):

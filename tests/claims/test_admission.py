@@ -10,12 +10,15 @@ from nodeagent.claims.admission import require_admission
 from nodeagent.claims.allocation import ClaimRefused
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord
 from nodeagent.plan.observed import Placement
+from nodeagent.plan.shares import Account, WantedMps
 from nodeagent.structs import replace
 from tests.claims.samples import mig_device, mig_result, record
 from tests.plan.cards import card
+from tests.plan.daemons import A, D
 
 GPU = card("h100-80gb")
 BESIDE = Placement(6, 1)
+ANY = replace(A, account=Account(0, 0, any_user=True))
 
 
 def own(*devices: ClaimedDevice) -> ClaimRecord:
@@ -45,3 +48,27 @@ def test_one_part_of_a_gpu_is_one_claims(fixed: bool) -> None:
     require_admission(own(mig_device(placement=BESIDE)), GPU, [other(held)], ())
     require_admission(own(whole(admin_access=True)), GPU, [other(held)], ())
     require_admission(own(mig_device()), GPU, [other(whole(admin_access=True))], ())
+
+
+def claim(mps: WantedMps | None, **changes: Any) -> ClaimedDevice:
+    """A device beside the first, with this daemon."""
+    return mig_device(placement=BESIDE, mps=mps, **changes)
+
+
+@pytest.mark.parametrize(("theirs", "user"), [(D, "2000"), (ANY, "any")])
+def test_one_gpu_has_clients_of_one_user(theirs: WantedMps, user: str) -> None:
+    """Both claims and both users are named."""
+    wanted = own(mig_device(mps=A))
+    with pytest.raises(ClaimRefused) as refused:
+        require_admission(wanted, GPU, [other(claim(theirs))], ())
+    message = refused.value.message
+    assert message.startswith("claim team/trainer wants MPS as user 1000 on GPU 0 (")
+    assert f"where it runs as user {user} for claim team/other" in message
+
+
+def test_the_same_user_with_other_groups_or_limits() -> None:
+    """Is one user; so is one without MPS, and one on another GPU."""
+    groups = replace(A, account=replace(A.account, groups=(7,)))
+    for device in (claim(groups), claim(None), claim(D, gpu="elsewhere")):
+        require_admission(own(mig_device(mps=A)), GPU, [other(device)], ())
+    require_admission(own(mig_device()), GPU, [other(claim(D))], ())

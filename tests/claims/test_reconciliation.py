@@ -34,6 +34,7 @@ from nodeagent.plan.observed import (
     Gpu,
     GpuInstance,
     MigMode,
+    MpsDaemon,
     ObservedNode,
     Placement,
     Usage,
@@ -41,6 +42,7 @@ from nodeagent.plan.observed import (
 )
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
+from tests.plan.daemons import A, B
 
 PLACE = Placement(4, 1)
 BUSY = Usage((User(4711, "python"),))
@@ -342,6 +344,24 @@ def test_a_compute_instance_that_was_made_anew() -> None:
     device = mig_device(instance=7, uuid="MIG-0")
     found = decide(snapshot(**of(device)))
     assert found == Repair(UID, "its compute instance is another one")
+
+
+@pytest.mark.parametrize(
+    ("daemon", "expected"),
+    [
+        (MpsDaemon(A, "Ready"), Keep(UID)),
+        (None, Repair(UID, "its MPS daemon is not as it has to be")),
+        (MpsDaemon(B, "Ready"), Repair(UID, "its MPS daemon is not as it has to be")),
+        (MpsDaemon(A, "Backoff"), Repair(UID, "its MPS daemon is not as it has to be")),
+    ],
+)
+def test_its_mps_daemon(daemon: MpsDaemon | None, expected: Decision) -> None:
+    """On a MIG device and on a GPU as a whole: it has to be as the record has it, and Ready."""
+    [compute] = instance().compute
+    served = replace(instance(), compute=(replace(compute, mps=daemon),))
+    device = mig_device(instance=7, uuid="MIG-7", mps=A)
+    assert decide(snapshot(gpu(served), **of(device))) == expected
+    assert decide(snapshot(gpu(mig=OFF, mps=daemon), **of(replace(whole(), mps=A)))) == expected
 
 
 def test_several_devices() -> None:

@@ -34,7 +34,7 @@ from nodeagent.claims.records import (
 from nodeagent.files.state import StateFormat, write_state
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import Placement
-from nodeagent.plan.shares import TimeSlice
+from nodeagent.plan.shares import Account, Share, Sharing, TimeSlice, WantedMps
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, UID, mig_device, mig_result, record
 
@@ -66,6 +66,22 @@ RESULTS = st.builds(
     st.lists(st.tuples(st.text(max_size=3), COUNTS), max_size=2).map(tuple),
     st.none() | st.sampled_from(TimeSlice) | MPS,
 )
+SHARES = st.builds(
+    Share,
+    st.text(max_size=9),
+    st.none() | COUNTS,
+    st.none() | COUNTS,
+    st.none() | st.floats(0.1, 100),
+    st.text(max_size=5),
+)
+DAEMONS = st.builds(
+    WantedMps,
+    st.builds(
+        Sharing, st.lists(SHARES, max_size=2).map(tuple), st.sampled_from(["report", "terminate"])
+    ),
+    st.builds(Account, COUNTS, COUNTS, st.lists(COUNTS, max_size=2).map(tuple), st.booleans()),
+    st.text(max_size=5),
+)
 PLACEMENTS = st.builds(Placement, st.integers(0, 7), st.integers(1, 8))
 DEVICES = st.builds(
     ClaimedDevice,
@@ -79,6 +95,7 @@ DEVICES = st.builds(
     st.none() | COUNTS,
     st.none() | COUNTS,
     st.text(max_size=9),
+    st.none() | DAEMONS,
 )
 RECORDS = st.builds(
     ClaimRecord,

@@ -1,0 +1,47 @@
+"""What a claim's allocation comes to on this node's GPUs, before anything is made."""
+
+from __future__ import annotations
+
+from nodeagent.claims.cdi import device_id
+from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
+from nodeagent.claims.names import locate
+from nodeagent.errors import NodeagentError
+from nodeagent.plan.desired import MpsEntry
+from nodeagent.plan.observed import Access, ObservedNode
+
+
+def intended(
+    allocation: ClaimAllocation,
+    observed: ObservedNode,
+    daemons: ClaimDaemons,
+    *,
+    node: str,
+    boot_id: str,
+) -> ClaimRecord:
+    """The claim's first record. Raises NodeagentError. May block on the user database."""
+    uid, namespace, name = allocation.uid, allocation.namespace, allocation.name
+    title = f"claim {namespace}/{name}"
+
+    def device(result: Result) -> ClaimedDevice:
+        located = locate(result.pool, result.device, node, observed.gpus)
+        gpu, place = located.gpu, located.place
+        if gpu.access is not Access.OK:
+            raise NodeagentError(
+                f"{title} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
+                remedy="nodeagent status shows what is wrong with it",
+            )
+        profile, mps = place.profile if place else None, None
+        if isinstance(result.configuration, MpsEntry):
+            mps = daemons.wanted(result.configuration, gpu, profile, title)
+        return ClaimedDevice(
+            result,
+            gpu.uuid,
+            device_id(uid, result),
+            profile.name if profile else "",
+            place.placement if place else None,
+            mps=mps,
+        )
+
+    devices = tuple(map(device, allocation.results))
+    return ClaimRecord(uid, namespace, name, Phase.INTENT, boot_id, devices)

@@ -1,0 +1,89 @@
+"""What claims make of a GPU: their own part with its sharing, and nothing else."""
+
+from __future__ import annotations
+
+from nodeagent.claims.goals import to_prepare, to_release
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord
+from nodeagent.plan.observed import Gpu, Placement
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan_gpu
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.steps import (
+    CreateGpuInstance,
+    DestroyGpuInstance,
+    SetComputeMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+    StopMps,
+)
+from nodeagent.structs import replace
+from tests.claims.samples import mig_device, mig_result, record
+from tests.plan.cards import card, with_instances
+from tests.plan.daemons import CLIENT, A, B, daemon, give, without_mig
+
+H100 = card("h100-80gb")
+EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
+
+
+def claim(device: ClaimedDevice) -> ClaimRecord:
+    """On the card."""
+    return record(replace(device, gpu=H100.uuid))
+
+
+def kinds(*steps: Step) -> list[type[Step]]:
+    """What is done, in order."""
+    return [type(step) for step in steps]
+
+
+WHOLE = mig_device(result=mig_result(device="gpu"), profile="", placement=None)
+SLICE = mig_device(before=(), mps=A)  # 1g.10gb at 4
+OTHER = claim(mig_device(placement=Placement(6, 1), mps=B))
+
+
+def test_a_slice_with_its_daemon_beside_another() -> None:
+    """Instance, compute mode, daemon, and back; the other's daemon has clients all along."""
+    with_other = give(with_instances(H100, [("1g.10gb", 6)]), daemon(B, CLIENT))
+    made = plan_gpu(to_prepare(claim(SLICE), with_other, [OTHER]), with_other)
+    assert kinds(*made.steps) == [CreateGpuInstance, SetComputeMode, StartMps]
+    both = give(
+        with_instances(H100, [("1g.10gb", 4), ("1g.10gb", 6)]), daemon(A), daemon(B, CLIENT)
+    )
+    assert plan_gpu(to_prepare(claim(SLICE), both, [OTHER]), both).verdict is Verdict.IN_SYNC
+    gone = plan_gpu(to_release(claim(SLICE), both, [OTHER]), both)
+    assert kinds(*gone.steps) == [StopMps, DestroyGpuInstance]
+    assert {step.placement for step in gone.steps if isinstance(step, StopMps)} == {Placement(4, 1)}
+    used = give(with_instances(H100, [("1g.10gb", 4)]), daemon(A, CLIENT))
+    kept = plan_gpu(to_release(claim(SLICE), used, []), used)
+    assert kept.verdict is Verdict.BLOCKED
+    assert "pid 815 (train) of pod ml/trainer" in kept.problems[0].message
+
+
+def test_a_whole_gpu_with_a_daemon_or_turns() -> None:
+    """They come with the claim, and what was set before comes back with its end."""
+    bare = without_mig(H100, time_slice=TimeSlice.DEFAULT)
+    served = replace(WHOLE, mps=A)
+    made = plan_gpu(to_prepare(claim(served), bare, []), bare)
+    assert kinds(*made.steps) == [SetComputeMode, StartMps]
+    gone = plan_gpu(to_release(claim(served), made.after, []), made.after)
+    assert kinds(*gone.steps) == [StopMps, SetComputeMode]
+    turns = replace(WHOLE, result=mig_result(device="gpu", configuration=TimeSlice.LONG))
+    made = plan_gpu(to_prepare(claim(turns), bare, []), bare)
+    assert kinds(*made.steps) == [SetTimeSlice]
+    gone = plan_gpu(to_release(claim(turns), made.after, []), made.after)
+    assert gone.after.time_slice is TimeSlice.DEFAULT
+
+
+def test_what_is_only_looked_at_stays_as_it_is() -> None:
+    """The plan's daemon on a GPU that an administrator's claim has; and on one that is out of MIG
+    mode by now, of which another claim had a part.
+    """
+    planned: Gpu = without_mig(
+        H100, mps=daemon(A), compute_mode=EXCLUSIVE, earlier_mode=ComputeMode.DEFAULT
+    )
+    admin = claim(replace(WHOLE, result=mig_result(device="gpu", admin_access=True)))
+    parts = give(with_instances(H100, [("1g.10gb", 4)]), daemon(A))
+    for gpu in (planned, parts):
+        for goal in (to_prepare(admin, gpu, []), to_release(admin, gpu, [])):
+            assert plan_gpu(goal, gpu).verdict is Verdict.IN_SYNC
+    assert plan_gpu(to_release(claim(SLICE), planned, []), planned).verdict is Verdict.IN_SYNC

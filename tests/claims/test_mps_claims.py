@@ -1,0 +1,212 @@
+"""Claims with MPS on a simulated node: the daemon comes, serves and goes with its claim."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.model import ClaimedDevice, Phase
+from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.claims.upkeep import Upkeep
+from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.reconcile.plan_update import PlanText
+from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.views.node_state import Phase as NodePhase
+from tests.claims.machine import UIDS, Home, laid_out, pool
+from tests.claims.samples import config_json, device_config
+from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
+from tests.mps.fleet_rig import US, ready, status
+from tests.rig import Rig
+
+GIB = 1 << 30
+DEVICE = "mig-1g-10gb-2"
+LIMITS = {"clients": {"memory": "2Gi", "threads": 50}}
+
+
+@pytest.fixture
+def machine() -> Iterator[NodeRig]:
+    """Its daemons, directories and processes; all of them end with the test."""
+    with NodeRig() as made:
+        yield made
+
+
+@pytest.fixture
+def node(machine: NodeRig) -> Iterator[SimulatedNode]:
+    """One card."""
+    with simulated("h100-80gb:1", state=machine.state) as made:
+        yield made
+
+
+@asynccontextmanager
+async def agent(home: Home, machine: NodeRig) -> AsyncIterator[tuple[NodeClaims, Rig, Agent]]:
+    """One agent's life; daemons outlive it."""
+    user = f"{US}:{US if os.geteuid() == 0 else os.getegid()}"
+    async with machine.agent() as parts:
+        daemons = ClaimDaemons(user, machine.run_dir, False, parts.fleet.poll)
+        async with home.agent(driver=nullcontext(parts.node), daemons=daemons) as (claims, rig):
+            yield claims, rig, parts
+
+
+def shared(home: Home, rig: Rig, number: int, device: str, **mps: Any) -> tuple[str, str, str]:
+    """A claim whose class has this MPS; what the kubelet calls it."""
+    name = home.claim(number, (pool(rig), device))
+    config = config_json(device_config(mps=mps), "FromClass")
+    home.claims[name[:2]]["status"]["allocation"]["devices"]["config"] = [config]
+    return name
+
+
+def client(home: Home, machine: NodeRig, device: ClaimedDevice) -> SimulatedClient:
+    """A CUDA program in a container of the first claim, with what its CDI file gives."""
+    [entry] = json.loads((home.cdi / home.files()[0]).read_text())["devices"]
+    edits = entry["containerEdits"]
+    environment = dict(text.split("=", 1) for text in edits["env"])
+    pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
+    assert {m["containerPath"]: m["hostPath"] for m in edits["mounts"]} == {
+        pipes: pipes,
+        "/dev/shm": "/dev/shm",
+    }
+    at = device.uuid or 0
+    made = SimulatedClient(
+        Path(pipes), uid=US, environment=environment, state=machine.state, device=at
+    )
+    made.wait_until_accepted(60)
+    return made
+
+
+async def test_a_slice_with_a_daemon_of_its_own(
+    node: SimulatedNode, machine: NodeRig, home: Home
+) -> None:
+    """Ready with the claim, with its limits; untouched by other claims and by plans; its release
+    waits for its clients and ends it first.
+    """
+    async with agent(home, machine) as (claims, rig, parts):
+        name = shared(home, rig, 0, DEVICE, **LIMITS)
+        [device] = await claims.prepare(*name)
+        pid = status(parts.fleet, device.uuid).pid
+        assert status(parts.fleet, device.uuid).is_ready
+        assert modes(node)[1:] == [EXCLUSIVE]
+        other = shared(home, rig, 1, "mig-1g-10gb-5", replicas=2)
+        [second] = await claims.prepare(*other)
+        await claims.release(UIDS[1])
+        rig.control.offer(PlanText(b"version: v1\ngpus: [{devices: [0], mig: {1g.10gb: 1}}]"))
+        await rig.settle(NodePhase.IN_SYNC)
+        assert len(laid_out(node)) == 2
+        assert await claims.prepare(*name) == (device,)
+        assert status(parts.fleet, device.uuid).pid == pid
+        assert [state.device for state in parts.fleet.statuses()] == [device.uuid]
+        with client(home, machine, device) as program:
+            assert (program.terms["limit"], program.terms["percentage"]) == (2 * GIB, 50.0)
+            with pytest.raises(StillInUse, match=f"{program.pid}"):
+                await claims.release(UIDS[0])
+            assert status(parts.fleet, device.uuid).pid == pid
+            program.allocate(GIB)
+        await claims.release(UIDS[0])
+        assert parts.fleet.statuses() == ()
+        assert [start for start, _ in laid_out(node) if start == 2] == []
+        assert (home.records(), home.files()) == ([], [])
+        assert second.uuid != device.uuid
+
+
+async def test_a_whole_gpu_beside_a_plan_for_it(
+    node: SimulatedNode, machine: NodeRig, home: Home
+) -> None:
+    """A plan that says nothing of its sharing is in sync; one that shares it otherwise is Blocked
+    and names the claim. With the claim its daemon and its compute mode end.
+    """
+    async with agent(home, machine) as (claims, rig, parts):
+        [device] = await claims.prepare(*shared(home, rig, 0, "gpu", **LIMITS))
+        pid = status(parts.fleet, device.gpu).pid
+        assert modes(node) == [EXCLUSIVE]
+        plan = "version: v1\ngpus: [{devices: [0], mig: disabled%s}]"
+        rig.control.offer(PlanText((plan % "").encode()))
+        await rig.settle(NodePhase.IN_SYNC)
+        rig.control.offer(PlanText((plan % ", timeSlice: long").encode()))
+        await rig.settle(NodePhase.BLOCKED)
+        assert "claim team/trainer-0" in rig.state.problems[0].message
+        assert (status(parts.fleet, device.gpu).pid, modes(node)) == (pid, [EXCLUSIVE])
+        rig.control.offer(PlanText((plan % "").encode()))
+        await rig.settle(NodePhase.IN_SYNC)
+        with (
+            client(home, machine, device) as program,
+            pytest.raises(StillInUse, match=f"{program.pid}"),
+        ):
+            await claims.release(UIDS[0])
+        await claims.release(UIDS[0])
+        assert (parts.fleet.statuses(), modes(node)) == ((), [DEFAULT])
+
+
+async def test_the_next_agent_and_the_next_start_of_the_machine(
+    node: SimulatedNode, machine: NodeRig, home: Home
+) -> None:
+    """The daemon is taken over as it is; after a reboot it is made again before the kubelet asks,
+    and so is one that somebody ended.
+    """
+    async with agent(home, machine) as (claims, rig, parts):
+        name = shared(home, rig, 0, DEVICE, **LIMITS)
+        [device] = await claims.prepare(*name)
+        pid = status(parts.fleet, device.uuid).pid
+    async with agent(home, machine) as (claims, rig, parts):
+        await ready(parts.fleet, device.uuid)
+        assert await claims.prepare(*name) == (device,)
+        assert status(parts.fleet, device.uuid).pid == pid
+    for process in machine.processes():
+        os.kill(process.pid, signal.SIGKILL)
+    node.reboot()
+    shutil.rmtree(machine.run_dir)
+    for file in home.files():
+        (home.cdi / file).unlink()
+    home.boot_id = "second"
+    async with agent(home, machine) as (claims, rig, parts):
+        assert await _amiss(claims, home, rig) == []
+        [again] = claims.records[0].devices
+        first = status(parts.fleet, again.uuid)
+        assert first.is_ready
+        assert first.pid != pid
+        assert claims.records[0].phase is Phase.READY
+        await parts.fleet.stop(again.uuid)
+        assert await _amiss(claims, home, rig) == []
+        assert status(parts.fleet, again.uuid).is_ready
+
+
+async def _amiss(claims: NodeClaims, home: Home, rig: Rig) -> list[str]:
+    """What upkeep leaves, of a node as it is now."""
+    await rig.round()
+    upkeep = Upkeep(claims, allocations=home.allocations, planned=frozenset)
+    return [problem.message for problem in await upkeep.round()]
+
+
+async def test_a_daemon_that_does_not_come(
+    node: SimulatedNode, machine: NodeRig, home: Home
+) -> None:
+    """The claim is not ready, and says why, until the daemon serves; then its slice is the one that
+    was made first. Another user's claim beside it is refused.
+    """
+    async with agent(home, machine) as (claims, rig, parts):
+        name = shared(home, rig, 0, DEVICE, **LIMITS)
+        machine.knobs(None).turn("start_error", "no luck")
+        for _ in range(2):  # the second call has no step to take any more
+            with pytest.raises(NodeagentError, match=r"^claim team/trainer-0: .* MPS daemon"):
+                await claims.prepare(*name)
+        assert (laid_out(node), home.files()) == ([(2, 1)], [])
+        assert claims.records[0].phase is Phase.INTENT
+        foreign = shared(home, rig, 1, "mig-1g-10gb-5", replicas=2, user=f"{US + 1}:{US + 1}")
+        with pytest.raises(NodeagentError, match=r"trainer-1 wants MPS as user .*team/trainer-0"):
+            await claims.prepare(*foreign)
+        machine.knobs(None).clear()
+        parts.fleet.retry()
+        [uuid] = [state.device for state in parts.fleet.statuses()]
+        await ready(parts.fleet, uuid)
+        [device] = await claims.prepare(*name)
+        assert (device.uuid, laid_out(node)) == (uuid, [(2, 1)])
+        await claims.release(UIDS[0])
+        assert parts.fleet.statuses() == ()
