@@ -11,16 +11,21 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.acceptance.agent_home import GIB, SOON, USER
+from tests.claims.samples import config_json, device_config
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.scheduler import DRIVER, Scheduler, of_profile
+from tests.simulated_cluster.store import Key
 
 __all__ = ["grpc_ends"]
 
@@ -61,12 +66,17 @@ class Cluster:
             await until(lambda: len(self.api.store.all("resourceslices")) == 2)
             yield agent
 
-    def pod(self, name: str, profile: str) -> Claim | None:
-        """A pod's claim with the device that the scheduler finds; None while it has to wait."""
+    def pod(self, name: str, profile: str, **mps: Any) -> Claim | None:
+        """A pod's claim with the device that the scheduler finds; None while it has to wait. Its
+        class has this MPS.
+        """
         made = self.scheduler.claim(TEAM, name)
         if not self.scheduler.allocate(TEAM, name, of_profile(profile)):
             self.scheduler.delete(TEAM, name)
             return None
+        if mps:
+            config = [config_json(device_config(mps=mps), "FromClass")]
+            self.api.store.change(Key("resourceclaims", TEAM, name), partial(_configured, config))
         return Claim(name, made["metadata"]["uid"], TEAM)
 
     async def end(self, claim: Claim) -> None:
@@ -83,10 +93,31 @@ class Cluster:
         """How many claims' files there are."""
         return len(list((self.folder / "cdi").glob("nodeagent.io-claim_*.json")))
 
+    def client(self, claim: Claim) -> SimulatedClient:
+        """A CUDA program in a container that has the claim's device, as its CDI file gives it."""
+        file = self.folder / "cdi" / f"nodeagent.io-claim_{claim.uid}.json"
+        [device] = json.loads(file.read_text())["devices"]
+        environment = dict(text.split("=", 1) for text in device["containerEdits"]["env"])
+        client = SimulatedClient(
+            Path(environment["CUDA_MPS_PIPE_DIRECTORY"]),
+            uid=USER,
+            environment=environment,
+            state=self.folder / "node.json",
+            device=environment["CUDA_VISIBLE_DEVICES"],
+        )
+        client.wait_until_accepted(SOON)
+        return client
+
     def occupy(self, pod: str, instance: int) -> None:
         """The pod's process begins to use its slice."""
         with SimulatedNode(state=self.folder / "node.json") as node:
             node.occupy(f"0/{instance}/0", pid=4711, command=pod)
+
+
+def _configured(config: list[Any], claim: dict[str, Any]) -> dict[str, Any]:
+    """The allocated claim with its class' configuration."""
+    devices = {**claim["status"]["allocation"]["devices"], "config": config}
+    return {**claim, "status": {"allocation": {"devices": devices}}}
 
 
 @pytest.fixture
@@ -174,6 +205,33 @@ async def test_a_slice_in_use_stays(cluster: Cluster) -> None:
             node.release(pid=4711)
         await cluster.end(claim)
         assert cluster.slices() == []
+
+
+async def test_a_slice_that_is_shared_by_mps(cluster: Cluster) -> None:
+    """Its daemon is there before the pod, outlives an agent that is killed, holds clients to the
+    claim's limits, and ends with the claim, once they are gone.
+    """
+    cluster.folder.chmod(0o755)  # clients are of another user
+    async with cluster.agent() as agent:
+        limits = {"memory": "2Gi", "threads": 50}
+        claim = cluster.pod("server", "1g.10gb", clients=limits, user=f"{USER}")
+        assert claim
+        await cluster.kubelet.prepare("server", claim)
+        with await asyncio.to_thread(cluster.client, claim) as client:
+            assert (client.terms["limit"], client.terms["percentage"]) == (2 * GIB, 50.0)
+            os.kill(agent.pid, signal.SIGKILL)
+            await asyncio.to_thread(client.allocate, GIB)
+    async with cluster.agent():
+        await cluster.kubelet.restart()
+        await until(lambda: cluster.kubelet.plugins.get(DRIVER))
+        await cluster.kubelet.start_pod("server", claim)
+        with await asyncio.to_thread(cluster.client, claim) as client:
+            with pytest.raises(PodFailed, match=f"{client.pid}"):
+                await cluster.kubelet.release("server")
+            assert len(cluster.slices()) == 1
+        await cluster.end(claim)
+        assert (cluster.slices(), cluster.cdi()) == ([], 0)
+        assert list((cluster.folder / "run/mps").iterdir()) == []
 
 
 async def test_a_kubelet_that_comes_later(folder: Path) -> None:
