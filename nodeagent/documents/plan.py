@@ -13,6 +13,7 @@ from nodeagent.documents.grammar import (
     Key,
     Place,
     by_kind,
+    flag,
     form,
     list_of,
     map_of,
@@ -183,6 +184,7 @@ def _entry(place: Place, given: Given) -> PlanEntry:
         mps=given["mps"],
         time_slice=given["timeSlice"],
         when_in_use=WhenInUse(given["whenInUse"]),
+        dra=given["dra"],
     )
 
 
@@ -210,6 +212,12 @@ _ENTRY = form(
         word("wait", "evict"),
         "what to do about users of what must go: wait for them, or evict their pods",
         default="wait",
+    ),
+    Key(
+        "dra",
+        flag(),
+        "whether MIG devices are made for claims (DRA) where the entry leaves room",
+        default=True,
     ),
     build=_entry,
     constraints={

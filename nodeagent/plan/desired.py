@@ -112,7 +112,8 @@ class DeviceSelector(Struct, frozen=True):
 class PlanEntry(Struct, frozen=True):
     """One entry of the document; `devices` None means `all`.
 
-    `path` leads to the entry (`gpus[2]`), `devices_path` to its devices.
+    `path` leads to the entry (`gpus[2]`), `devices_path` to its devices. `dra`: what it leaves of
+    its GPUs is for claims.
     """
 
     path: str
@@ -124,6 +125,7 @@ class PlanEntry(Struct, frozen=True):
     mps: MpsEntry | None = None
     time_slice: str | None = None
     when_in_use: WhenInUse = WhenInUse.WAIT
+    dra: bool = True
 
     def mps_entries(self) -> tuple[MpsEntry, ...]:
         """What it says of MPS, for GPUs as a whole and for single instances."""
@@ -191,7 +193,7 @@ class DesiredGpu(Struct, frozen=True):
     `Layout`'s instances, or, where the instances are left as they are, by `mps_by_device` (UUID of
     a MIG device there is now). None means that no daemon of ours is to be there; `time_slice` None
     that the interval is to be what it was before the agent set it. All of it is meant beside
-    what is `reserved`.
+    what is `reserved`. `dra`: what it leaves of the GPU is for claims.
     """
 
     mig: DesiredMig | None
@@ -201,6 +203,7 @@ class DesiredGpu(Struct, frozen=True):
     mps_by_device: Mapping[str, WantedMps] = field(default_factory=dict)
     time_slice: TimeSlice | None = None
     reserved: tuple[Reserved, ...] = ()
+    dra: bool = True
 
 
 class DesiredNode(Struct, frozen=True):

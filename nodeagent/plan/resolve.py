@@ -98,7 +98,7 @@ def _matches_nothing(document: PlanDocument, observed: ObservedNode) -> Problem:
 
 
 def _desired(on: OnGpu, entry: PlanEntry) -> DesiredGpu:
-    desired = DesiredGpu(mig=None, path=entry.path, when_in_use=entry.when_in_use)
+    desired = DesiredGpu(None, entry.path, entry.when_in_use, dra=entry.dra)
     if on.gpu.access is not Access.OK:  # the planner reports it; nothing can be checked
         return desired
     mig = _desired_mig(on, entry)

@@ -94,6 +94,8 @@ def test_all_and_the_rest() -> None:
     assert (plain.devices, plain.time_slice, plain.mig) == (None, "long", None)
     assert plain.when_in_use is WhenInUse.WAIT
     assert entry(devices="all", mig={}, whenInUse="evict").when_in_use is WhenInUse.EVICT
+    assert plain.dra
+    assert not entry(devices="all", mig={}, dra=False).dra
 
 
 def test_device_plugin_config() -> None:
@@ -247,6 +249,8 @@ def test_start(item: dict[str, object], fits: bool) -> None:
         ({"mps": {"replicas": 2}, "timeSlice": "long"}, "gpus[0].timeSlice", "mps and timeSlice"),
         ({"timeSlice": "longer"}, "gpus[0].timeSlice", "default or short or medium or long"),
         ({"mig": {}, "whenInUse": "kill"}, "gpus[0].whenInUse", "wait or evict"),
+        ({"dra": False}, "gpus[0]", "says nothing"),
+        ({"mig": {}, "dra": "no"}, "gpus[0].dra", "true or false"),
         ({"mig": {}, "model": ""}, "gpus[0].model", "a glob"),
         ({"mig": {}, "model": 100}, "gpus[0].model", "a glob"),
         ({"mig": None}, "gpus[0].mig", "found nothing"),
@@ -284,8 +288,8 @@ def test_unknown_keys() -> None:
     [problem] = faults(plan)
     assert problem == Problem(
         Code.UNKNOWN_KEY,
-        'unknown key "migs"; here belong devices, model, mig, mps, timeSlice, whenInUse '
-        "(line 4, column 5)",
+        'unknown key "migs"; here belong devices, model, mig, mps, timeSlice, whenInUse, '
+        "dra (line 4, column 5)",
         "did you mean mig?",
         path="gpus[0].migs",
     )

@@ -149,6 +149,7 @@ WORDS = st.sampled_from(
         "timeSlice",
         "long",
         "whenInUse",
+        "dra",
         "model",
         "disabled",
         "enabled",
@@ -212,6 +213,7 @@ ENTRIES = st.fixed_dictionaries(
     optional={
         "model": st.text("*H10A ", min_size=1),
         "whenInUse": st.sampled_from(["wait", "evict"]),
+        "dra": st.booleans(),
     },
 )
 PLANS = st.fixed_dictionaries({"version": st.just("v1"), "gpus": st.lists(ENTRIES, max_size=4)})
@@ -234,6 +236,7 @@ def written(entry: PlanEntry) -> dict[str, Any]:
         "mig": mig,
         "model": entry.model,
         "whenInUse": entry.when_in_use.value,
+        "dra": entry.dra,
     }
 
 
@@ -249,6 +252,7 @@ def expected(entry: dict[str, Any]) -> dict[str, Any]:
         "mig": mig,
         "model": entry.get("model"),
         "whenInUse": entry.get("whenInUse", "wait"),
+        "dra": entry.get("dra", True),
     }
 
 

@@ -59,7 +59,7 @@ GOOD = [
     plan(devices=[0], mig={"3g.40gb": 1, "1g.10gb+me": 1}, model="*H100*", whenInUse="evict"),
     plan(devices=[0], mig=[{"profile": "1c.3g.40gb", "start": 4, "count": 3}]),
     plan(devices=[0], mig=[{"profile": "3g.40gb", "mps": {"replicas": 2}}]),
-    plan(devices=[0], mig={}),
+    plan(devices=[0], mig={}, dra=False),
     plan(devices=[0], mig=[]),
     plan(devices=[0], mps={"clients": {"memory": "10Gi", "threads": 25.5}, "user": "1:1"}),
     plan(devices=[0], mps={"clients": {"memory": 1024}, "user": 0, "oversubscribe": True}),
@@ -122,6 +122,7 @@ BAD = [
     plan(devices=[0], mps={"replicas": 1}, timeSlice="long"),
     plan(devices=[0], timeSlice="longer"),
     plan(devices=[0], mig={}, whenInUse="kill"),
+    plan(devices=[0], mig={}, dra="no"),
 ]
 
 
@@ -139,6 +140,7 @@ KEYS = st.sampled_from(
         "mps",
         "timeSlice",
         "whenInUse",
+        "dra",
         "profile",
         "count",
         "start",
@@ -181,7 +183,13 @@ MIG = (
 )
 ENTRIES = st.fixed_dictionaries(
     {"devices": st.just("all") | st.lists(VALUES, max_size=3), "mig": MIG | TREES},
-    optional={"mps": TREES, "timeSlice": VALUES, "model": VALUES, "whenInUse": VALUES},
+    optional={
+        "mps": TREES,
+        "timeSlice": VALUES,
+        "model": VALUES,
+        "whenInUse": VALUES,
+        "dra": VALUES | st.booleans(),
+    },
 )
 
 
