@@ -14,7 +14,7 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import DestroyGpuInstance, Step
-from nodeagent.reconcile.active_plan import ActivePlan, ReservedOn
+from nodeagent.reconcile.active_plan import ActivePlan, BesideClaims
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
@@ -74,7 +74,7 @@ class Rig:
         step_deadline: float = 5.0,
         driver: AbstractAsyncContextManager[NodeDriver] | None = None,
         hooks: ChangeHooks | None = None,
-        reserved: ReservedOn = lambda _: (),
+        beside: BesideClaims = lambda goal, _: goal,
         on_state: Callable[[NodeState], None] = lambda _: None,
         on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
     ) -> None:
@@ -82,7 +82,7 @@ class Rig:
         self.states: list[NodeState] = []
         self.control = CountedRounds()
         self.node_states = NodeStates(NodeState("node-a", "file"))
-        self.plan = ActivePlan(self.control, reserved=reserved)
+        self.plan = ActivePlan(self.control, beside=beside)
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
         self.changes = GpuChanges(
             policy or Policy(), changed=lambda: self.control.nudge("a GPU was changed")

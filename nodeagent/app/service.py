@@ -187,7 +187,7 @@ class Agent:
         self._active_plan = ActivePlan(
             self._control,
             self._mps.host_for,
-            reserved=self._claims.claims.reserved if self._claims else lambda _: (),
+            beside=self._claims.claims.beside if self._claims else lambda goal, _: goal,
         )
         self._sampling = SamplingService(
             driver,

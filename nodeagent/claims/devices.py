@@ -105,7 +105,7 @@ def _common(gpu: Gpu, facts: GpuFacts) -> dict[str, AttributeValue]:
         _NVIDIA + "cudaComputeCapability": version(capability),
         _NVIDIA + "driverVersion": version(facts.driver_version),
         _NVIDIA + "cudaDriverVersion": version(facts.cuda_driver_version),
-        _STANDARD + "pciBusID": _pci_bus_id(gpu.pci_bus_id),
+        _STANDARD + "pciBusID": pci_address(gpu.pci_bus_id),
         _STANDARD + "pcieRoot": _short(facts.pcie_root),
         _STANDARD + "numaNode": gpu.numa_node,
     }
@@ -141,7 +141,7 @@ def _architecture(major: int, minor: int) -> str | None:
     return None
 
 
-def _pci_bus_id(nvml: str) -> str | None:
+def pci_address(nvml: str) -> str | None:
     """The kernel's spelling, `0000:1a:00.0`; NVML writes the domain with eight digits."""
     match = re.fullmatch(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", nvml.lower())
     return f"{int(match[1], 16):04x}{match[2]}" if match else None

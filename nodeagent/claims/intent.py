@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nodeagent.claims.cdi import device_id
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
 from nodeagent.claims.names import locate
+from nodeagent.claims.terms import Terms
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import MpsEntry
-from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
 
 
 def intended(
@@ -16,6 +19,7 @@ def intended(
     observed: ObservedNode,
     daemons: ClaimDaemons,
     *,
+    terms: Callable[[Gpu], Terms],
     node: str,
     boot_id: str,
 ) -> ClaimRecord:
@@ -31,6 +35,7 @@ def intended(
                 f"{title} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
                 remedy="nodeagent status shows what is wrong with it",
             )
+        fixed = terms(gpu).admit(result, gpu, title)
         profile, mps = place.profile if place else None, None
         if isinstance(result.configuration, MpsEntry):
             mps = daemons.wanted(result.configuration, gpu, profile, title)
@@ -40,6 +45,7 @@ def intended(
             device_id(uid, result),
             profile.name if profile else "",
             place.placement if place else None,
+            fixed=fixed,
             mps=mps,
         )
 

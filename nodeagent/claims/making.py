@@ -1,9 +1,11 @@
-"""How a claim's record changes while its devices are made. Pure."""
+"""A claim's record beside the hardware, while its devices are made and released. Pure."""
 
 from __future__ import annotations
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.plan.observed import Gpu
+from nodeagent.errors import NodeagentError
+from nodeagent.plan.observed import Gpu, GpuInstance
+from nodeagent.plan.usage import as_used
 from nodeagent.structs import replace
 
 
@@ -36,13 +38,55 @@ def begun(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
 
 
 def with_instances(record: ClaimRecord, gpu: Gpu) -> ClaimRecord:
-    """With the ids of what was made on the GPU, as it was read back."""
+    """With the ids of what was made on the GPU, or is used there, as it was read back."""
 
     def found(device: ClaimedDevice) -> ClaimedDevice:
         for instance in gpu.instances if device.gpu == gpu.uuid else ():
-            if instance.compute and device.is_made and device.was_made_as(instance):
+            if instance.compute and _is_its(instance, device):
                 one = instance.compute[0]
                 return replace(device, instance=instance.id, compute=one.id, uuid=one.uuid)
         return device
 
     return replace(record, devices=tuple(map(found, record.devices)))
+
+
+def _is_its(instance: GpuInstance, device: ClaimedDevice) -> bool:
+    """What a claim only uses may be another one by now, at the same place."""
+    if device.is_made:
+        return device.was_made_as(instance)
+    return (instance.profile, instance.placement) == (device.profile, device.placement)
+
+
+def require_there(record: ClaimRecord, gpu: Gpu) -> None:
+    """Raise NodeagentError where the claim only uses a device of the GPU, and it is not there."""
+    for device in record.devices:
+        if device.gpu != gpu.uuid or device.is_held:
+            continue
+        if device.placement is None:
+            missing = gpu.in_mig_mode and not device.result.admin_access
+        else:
+            missing = not any(i.compute and _is_its(i, device) for i in gpu.instances)
+        if missing:
+            raise NodeagentError(
+                f"{record.title} has to wait: {device.result.device} of {gpu.title} is not there",
+                remedy="the plan makes it; nodeagent status shows what keeps it from that",
+            )
+
+
+def users_of_lasting(record: ClaimRecord, gpu: Gpu) -> str:
+    """Who uses which of the claim's devices that are there after its release, too: those of a plan,
+    and the GPU as a whole. "" where nobody does.
+    """
+    used = as_used(gpu)
+    for device in record.devices:
+        if device.gpu != gpu.uuid or device.is_made or device.result.admin_access:
+            continue
+        usage = used.usage
+        for instance in used.instances:
+            if device.placement in (None, instance.placement):
+                for one in instance.compute:
+                    usage = usage.together(one.usage)
+        if usage.in_use:
+            name = f"{device.result.device} of " if device.placement else ""
+            return f"{name}{gpu.title} is in use by {usage}"
+    return ""

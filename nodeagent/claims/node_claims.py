@@ -31,7 +31,13 @@ from nodeagent.claims.decisions import (
 )
 from nodeagent.claims.goals import reserved_on, to_prepare, to_release, unchanged
 from nodeagent.claims.intent import intended
-from nodeagent.claims.making import begun, with_instances, without_ids
+from nodeagent.claims.making import (
+    begun,
+    require_there,
+    users_of_lasting,
+    with_instances,
+    without_ids,
+)
 from nodeagent.claims.model import (
     ClaimAllocation,
     ClaimedDevice,
@@ -40,6 +46,7 @@ from nodeagent.claims.model import (
     Standing,
     standing,
 )
+from nodeagent.claims.planned import beside_claims
 from nodeagent.claims.records import (
     UnreadableRecord,
     read_records,
@@ -47,13 +54,13 @@ from nodeagent.claims.records import (
     remove_unfinished,
     write_record,
 )
+from nodeagent.claims.terms import Terms
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import DesiredGpu, Reserved
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.reserved import without
-from nodeagent.plan.usage import as_used
 from nodeagent.structs import replace
 from nodeagent.views.mps_problems import unready_daemons
 
@@ -77,7 +84,8 @@ class NodeClaims:
     """Every method that changes something may be called again, and side by side for other claims.
 
     `change`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
-    borders; `observe` reads the node, `daemons` says what its MPS is.
+    borders; `observe` reads the node, `daemons` says what its MPS is, and `terms` what counts for
+    claims on a GPU as observed.
     """
 
     def __init__(
@@ -90,8 +98,10 @@ class NodeClaims:
         capabilities: Capabilities,
         toolkit: Callable[[], Edits],
         daemons: ClaimDaemons,
+        terms: Callable[[Gpu], Terms] = lambda _: Terms(),
     ) -> None:
         self.places = places
+        self._terms = terms
         self._change = change
         self.fetch = fetch
         self.observe = observe
@@ -129,14 +139,15 @@ class NodeClaims:
         """Records that cannot be used."""
         return tuple(Problem(Code.STATE_FILE, u.message, u.remedy) for u in self.unreadable)
 
-    def reserved(self, gpu: str) -> tuple[Reserved, ...]:
-        """What claims hold on the GPU with that UUID, for all other goals of it."""
-        unreadable = tuple(
+    def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
+        """A plan's goal of the GPU beside what claims have there."""
+        unreadable = (
             Reserved("", None, f"the record {one.path}, which cannot be read")
             for one in self.unreadable
-            if one.gpus is None or gpu in one.gpus
+            if one.gpus is None or gpu.uuid in one.gpus
         )
-        return (*unreadable, *reserved_on(gpu, self._records.values()))
+        held = (*unreadable, *reserved_on(gpu.uuid, self.records))
+        return beside_claims(goal, gpu, held, self.records)
 
     # --- what the kubelet asks for ----------------------------------------------------------------
 
@@ -238,6 +249,7 @@ class NodeClaims:
             allocation,
             observed,
             self._daemons,
+            terms=self._terms,
             node=places.node,
             boot_id=places.boot_id,
         )
@@ -253,6 +265,7 @@ class NodeClaims:
             _check(outcome, record)
             record = with_instances(self._records[record.uid], outcome.after)
             await self._keep(record)
+            require_there(record, outcome.after)
             _check_daemons(outcome, record)
         if record.phase is Phase.INTENT:
             record = replace(record, phase=Phase.MADE)
@@ -299,11 +312,9 @@ class NodeClaims:
             _check(await self._change(uuid, goal), record)
 
     def _dismissed(self, record: ClaimRecord, gpu: Gpu) -> DesiredGpu:
-        whole = any(d.gpu == gpu.uuid and d.is_held and d.placement is None for d in record.devices)
-        used = as_used(gpu)
-        if whole and not used.idle:
+        if used := users_of_lasting(record, gpu):
             raise StillInUse(
-                f"{record.title} is not released: {gpu.title} is in use by {used.usage}",
+                f"{record.title} is not released: {used}",
                 remedy="end what uses it, or wait for its end",
             )
         if record.boot_id != self.places.boot_id:  # what is there was not made for it

@@ -54,7 +54,8 @@ class OfferContext:
     `planned` is None where no plan names the GPU. `held` are the names of this GPU's devices that
     claims have records of. `previous` is what was published last; what is not in it goes without
     notice. `now` in seconds since 1970. `held_back` says why nothing new may be made on the GPU
-    now, "": it may. `evict`: what is unhealthy loses its pods, too.
+    now, "": it may. `evict`: what is unhealthy loses its pods, too. Without `keeps_taints` the API
+    server drops taints, so that what would have one is not published, but for what claims hold.
     """
 
     node: str
@@ -66,6 +67,7 @@ class OfferContext:
     facts: GpuFacts = field(default_factory=GpuFacts)
     held_back: str = ""
     evict: bool = False
+    keeps_taints: bool = True
 
     @property
     def fixed(self) -> frozenset[str]:
@@ -90,6 +92,10 @@ def make_offer(gpu: Gpu, context: OfferContext) -> Offer:
         taints = tuple(_kept(key, effect, earlier, context.now) for key, effect in keys.items())
         ended = [t.added + WITHDRAWAL for t in taints if t.key == WITHDRAWN and name not in held]
         if any(end <= context.now for end in ended):
+            continue
+        if not context.keeps_taints:
+            if not taints or name in held:
+                devices.append(replace(device, taints=()))
             continue
         ends += ended
         devices.append(replace(device, taints=taints))

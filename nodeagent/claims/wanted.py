@@ -3,8 +3,9 @@
 - A GPU that no plan names is for claims as a whole and, in mode `dynamic`, in parts. Where changing
   MIG mode needs a reset (Ampere) it is so only in the mode it is in.
 - A plan with `mig: disabled` fixes the GPU as a whole; `mig: enabled` leaves the parts to claims.
-- A planned layout fixes its instances at their recorded places; what cannot lie beside them is not
-  offered, the rest is for claims unless the plan says otherwise.
+- A planned layout fixes its instances where they are; what cannot lie beside them is not offered,
+  the rest is for claims unless the plan says `dra: false`.
+- What the plan shares by MPS or divides is not offered: nobody can have all of it.
 - Where the plan leaves the GPU's MIG side alone, a GPU outside MIG mode is offered as a whole.
 
 In mode `static` nothing is made, so that only what the plan fixes and GPUs outside MIG mode are
@@ -35,14 +36,14 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FixedInstance:
-    """A GPU instance of a planned layout, at the memory slice that was recorded for it.
+    """A GPU instance of a planned layout, at its first memory slice.
 
-    One that is `divided` into several devices keeps its place, and is not offered.
+    `kept_back` says why it keeps its place and is not offered, "": it is.
     """
 
     profile: str
     start: int
-    divided: bool = False
+    kept_back: str = ""
 
     @property
     def device(self) -> str:
@@ -51,16 +52,25 @@ class FixedInstance:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the plan says of a GPU that it names; `mig` as in `DesiredGpu`.
+    """What the plan says of a GPU that it names; `mig` as in `DesiredGpu`, `path` of its entry.
 
     `fixed` are the instances of a planned layout, none where it is no layout. `room`: claims may
-    have what the plan does not fix. It has to be False as long as an instance of the layout has no
-    recorded place, since it is not known where that will be.
+    have what the plan does not fix, once all of its layout `is_there`. `mps`: it shares the GPU as
+    a whole.
     """
 
     mig: DesiredMig | None
     fixed: tuple[FixedInstance, ...] = ()
     room: bool = True
+    is_there: bool = True
+    mps: bool = False
+    path: str = ""
+
+    def fixes(self, device: str) -> bool:
+        """Whether the device is the plan's, so that a claim only uses it."""
+        if device == WHOLE_GPU:
+            return self.mig is None or isinstance(self.mig, MigDisabled)
+        return any(instance.device == device for instance in self.fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,7 @@ def wanted_devices(
     makes = counted and (gpu.in_mig_mode or not gpu.mode_change_needs_reset)
     whole, parts = _whole_and_parts(gpu, planned, makes=makes)
     known = places(gpu)
-    names = [i.device for i in fixed if not i.divided and i.device in known]
+    names = [i.device for i in fixed if not i.kept_back and i.device in known]
     if parts and makes:
         names += _beside(gpu, pinned, whole_taken=WHOLE_GPU in uncounted)
     elif parts and counted and not whole:
@@ -108,11 +118,11 @@ def _whole_and_parts(gpu: Gpu, planned: Planned | None, *, makes: bool) -> tuple
         return not gpu.in_mig_mode or (makes and not gpu.mode_change_needs_reset), True
     match planned.mig:
         case None:
-            return not gpu.in_mig_mode, False
+            return not (gpu.in_mig_mode or planned.mps), False
         case MigDisabled():
-            return True, False
+            return not planned.mps, False
         case MigEnabled() | Layout():
-            return False, planned.room
+            return False, planned.room and planned.is_there
         case _:
             assert_never(planned.mig)
 

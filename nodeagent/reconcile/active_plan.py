@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import DesiredNode, PlanDocument, Reserved
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
@@ -35,8 +35,8 @@ _NOTHING_DESIRED = DesiredNode({})
 
 HostFor = Callable[[PlanDocument], Host]
 """What of the host bears on a document; may block, and is called in a thread."""
-ReservedOn = Callable[[str], tuple[Reserved, ...]]
-"""What claims hold on the GPU of that key."""
+BesideClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
+"""The goal of a GPU as it is beside what claims have there."""
 _NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 
 
@@ -76,11 +76,11 @@ class ActivePlan:
         self,
         control: LoopControl,
         host_for: HostFor = lambda _: Host(),
-        reserved: ReservedOn = lambda _: (),
+        beside: BesideClaims = lambda goal, _: goal,
     ) -> None:
         self._control = control
         self._host_for = host_for
-        self._reserved = reserved
+        self._beside = beside
         # What was read last: the newest offer, or what the newest demand meant for the node.
         self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
@@ -166,7 +166,7 @@ class ActivePlan:
             if self._desired is None:
                 return Judgement(refusal=refusal or Refusal(self.digest, error.problems))
         # What was possible once goes on to hold for the GPUs that are still there.
-        desired = self._beside_claims(self._desired)
+        desired = self._beside_claims(self._desired, observed)
         node_plan = plan(desired, observed, policy)
         return Judgement(node_plan, self._good.document, desired, refusal=refusal)
 
@@ -175,16 +175,20 @@ class ActivePlan:
     ) -> tuple[DesiredNode, NodePlan]:
         """Raises DocumentError where that can never be."""
         resolved = resolve(candidate.document, observed, candidate.host)
-        desired = self._beside_claims(resolved)
+        desired = self._beside_claims(resolved, observed)
         made = plan(desired, observed, policy)
         if made.verdict in _NEVER:
             of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
             raise DocumentError((*made.problems, *of_gpus))
         return desired, made
 
-    def _beside_claims(self, desired: DesiredNode) -> DesiredNode:
-        """What is desired, with what claims hold now left alone."""
-        gpus = {key: replace(d, reserved=self._reserved(key)) for key, d in desired.gpus.items()}
+    def _beside_claims(self, desired: DesiredNode, observed: ObservedNode) -> DesiredNode:
+        """What is desired, beside what claims have now."""
+        here = {gpu.key: gpu for gpu in observed.gpus}
+        gpus = {
+            key: self._beside(goal, here[key]) if key in here else goal
+            for key, goal in desired.gpus.items()
+        }
         return replace(desired, gpus=gpus)
 
     def _read(self, text: PlanText) -> ReadPlan:

@@ -103,7 +103,7 @@ class Home:
         rig = Rig(
             self.folder,
             driver=driver,
-            reserved=lambda gpu: claims.reserved(gpu),  # noqa: PLW0108  # made below
+            beside=lambda *goal: claims.beside(*goal),  # noqa: PLW0108  # made below
         )
         claims = NodeClaims(
             ClaimPlaces(NODE, self.boot_id, self.records_dir, self.cdi),

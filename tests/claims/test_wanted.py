@@ -77,6 +77,7 @@ def test_the_plan_fixes_the_mode(board: str) -> None:
             assert names(now, mode, DISABLED) == {WHOLE_GPU}
     assert names(gpu, Mode.DYNAMIC, ENABLED) == parts
     assert names(gpu, Mode.DYNAMIC, replace(ENABLED, room=False)) == set()
+    assert names(mig_off(gpu), Mode.DYNAMIC, replace(DISABLED, mps=True)) == set()
     assert names(gpu, Mode.STATIC, ENABLED) == set()
     waiting = wanted(mig_off(gpu), Mode.DYNAMIC, ENABLED)
     if gpu.mode_change_needs_reset:
@@ -109,14 +110,17 @@ def test_beside_a_planned_layout(board: str) -> None:
         beside = {n for legal in legal_sets(board) if fixed <= legal for n in legal} | fixed
         assert names(gpu, Mode.DYNAMIC, plan) == beside
         assert names(gpu, Mode.DYNAMIC, replace(plan, room=False)) == fixed
+        assert names(gpu, Mode.DYNAMIC, replace(plan, is_there=False)) == fixed
         assert names(gpu, Mode.STATIC, plan) == fixed
         assert names(mig_off(gpu), Mode.STATIC, plan) == fixed  # after a reboot
 
 
-def test_divided_instances() -> None:
-    """A fixed instance of several devices keeps its place and is no device itself."""
+def test_instances_that_are_kept_back() -> None:
+    """A fixed instance of several devices, say, keeps its place and is no device itself."""
     gpu = card("h100-80gb")
-    plan = Planned(LAYOUT, (FixedInstance("3g.40gb", 4, divided=True), FixedInstance("1g.10gb", 0)))
+    plan = Planned(
+        LAYOUT, (FixedInstance("3g.40gb", 4, "it is divided"), FixedInstance("1g.10gb", 0))
+    )
     assert names(gpu, Mode.STATIC, plan) == {"mig-1g-10gb-0"}
     found = names(gpu, Mode.DYNAMIC, plan)
     assert {n for n in found if places(gpu)[n].placement.mask & 0b11110001} == {"mig-1g-10gb-0"}

@@ -18,6 +18,7 @@ from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.gpu_changes import Goal
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
 from tests.rig import Rig, running
 
@@ -133,7 +134,7 @@ async def test_a_failure_undoes_its_own_part_alone(node: SimulatedNode, tmp_path
 async def test_a_plan_and_a_claim_on_one_gpu(node: SimulatedNode, tmp_path: Path) -> None:
     """The plan lays out what it says beside the claim's instance, and never takes that away."""
     held: list[Reserved] = []
-    rig = Rig(tmp_path, reserved=lambda _: tuple(held))
+    rig = Rig(tmp_path, beside=lambda goal, _: replace(goal, reserved=tuple(held)))
     async with running(rig):
         await without_plan(rig)
         uuid = rig.gpu().uuid
@@ -187,7 +188,11 @@ async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(
 ) -> None:
     """It looks again and plans around what came; nothing failed and nothing has to wait."""
     hooks = Meanwhile()
-    rig = Rig(tmp_path, hooks=hooks, reserved=lambda gpu: hooks.held.get(gpu, ()))
+    rig = Rig(
+        tmp_path,
+        hooks=hooks,
+        beside=lambda goal, gpu: replace(goal, reserved=hooks.held.get(gpu.uuid, ())),
+    )
     hooks.rig = rig
     async with running(rig):
         rig.offer(

@@ -1,0 +1,86 @@
+"""The offers of all of a node's GPUs, each made of the GPU, its plan, its claims and the last one.
+
+What an earlier agent published goes on from where it was: a device that is not wanted any more is
+tainted first and withdrawn ten minutes later, also across a restart, and also of a GPU that the
+driver does not list any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from nodeagent.claims.devices import GpuFacts
+from nodeagent.claims.goals import reserved_on
+from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.names import pool_name
+from nodeagent.claims.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.planned import planned
+from nodeagent.claims.terms import Terms
+from nodeagent.claims.wanted import Mode
+from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.plan import NodePlan
+from nodeagent.structs import replace
+
+Goals = Mapping[str, DesiredGpu]
+"""What the plan makes of the GPUs that it names, by UUID."""
+
+_GONE = "the driver does not list it"
+
+
+def goals_of(plan: NodePlan | None) -> Goals:
+    """Those of the plan in force."""
+    return {gpu.before.uuid: gpu.goal for gpu in (plan.gpus if plan else ()) if gpu.goal}
+
+
+class NodeOffers:
+    """`closed` says why claims get nothing new on any GPU, "": they do. `keeps_taints`: the API
+    server knows taints of devices.
+    """
+
+    def __init__(self, node: str, mode: Mode) -> None:
+        self._node = node
+        self._mode = mode
+        self._previous: Mapping[str, Offer] = {}  # by pool
+        self.closed = ""
+        self.keeps_taints = True
+
+    def go_on_from(self, published: Iterable[Offer]) -> None:
+        """Take what is published now for what this agent offered last."""
+        self._previous = {offer.pool: offer for offer in published}
+
+    def terms(self, gpu: Gpu, goals: Goals, records: Iterable[ClaimRecord]) -> Terms:
+        """What counts for claims on the GPU now."""
+        goal = goals.get(gpu.uuid)
+        by_plan = planned(goal, gpu, reserved_on(gpu.uuid, records)) if goal else None
+        return Terms(self._mode, by_plan, self.closed)
+
+    def make(
+        self,
+        gpus: Iterable[Gpu],
+        goals: Goals,
+        records: Sequence[ClaimRecord],
+        facts: Mapping[str, GpuFacts],
+        now: int,
+    ) -> tuple[Offer, ...]:
+        """What is offered `now`, in seconds since 1970; `facts` by UUID."""
+        mode = Mode.OFF if self.closed else self._mode
+        context = OfferContext(self._node, mode, now, keeps_taints=self.keeps_taints)
+        offers: dict[str, Offer] = {}
+        for gpu in gpus:
+            if gpu.uuid:
+                by_plan = self.terms(gpu, goals, records).planned
+                own = replace(context, planned=by_plan, facts=facts.get(gpu.uuid, GpuFacts()))
+                offers[pool_name(self._node, gpu.uuid)] = self._offer(gpu, own, records)
+        nothing = replace(context, mode=Mode.OFF)
+        for pool in self._previous.keys() - offers.keys():
+            gone = Gpu(-1, pool.rpartition("/")[2], access=Access.LOST, access_reason=_GONE)
+            offers[pool] = self._offer(gone, nothing, records)
+        self._previous = {pool: offer for pool, offer in offers.items() if offer.devices}
+        return tuple(offers.values())
+
+    def _offer(self, gpu: Gpu, context: OfferContext, records: Iterable[ClaimRecord]) -> Offer:
+        pool = pool_name(self._node, gpu.uuid)
+        results = (device.result for record in records for device in record.devices)
+        held = frozenset(result.device for result in results if result.pool == pool)
+        return make_offer(gpu, replace(context, held=held, previous=self._previous.get(pool)))

@@ -1,0 +1,104 @@
+"""Whether a claim may have a device now, and whose the device is then. Pure.
+
+A scheduler may have allocated what was offered a moment ago and is not any more; who comes for it
+is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from nodeagent.claims.allocation import ClaimRefused
+from nodeagent.claims.devices import GpuFacts
+from nodeagent.claims.model import Result
+from nodeagent.claims.names import WHOLE_GPU
+from nodeagent.claims.wanted import Mode, Planned, wanted_devices
+from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
+from nodeagent.plan.observed import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What counts for claims on one GPU.
+
+    `planned` is None where no plan names it. `closed` says why nothing is offered at all, "": it
+    is.
+    """
+
+    mode: Mode = Mode.DYNAMIC
+    planned: Planned | None = None
+    closed: str = ""
+
+    def is_fixed(self, device: str) -> bool:
+        """Whether a claim only uses the device, which nobody makes or changes for it."""
+        by_plan = self.planned is not None and self.planned.fixes(device)
+        return self.mode is Mode.STATIC or by_plan
+
+    def admit(self, result: Result, gpu: Gpu, title: str) -> bool:
+        """Whether the claim of that title has a device that is fixed. Raises ClaimRefused where it
+        may not have it; an administrator may look at any.
+        """
+        if result.admin_access:
+            return False
+        if why := self.refusal(gpu, result.device):
+            raise ClaimRefused(
+                f"{title} does not get {result.device} of {gpu.title}, which is not offered any "
+                f"more: {why}",
+                remedy="delete its pods, so that they are scheduled anew",
+            )
+        fixed = self.is_fixed(result.device)
+        if fixed and result.configuration is not None:
+            raise ClaimRefused(
+                f"{title} says how {result.device} of {gpu.title} is shared, which the plan does",
+                remedy="leave its configuration out, or share the device by the plan",
+            )
+        return fixed
+
+    def refusal(self, gpu: Gpu, device: str) -> str:
+        """Why no claim may have the device, which is one of the GPU's; "" where one may."""
+        if self.closed:
+            return self.closed
+        offered = wanted_devices(gpu, self.mode, self.planned, GpuFacts(), ())
+        if device in offered.devices:
+            return ""
+        return offered.reason or self._why_not_wanted(gpu, device)
+
+    def _why_not_wanted(self, gpu: Gpu, device: str) -> str:
+        if self.planned is not None and (why := _kept_from_claims(self.planned, gpu, device)):
+            return why
+        if self.mode is Mode.STATIC and device != WHOLE_GPU:
+            return "no plan has it, and with dra.mode static nothing is made"
+        if self.planned is None:
+            return _in_one_mode(gpu)
+        return "there is no room for it beside the plan's instances"
+
+
+def _in_one_mode(gpu: Gpu) -> str:
+    """Why there is only the whole of it, or only parts, where no plan says so."""
+    if gpu.in_mig_mode:
+        return f"{gpu.title} is in MIG mode"
+    return f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset"
+
+
+def _kept_from_claims(planned: Planned, gpu: Gpu, device: str) -> str:
+    """What the plan says against the device being a claim's; "" if it is nothing."""
+    for one in planned.fixed:
+        if one.device == device and one.kept_back:
+            return one.kept_back
+    entry = f"{planned.path} of the plan"
+    match planned.mig:
+        case None | MigDisabled() if planned.mps and device == WHOLE_GPU:
+            return f"{entry} shares the GPU by MPS"
+        case None:
+            return f"{entry} leaves MIG on {gpu.title} as it is"
+        case MigDisabled():
+            return f"{entry} has MIG disabled"
+        case MigEnabled() | Layout() if device == WHOLE_GPU:
+            return f"{entry} has MIG enabled"
+        case Layout() if not planned.is_there:
+            return f"the layout of {entry} is not there yet"
+        case MigEnabled() | Layout():
+            return "" if planned.room else f"{entry} says dra: false"
+        case _:
+            assert_never(planned.mig)

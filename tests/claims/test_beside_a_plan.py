@@ -1,0 +1,180 @@
+"""Claims and a plan on one simulated card: each keeps what is its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.allocation import ClaimRefused
+from nodeagent.claims.cdi_files import ToolkitEdits
+from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.claims.node_offers import NodeOffers, goals_of
+from nodeagent.claims.terms import Terms
+from nodeagent.claims.wanted import Mode
+from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.plan.observed import Gpu
+from nodeagent.simulation import SimulatedNode
+from nodeagent.views.node_state import Phase
+from tests.claims.machine import NODE, UIDS, Home, capabilities, laid_out, no_daemons, pool
+from tests.rig import Rig, plan_text, running
+
+PLAN = "{3g.40gb: 1}"
+THREE = "mig-3g-40gb-4"  # where the planner puts it on an empty card
+
+
+@asynccontextmanager
+async def planned(
+    home: Home, mig: str = PLAN, mode: Mode = Mode.DYNAMIC, *, dra: bool = True
+) -> AsyncIterator[tuple[NodeClaims, Rig]]:
+    """One agent's life, with a plan for the first GPU that is in sync."""
+    offers = NodeOffers(NODE, mode)
+
+    async def fetch(namespace: str, name: str) -> object | None:
+        return home.claims.get((namespace, name))
+
+    async def observe() -> Any:
+        return rig.state.observed
+
+    def terms(gpu: Gpu) -> Terms:
+        return offers.terms(gpu, goals_of(rig.state.plan), claims.records)
+
+    rig = Rig(home.folder, beside=lambda *goal: claims.beside(*goal))  # noqa: PLW0108  # made below
+    claims = NodeClaims(
+        ClaimPlaces(NODE, home.boot_id, home.records_dir, home.cdi),
+        change=rig.changes.change,
+        fetch=fetch,
+        observe=observe,
+        capabilities=capabilities,
+        toolkit=ToolkitEdits([home.folder / "etc-cdi"]).read,
+        daemons=ClaimDaemons("1000", home.folder / "run", False, no_daemons),
+        terms=terms,
+    )
+    await claims.load()
+    async with running(rig):
+        text = plan_text(mig, "[0]")
+        await offer(rig, text if dra else text + b"  dra: false\n", Phase.IN_SYNC)
+        yield claims, rig
+
+
+async def offer(rig: Rig, text: bytes, phase: Phase) -> None:
+    """Have another plan, and wait until it is what it becomes."""
+    before = rig.state.rounds
+    rig.offer(text)
+    await rig.until(lambda: rig.state.rounds > before and rig.state.phase is phase)
+
+
+async def test_a_claim_uses_what_the_plan_has(node: SimulatedNode, home: Home) -> None:
+    """Nothing is made or destroyed for it; beside it another claim's device comes and goes."""
+    async with planned(home) as (claims, rig):
+        assert laid_out(node) == [(4, 4)]
+        [device] = await claims.prepare(*home.claim(0, (pool(rig), THREE)))
+        assert device.fixed
+        instance = rig.gpu().instances[0]
+        assert (device.instance, device.uuid) == (instance.id, instance.compute[0].uuid)
+        [entry] = json.loads((home.cdi / home.files()[0]).read_text())["devices"]
+        paths = [one["path"] for one in entry["containerEdits"]["deviceNodes"]]
+        known = {what: number for number, what in capabilities().items()}
+        caps = [known[0, instance.id, part] for part in (None, 0)]
+        assert paths == ["/dev/nvidia0", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in caps)]
+        await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-0")))
+        assert laid_out(node) == [(0, 1), (4, 4)]
+        await rig.round()
+        assert rig.state.phase is Phase.IN_SYNC
+        for uid in UIDS[:2]:
+            await claims.release(uid)
+        assert laid_out(node) == [(4, 4)]
+        assert (home.records(), home.files()) == ([], [])
+
+
+async def test_another_plan_waits_for_the_claim(node: SimulatedNode, home: Home) -> None:
+    """It is blocked and names the claim; when that is released, it is carried out."""
+    async with planned(home) as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), THREE)))
+        for mig in ("{7g.80gb: 1}", "disabled"):
+            await offer(rig, plan_text(mig, "[0]"), Phase.BLOCKED)
+            assert any("claim team/trainer-0" in one.message for one in rig.state.problems)
+            assert laid_out(node) == [(4, 4)]
+        await offer(rig, plan_text("{2g.20gb: 1}", "[0]"), Phase.IN_SYNC)
+        assert [size for _, size in laid_out(node)] == [2, 4]
+        await claims.release(UIDS[0])
+        await rig.round()
+        await rig.until(lambda: [size for _, size in laid_out(node)] == [2])
+
+
+async def test_a_claimed_instance_comes_back_where_it_was(node: SimulatedNode, home: Home) -> None:
+    """A plan that names no place puts it where the claim's pods expect it, after a reboot say."""
+    one = plan_text("[{profile: 1g.10gb, start: 2}]", "[0]")
+    async with planned(home) as (claims, rig):
+        await offer(rig, one, Phase.IN_SYNC)
+        name = home.claim(0, (pool(rig), "mig-1g-10gb-2"))
+        before = await claims.prepare(*name)
+        await offer(rig, plan_text("{1g.10gb: 1}", "[0]"), Phase.IN_SYNC)
+        node.card(0).state.instances.clear()
+        with pytest.raises(NodeagentError, match="is not there"):
+            await claims.prepare(*name)
+        await rig.round()
+        await rig.until(lambda: laid_out(node) == [(2, 1)])
+        again = await claims.prepare(*name)
+        assert [d.cdi_id for d in again] == [d.cdi_id for d in before]
+
+
+async def test_what_the_plan_keeps_for_itself(node: SimulatedNode, home: Home) -> None:
+    """With `dra: false` its own instances are used by claims, and nothing is made beside them."""
+    async with planned(home, dra=False) as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), THREE)))
+        with pytest.raises(ClaimRefused, match="dra: false"):
+            await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-0")))
+        assert laid_out(node) == [(4, 4)]
+        assert home.records() == [f"{UIDS[0]}.json"]
+
+
+async def test_mode_static_makes_nothing(node: SimulatedNode, home: Home) -> None:
+    """The plan's devices and whole GPUs are verified and used; another device is refused."""
+    async with planned(home, mode=Mode.STATIC) as (claims, rig):
+        both = home.claim(0, (pool(rig), THREE), (pool(rig, 1), "gpu"))
+        assert [device.fixed for device in await claims.prepare(*both)] == [True, True]
+        with pytest.raises(ClaimRefused, match="static nothing is made"):
+            await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-0")))
+        assert laid_out(node) == [(4, 4)]
+        assert not node.card(1).state.mig
+        await claims.release(UIDS[0])
+        assert (laid_out(node), home.files()) == ([(4, 4)], [])
+
+
+async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> None:
+    """A process on the plan's instance holds up the release, and is named."""
+    async with planned(home) as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), THREE)))
+        node.occupy(f"0/{rig.gpu().instances[0].id}/0", pid=4711, command="train")
+        with pytest.raises(StillInUse, match=rf"{THREE} of .* is in use by pid 4711"):
+            await claims.release(UIDS[0])
+        assert home.records() == [f"{UIDS[0]}.json"]
+        node.release(pid=4711)
+        await claims.release(UIDS[0])
+        assert home.records() == []
+
+
+async def test_two_claims_never_have_the_same_instance(node: SimulatedNode, home: Home) -> None:
+    """Whatever the scheduler says."""
+    async with planned(home) as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), THREE)))
+        with pytest.raises(ClaimRefused, match=f"{THREE} of claim team/trainer-0"):
+            await claims.prepare(*home.claim(1, (pool(rig), THREE)))
+
+
+async def test_a_gpu_that_the_plan_has_as_a_whole(node: SimulatedNode, home: Home) -> None:
+    """A claim uses it; a plan with MIG waits for the claim."""
+    async with planned(home, "disabled") as (claims, rig):
+        [device] = await claims.prepare(*home.claim(0, (pool(rig), "gpu")))
+        assert device.fixed
+        await rig.round()
+        assert rig.state.phase is Phase.IN_SYNC
+        await offer(rig, plan_text(PLAN, "[0]"), Phase.BLOCKED)
+        assert any("claim team/trainer-0" in one.message for one in rig.state.problems)
+        await claims.release(UIDS[0])
+        await offer(rig, plan_text("{2g.20gb: 1}", "[0]"), Phase.IN_SYNC)

@@ -1,0 +1,213 @@
+"""A plan's goal and claims on one GPU: what each leaves to the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.claims.goals import to_prepare, to_release
+from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.planned import beside_claims, planned
+from nodeagent.claims.wanted import FixedInstance, Planned
+from nodeagent.plan.desired import DesiredGpu, MigDisabled, MigEnabled, Reserved
+from nodeagent.plan.observed import Access, Gpu, Placement
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan_gpu
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.structs import replace
+from tests.claims.boards import mig_off, with_devices
+from tests.claims.samples import mig_device, mig_result, record
+from tests.plan.cards import card, devices, divided, wanted, with_instances
+from tests.plan.daemons import A, daemon, give, without_mig
+
+PATH = "gpus[0]"
+H100 = card("h100-80gb")
+ONE = [("1g.10gb", 1), ("3g.40gb", 1)]
+
+
+def fixed_record(gpu: Gpu, *places: tuple[str, int]) -> ClaimRecord:
+    """A claim that uses these instances of the plan's."""
+    return record(
+        *(
+            mig_device(
+                gpu=gpu.uuid,
+                profile=profile,
+                placement=_placement(gpu, profile, start),
+                fixed=True,
+                result=mig_result(device=f"mig-{profile}-{start}".replace(".", "-")),
+            )
+            for profile, start in places
+        )
+    )
+
+
+def _placement(gpu: Gpu, profile: str, start: int) -> Placement:
+    found = gpu.profile(profile)
+    assert found
+    return next(p for p in found.placements if p.start == start)
+
+
+# --- what claims have of the plan -----------------------------------------------------------------
+
+
+def test_a_layout_that_is_there() -> None:
+    """Its instances are fixed where they are, and what it leaves is for claims, by its word."""
+    gpu = with_instances(H100, [("1g.10gb", 2), ("3g.40gb", 4)])
+    goal = wanted(H100, ONE)
+    there = planned(goal, gpu, ())
+    assert set(there.fixed) == {FixedInstance("1g.10gb", 2), FixedInstance("3g.40gb", 4)}
+    assert (there.room, there.is_there, there.path) == (True, True, PATH)
+    assert not planned(replace(goal, dra=False), gpu, ()).room
+
+
+@pytest.mark.parametrize(
+    ("instances", "fixed"),
+    [
+        ([], set()),
+        ([("3g.40gb", 4)], {FixedInstance("3g.40gb", 4)}),
+        ([("1g.10gb", 0), ("1g.10gb", 1), ("3g.40gb", 4)], {FixedInstance("3g.40gb", 4)}),
+        (
+            [("1g.10gb", 0), ("2g.20gb", 2), ("3g.40gb", 4)],
+            {FixedInstance("1g.10gb", 0), FixedInstance("3g.40gb", 4)},
+        ),
+    ],
+)
+def test_a_layout_that_is_not_there_yet(
+    instances: list[tuple[str, int]], fixed: set[FixedInstance]
+) -> None:
+    """Missing, one too many, one that is not asked for: fixed is what surely stays."""
+    found = planned(wanted(H100, ONE), with_instances(H100, instances), ())
+    assert set(found.fixed) == fixed
+    assert not found.is_there
+
+
+def test_places_that_the_plan_names() -> None:
+    """An instance elsewhere is not the one that was asked for."""
+    goal = devices(H100, ("1g.10gb", 1, 5))
+    elsewhere = planned(goal, with_instances(H100, [("1g.10gb", 3)]), ())
+    assert (elsewhere.fixed, elsewhere.is_there) == ((), False)
+    there = planned(goal, with_instances(H100, [("1g.10gb", 5)]), ())
+    assert (there.fixed, there.is_there) == ((FixedInstance("1g.10gb", 5),), True)
+
+
+def test_instances_of_claims_are_not_the_plans() -> None:
+    """Neither those that its goal was told of, nor those that came since."""
+    gpu = with_instances(H100, [("1g.10gb", 2), ("1g.10gb", 6)])
+    held = (Reserved("1g.10gb", Placement(6, 1), "claim team/trainer"),)
+    goal = wanted(H100, [("1g.10gb", 1)])
+    for found in (planned(goal, gpu, held), planned(replace(goal, reserved=held), gpu, ())):
+        assert (found.fixed, found.is_there) == ((FixedInstance("1g.10gb", 2),), True)
+
+
+def test_what_nobody_can_have_alone() -> None:
+    """An instance that the plan divides, and one that it shares by MPS, are kept back."""
+    gpu = give(with_instances(H100, [("1g.10gb", 0)]), daemon(A))
+    gpu = divided(gpu, "3g.40gb", 4, 1, 1, 1)
+    goal = devices(H100, ("1g.10gb", 1, None), *[("3g.40gb", 1, None)] * 3)
+    found = planned(goal, gpu, ())
+    kept = {one.profile: one.kept_back for one in found.fixed}
+    assert kept == {"3g.40gb": "the plan divides it", "1g.10gb": "the plan shares it by MPS"}
+    assert found.is_there
+
+
+def test_goals_without_a_layout() -> None:
+    """The mode alone, and whether the GPU as a whole is shared."""
+    off = DesiredGpu(MigDisabled(PATH), PATH, dra=False)
+    assert planned(off, H100, ()) == Planned(off.mig, room=False, path=PATH)
+    assert planned(replace(off, mps=A), H100, ()).mps
+    assert planned(off, H100, ()).fixes("gpu")
+    assert not planned(DesiredGpu(MigEnabled(PATH), PATH), H100, ()).fixes("gpu")
+
+
+# --- what the plan has of claims ------------------------------------------------------------------
+
+
+def test_an_instance_in_a_claim_is_not_moved() -> None:
+    """Where its place is lost, by a reboot say, it comes back just there, whatever is best."""
+    for start in range(7):
+        goal = beside_claims(
+            wanted(H100, [("1g.10gb", 1)]), H100, (), [fixed_record(H100, ("1g.10gb", start))]
+        )
+        [made] = plan_gpu(goal, H100).after.instances
+        assert made.placement.start == start
+
+
+def test_an_instance_in_a_claim_outlives_its_plan() -> None:
+    """A plan without it is made beside it, and is blocked where there is no room."""
+    gpu = with_devices(H100, ["mig-3g-40gb-4"])
+    using = [fixed_record(gpu, ("3g.40gb", 4))]
+    beside = plan_gpu(beside_claims(wanted(H100, [("1g.10gb", 2)]), gpu, (), using), gpu)
+    assert beside.verdict is Verdict.APPLICABLE
+    assert not any("Destroy" in type(step).__name__ for step in beside.steps)
+    for goal in (
+        wanted(H100, [("7g.80gb", 1)]),
+        wanted(H100, [("4g.40gb", 1), ("2g.20gb", 1)]),
+        DesiredGpu(MigDisabled(PATH), PATH),
+    ):
+        blocked = plan_gpu(beside_claims(goal, gpu, (), using), gpu)
+        assert blocked.verdict is Verdict.BLOCKED
+        assert "claim team/trainer" in blocked.problems[0].message
+
+
+def test_a_place_that_the_plan_gives_to_another() -> None:
+    """The plan has the profile still, but not at the claim's place."""
+    gpu = with_devices(H100, ["mig-3g-40gb-0"])
+    goal = wanted(H100, [("4g.40gb", 1), ("3g.40gb", 1)])
+    found = plan_gpu(beside_claims(goal, gpu, (), [fixed_record(gpu, ("3g.40gb", 0))]), gpu)
+    assert found.verdict is Verdict.BLOCKED
+    assert "claim team/trainer" in found.problems[0].message
+    named = devices(H100, ("3g.40gb", 3, 4))
+    both = plan_gpu(beside_claims(named, gpu, (), [fixed_record(gpu, ("3g.40gb", 0))]), gpu)
+    assert [i.placement.start for i in both.after.instances] == [0, 4]
+
+
+def test_several_in_one_claim() -> None:
+    """Each keeps its own place."""
+    using = [fixed_record(H100, ("1g.10gb", 1), ("1g.10gb", 4))]
+    goal = beside_claims(wanted(H100, [("1g.10gb", 3)]), H100, (), using)
+    starts = {i.placement.start for i in plan_gpu(goal, H100).after.instances}
+    assert len(starts) == 3
+    assert {1, 4} <= starts
+
+
+def test_a_whole_gpu_in_a_claim() -> None:
+    """It stays one: MIG is not switched on, and a plan that leaves it whole goes on."""
+    gpu = mig_off(H100)
+    whole = mig_device(
+        gpu=gpu.uuid, profile="", placement=None, fixed=True, result=mig_result(device="gpu")
+    )
+    using = [record(whole)]
+    on = plan_gpu(beside_claims(wanted(H100, ONE), gpu, (), using), gpu)
+    assert on.verdict is Verdict.BLOCKED
+    assert "claim team/trainer" in on.problems[0].message
+    off = DesiredGpu(MigDisabled(PATH), PATH)
+    assert beside_claims(off, gpu, (), using) == off
+
+
+def test_a_claim_that_only_uses_changes_nothing() -> None:
+    """Neither the plan's daemons nor its time slice end when it comes or goes."""
+    whole = mig_device(
+        gpu=H100.uuid, profile="", placement=None, fixed=True, result=mig_result(device="gpu")
+    )
+    exclusive = ComputeMode.EXCLUSIVE_PROCESS
+    served = without_mig(H100, mps=daemon(A), earlier_mode=ComputeMode.DEFAULT)
+    sliced = without_mig(H100, time_slice=TimeSlice.LONG, earlier_time_slice=TimeSlice.DEFAULT)
+    divided = give(with_instances(H100, [("1g.10gb", 0), ("3g.40gb", 4)]), daemon(A))
+    for gpu, using in (
+        (replace(served, compute_mode=exclusive), record(whole)),
+        (sliced, record(whole)),
+        (divided, fixed_record(divided, ("3g.40gb", 4))),
+    ):
+        for goal in (to_prepare(using, gpu, ()), to_release(using, gpu, ())):
+            assert plan_gpu(goal, gpu).verdict is Verdict.IN_SYNC
+
+
+def test_what_does_not_bind_the_plan() -> None:
+    """Claims of administrators, on other GPUs, and GPUs that do not answer."""
+    goal = wanted(H100, ONE)
+    looking = mig_device(gpu=H100.uuid, fixed=True, result=mig_result(admin_access=True))
+    for one in (record(looking), fixed_record(replace(H100, uuid="GPU-2"), ("1g.10gb", 3))):
+        assert beside_claims(goal, H100, (), [one]) == goal
+    silent = replace(H100, access=Access.LOST, profiles=())
+    held = (Reserved("", None, "a record"),)
+    using = [fixed_record(H100, ("1g.10gb", 3))]
+    assert beside_claims(goal, silent, held, using) == replace(goal, reserved=held)
