@@ -1,0 +1,98 @@
+"""What attributes of devices have beside what is observed: versions, brands, places on the bus.
+
+Nothing is decided by it, so what cannot be read is left out. It does not change while the driver
+is loaded: each GPU is asked once for each start of NVML.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from nodeagent.claims.devices import GpuFacts, pci_address
+from nodeagent.errors import DriverError
+from nodeagent.gpu import nvml
+from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.nvml_errors import is_unsupported
+from nodeagent.gpu.pool import GpuPool
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.structs import replace
+
+SYSFS = Path("/sys")
+_DEADLINE = 5.0  # seconds for one call
+
+# By nvmlBrandType_t from 0 on, as NVIDIA's driver writes them (go-nvlib, pkg/nvlib/device).
+_BRANDS = (
+    "Unknown", "Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan", "NvidiaVApps", "NvidiaVPC",
+    "NvidiaVCS", "NvidiaVWS", "NvidiaCloudGaming", "QuadroRTX", "NvidiaRTX", "Nvidia",
+    "GeForceRTX", "TitanRTX",
+)  # fmt: skip
+
+_PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+
+
+class FactsReader:
+    """`sysfs` is the kernel's, None where the GPUs are simulated."""
+
+    def __init__(self, pool: GpuPool, sysfs: Path | None) -> None:
+        self._pool = pool
+        self._sysfs = sysfs
+        self._session = 0
+        self._cuda = ""
+        self._known: dict[str, GpuFacts] = {}  # by UUID, as far as the driver has answered
+
+    async def read(self, gpus: Iterable[Gpu]) -> dict[str, GpuFacts]:
+        """By UUID. Raises nothing for a driver that does not answer."""
+        if self._session != self._pool.session:
+            self._session = self._pool.session
+            self._known.clear()
+            self._cuda = await self._cuda_version()
+        found: dict[str, GpuFacts] = {}
+        for gpu in gpus:
+            if gpu.uuid and gpu.access is Access.OK:
+                found[gpu.uuid] = self._known.get(gpu.uuid) or await self._read(gpu)
+        return found
+
+    async def _read(self, gpu: Gpu) -> GpuFacts:
+        root = await asyncio.to_thread(pcie_root, self._sysfs, gpu) if self._sysfs else ""
+        facts = GpuFacts(self._pool.driver_version, self._cuda, pcie_root=root)
+        try:
+            facts = replace(facts, brand=await self._brand(gpu))
+        except DriverError as error:
+            if not is_unsupported(error):
+                return facts  # it is asked again
+        self._known[gpu.uuid] = facts
+        return facts
+
+    async def _brand(self, gpu: Gpu) -> str:
+        def brand(device: GpuDevice) -> str:
+            number = int(nvml.call("nvmlDeviceGetBrand", device.handle))
+            return _BRANDS[number] if 0 < number < len(_BRANDS) else ""
+
+        what = "asking for its brand"
+        return await self._pool.visit(gpu.index, brand, what=what, deadline=_DEADLINE)
+
+    async def _cuda_version(self) -> str:
+        try:
+            number = await self._pool.ask(
+                lambda: nvml.call("nvmlSystemGetCudaDriverVersion_v2"),
+                what="asking for CUDA's version",
+                deadline=_DEADLINE,
+            )
+        except DriverError:
+            return ""
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def pcie_root(sysfs: Path, gpu: Gpu) -> str:
+    """The root of the GPU's part of the PCI bus, "" where the kernel does not say. Blocks."""
+    address = pci_address(gpu.pci_bus_id)
+    if address is None:
+        return ""
+    try:
+        path = (sysfs / "bus/pci/devices" / address).resolve(strict=True)
+    except OSError:
+        return ""
+    return next((part for part in path.parts if _PCIE_ROOT.fullmatch(part)), "")
