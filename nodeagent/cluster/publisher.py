@@ -95,6 +95,8 @@ class NodePublisher:
         self._shown: NodeState | None = None  # what is shown; the newest may still be held back
         self._held_back: asyncio.TimerHandle | None = None
         self._events = EventPublisher(access, node, intervals=intervals.events, wall=now)
+        self.on_allocatable: list[Callable[[], None]] = []
+        """Called when `allocatable` is another."""
         self._writer = NodeWriter(
             access,
             node,
@@ -142,6 +144,11 @@ class NodePublisher:
     def node_uid(self) -> str | None:
         """Of the Node as it is followed; None while there is none."""
         return self._view.uid if self._view else None
+
+    @property
+    def allocatable(self) -> Mapping[str, str]:
+        """What the Node offers to pods of GPUs, as device plugins registered it."""
+        return self._view.allocatable if self._view else {}
 
     @property
     def state(self) -> Cluster:
@@ -209,12 +216,15 @@ class NodePublisher:
         elif self._view is None:
             log.info("the Node is followed", node=self._node, server=self._access.server)
         self._answered = True
-        self._view = view
+        before, self._view = self.allocatable, view
         self._writer.observe(view)
         self._hooks.observe(view)
         if self._source is not None:
             self._source.observe(view)
         self.refresh()
+        if self.allocatable != before:
+            for notify in self.on_allocatable:
+                notify()
 
     def _following_changed(self, fault: ClusterFault | None) -> None:
         if fault is None or not self._broken:

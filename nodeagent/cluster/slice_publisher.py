@@ -2,22 +2,25 @@
 
 The kubelet deletes its node's slices whenever it starts, and those of a driver that it has not
 reached for 30 s. So they are watched, and a look at all of them follows each change that is not an
-echo of an own write.
+echo of an own write. Other drivers' slices show who else hands out devices of the node.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+import structlog
+
 from nodeagent.backoff import Backoff
+from nodeagent.claims.api_limits import SliceRefused
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.offer import Offer
 from nodeagent.claims.publication import CreateSlice, DeleteSlice, SliceWrite, slice_writes
-from nodeagent.claims.resource_slices import Dropped, NodeReference, compare
+from nodeagent.claims.resource_slices import Dropped, NodeReference, compare, read_offer
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
@@ -27,15 +30,19 @@ from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.problems import Code, Problem
 
+log = structlog.get_logger(__name__)
+
 _COUNTERS = ("sharedCounters", "consumesCounters")  # as the ends of a field's path
+_TAINTS = ".taints"
 
 
 class SlicePublisher:
     """Publishes while `run` runs; `publish` sets what.
 
-    `problem` says why less is published than wanted, None while all is. `on_change` is called when
-    it becomes another. Seconds: `watch` is how long one watch lasts, `retry` the first and the
-    longest pause after a failure.
+    `problem` says why less is published than wanted, None while all is; `others` are the drivers
+    that have slices of the node, too; `keeps_taints`: the API server knows taints of devices, as
+    far as it was tried. `on_change` is called when one becomes another. Seconds: `watch` is how
+    long one watch lasts, `retry` the first and the longest pause after a failure.
     """
 
     def __init__(
@@ -57,6 +64,8 @@ class SlicePublisher:
         self._changed = asyncio.Event()
         self._known: dict[str, str] = {}  # the versions of what is there, by name
         self.problem: Problem | None = None
+        self.others: frozenset[str] = frozenset()
+        self.keeps_taints = True
 
     def publish(self, offers: Sequence[Offer]) -> None:
         """Make the node's slices be these offers. Before the first, what is there stays."""
@@ -64,6 +73,21 @@ class SlicePublisher:
         if wanted != self._offers:
             self._offers = wanted
             self._changed.set()
+
+    async def published(self) -> tuple[Offer, ...]:
+        """What an earlier agent left, once the API server answers; what is in no form that this
+        agent writes is left out.
+        """
+        while True:
+            try:
+                _, found = await self._listed()
+            except (ClusterFault, _TooOld) as fault:
+                self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
+                await asyncio.sleep(self._backoff.next())
+            else:
+                self._report(None)
+                self._backoff.reset()
+                return tuple(_readable(found))
 
     async def run(self) -> NoReturn:
         """Publish until cancelled."""
@@ -82,6 +106,9 @@ class SlicePublisher:
             except ClusterFault as fault:
                 self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
                 await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
+            except _TooOld as fault:
+                self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
+                await asyncio.sleep(self._backoff.next())
             except NodeagentError as fault:  # an offer that the server would refuse
                 self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
                 await self._changed.wait()
@@ -95,14 +122,34 @@ class SlicePublisher:
     async def _write_all(self) -> tuple[str, Problem | None]:
         """Bring the slices to the offers; the version to watch from, and what the server lost."""
         self._changed.clear()
-        listed = await self._access.listed(requests.list_slices(self._node.name, DRIVER))
-        self._known = {_name(one): _version(one) for one in listed.items}
+        version, found = await self._listed()
+        self._known = {_name(one): _version(one) for one in found}
         lost: list[Dropped] = []
-        for write in slice_writes(self._offers or (), listed.items, self._node):
+        for write in slice_writes(self._offers or (), found, self._node):
             lost += await self._write(write)
             if any(one.path.endswith(_COUNTERS) for one in lost):
                 await self._withdraw_all(lost)
-        return listed.version, _lost_problem(lost)
+        if self.keeps_taints and any(one.path.endswith(_TAINTS) for one in lost):
+            self.keeps_taints = False
+            log.warning("devices with taints are not offered", why=str(lost[0]))
+            self._on_change()
+        return version, _lost_problem(lost)
+
+    async def _listed(self) -> tuple[str, list[JsonObject]]:
+        """The version of the list, and the slices of this driver."""
+        try:
+            listed = await self._access.listed(requests.list_slices(self._node.name))
+        except ObjectMissing as fault:  # a list of nothing is no such answer
+            raise _TooOld(
+                "nothing is offered to claims: the API server does not serve resource.k8s.io/v1",
+                remedy="use Kubernetes 1.34 or newer for dra.mode static, 1.36 for dynamic; on an "
+                "older one switch dra.mode off",
+            ) from fault
+        others = frozenset(_driver(one) for one in listed.items) - {DRIVER}
+        if others != self.others:
+            self.others = others
+            self._on_change()
+        return listed.version, [one for one in listed.items if _driver(one) == DRIVER]
 
     async def _write(self, write: SliceWrite) -> Sequence[Dropped]:
         if isinstance(write, DeleteSlice):
@@ -147,7 +194,7 @@ class SlicePublisher:
 
     async def _watch(self, version: str) -> None:
         seconds = self._watch_seconds
-        request = requests.watch_slices(self._node.name, DRIVER, version=version, seconds=seconds)
+        request = requests.watch_slices(self._node.name, version=version, seconds=seconds)
         async with self._access.watch(request) as response:
             server = self._access.server
             async for event in events(response, server=server, silence=seconds):
@@ -155,6 +202,9 @@ class SlicePublisher:
                     return
 
     def _is_known(self, one: JsonObject) -> bool:
+        """Whether it is as this agent wrote it, or of another driver that is known."""
+        if _driver(one) != DRIVER:
+            return _driver(one) in self.others
         known = self._known.get(_name(one))
         return known is not None and not is_newer(_version(one), known)
 
@@ -162,6 +212,10 @@ class SlicePublisher:
         if problem != self.problem:
             self.problem = problem
             self._on_change()
+
+
+class _TooOld(NodeagentError):
+    """The API server has no ResourceSlices of the version that is needed."""
 
 
 class _NotKept(NodeagentError):
@@ -174,6 +228,25 @@ class _NotKept(NodeagentError):
 
 def _name(one: JsonObject) -> str:
     return str(one["metadata"]["name"])
+
+
+def _driver(one: JsonObject) -> str:
+    return str(one["spec"]["driver"])
+
+
+def _readable(slices: Iterable[JsonObject]) -> Iterator[Offer]:
+    """The offers of the pools."""
+    pools: dict[str, list[JsonObject]] = {}
+    for one in slices:
+        pools.setdefault(str(one["spec"]["pool"]["name"]), []).append(one)
+    for pool, found in pools.items():
+        try:
+            offer = read_offer(found)
+        except SliceRefused as error:
+            log.warning("published slices are not gone on from", pool=pool, why=error.message)
+            continue
+        if offer:
+            yield offer
 
 
 def _version(one: JsonObject) -> str:

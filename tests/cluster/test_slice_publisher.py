@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.devices import Taint
+from nodeagent.claims.offer import WITHDRAWN, Offer, OfferContext, make_offer
 from nodeagent.claims.resource_slices import NodeReference, read_offer
 from nodeagent.claims.wanted import Mode
 from nodeagent.cluster.client.access import ClusterAccess
@@ -166,3 +168,87 @@ async def test_an_offer_that_would_be_refused(server: ApiServer, tmp_path: Path)
         publisher.publish([offer])
         await until(lambda: published(server) == [offer])
         await until(lambda: publisher.problem is None)
+
+
+async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path) -> None:
+    """Once the server answers, with its taints; what nobody can read is left out."""
+    taint = Taint(WITHDRAWN, "NoSchedule", 1_700_000_000)
+    offer = offer_of()
+    offer = replace(offer, devices=tuple(replace(d, taints=(taint,)) for d in offer.devices))
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer, offer_of("a30", 1)])
+        await until(lambda: len(published(server)) == 2)
+    for one in server.store.all(SLICES):
+        if "devices" in one["spec"] and "gpu-1" in one["metadata"]["name"]:
+            key = Key(SLICES, "", one["metadata"]["name"])
+            server.store.change(
+                key, lambda found: {**found, "spec": {**found["spec"], "devices": [{}]}}
+            )
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        publisher = SlicePublisher(access, NODE, retry=(0.01, 0.1))
+        async with server.refusing():
+            reading = asyncio.create_task(publisher.published())
+            await until(lambda: publisher.problem)
+        assert await reading == (offer,)
+        assert publisher.problem is None
+
+
+async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> None:
+    """Their slices of this node are left alone, and named while they are there."""
+    theirs = {
+        "metadata": {"name": "gpu-0-gpu.nvidia.com-abc"},
+        "spec": {
+            "driver": "gpu.nvidia.com",
+            "pool": {"name": NODE.name, "generation": 1, "resourceSliceCount": 1},
+            "nodeName": NODE.name,
+            "devices": [{"name": "gpu-0"}],
+        },
+    }
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of()])
+        await until(lambda: published(server) == [offer_of()])
+        assert publisher.others == frozenset()
+        await until(lambda: any(r.watch for r in server.requests))
+        server.store.create(SLICES, "", theirs)
+        await until(lambda: publisher.others == {"gpu.nvidia.com"})
+        publisher.publish([])
+        await until(lambda: len(server.store.all(SLICES)) == 1)
+        server.store.delete(Key(SLICES, "", "gpu-0-gpu.nvidia.com-abc"))
+        await until(lambda: publisher.others == frozenset())
+
+
+async def test_a_server_of_before_1_34(server: ApiServer, tmp_path: Path) -> None:
+    """It knows no ResourceSlices of v1: that is said, and nothing is written."""
+    server.faults.next(1000, Answer(404), path="*resource.k8s.io/v1*")
+    async with publishing(server, tmp_path) as publisher:
+        reading = asyncio.create_task(publisher.published())
+        await until(lambda: publisher.problem)
+        assert publisher.problem
+        assert "resource.k8s.io/v1" in publisher.problem.message
+        assert "Kubernetes 1.34" in publisher.problem.remedy
+        publisher.publish([offer_of()])
+        await until(lambda: sum(r.method == "GET" for r in server.requests) > 3)
+        assert writes(server) == []
+        reading.cancel()
+
+
+async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> None:
+    """Found out by the first taint that is lost; who makes the offers learns it."""
+    server.slices.taints = False
+    changes: list[None] = []
+    taint = Taint(WITHDRAWN, "NoSchedule", 1_700_000_000)
+    offer = offer_of()
+    sick = replace(offer, devices=(replace(offer.devices[0], taints=(taint,)), *offer.devices[1:]))
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        publisher = SlicePublisher(
+            access, NODE, on_change=lambda: changes.append(None), retry=(0.01, 0.1)
+        )
+        async with running(publisher.run()):
+            publisher.publish([offer])
+            await until(lambda: published(server) == [offer])
+            assert publisher.keeps_taints
+            publisher.publish([sick])
+            await until(lambda: not publisher.keeps_taints)
+            assert changes
+            publisher.publish([replace(offer, devices=offer.devices[1:])])
+            await until(lambda: publisher.problem is None)

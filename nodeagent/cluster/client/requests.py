@@ -142,16 +142,16 @@ def get_claim(namespace: str, name: str) -> Request:
     return Request(f"the ResourceClaim {namespace}/{name}", "GET", path)
 
 
-def list_slices(node: str, driver: str) -> Request:
-    """The ResourceSlices of one driver on one node."""
-    query = {"fieldSelector": f"spec.nodeName={node},spec.driver={driver}"}
+def list_slices(node: str) -> Request:
+    """The ResourceSlices of one node, of all drivers."""
+    query = {"fieldSelector": f"spec.nodeName={node}"}
     purpose = f"the list of {node}'s ResourceSlices"
     return Request(purpose, "GET", _path(_SLICES, api=_RESOURCES), query, kind="ResourceSlices")
 
 
-def watch_slices(node: str, driver: str, *, version: str, seconds: float) -> Request:
+def watch_slices(node: str, *, version: str, seconds: float) -> Request:
     """Their changes from `version` on; the server ends the watch after `seconds`."""
-    selector = f"spec.nodeName={node},spec.driver={driver}"
+    selector = f"spec.nodeName={node}"
     purpose, path = f"a watch of {node}'s ResourceSlices", _path(_SLICES, api=_RESOURCES)
     return _watch(purpose, path, selector, version=version, seconds=seconds)
 

@@ -6,7 +6,7 @@ pods are not known, by the label that selects this node for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -47,6 +47,7 @@ class _Known:
 MIG_MANAGER_LABEL: Final = "nvidia.com/gpu.deploy.mig-manager"
 NOS_LABEL: Final = "nos.nebuly.com/gpu-partitioning"
 HAMI_REGISTER: Final = "hami.io/node-nvidia-register"
+_DRA_DRIVER: Final = "gpu.nvidia.com"
 _DRA_COMPONENTS = ("nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component")
 _INSTASLICE_PODS = ("instaslice-daemonset", "das-daemonset")
 _INSTASLICE_RESOURCES = ("mig.das.com/", "instaslice.redhat.com/mig-")
@@ -76,6 +77,18 @@ def owned_by_others(
         for owner, evidence in claims(node, pods, source=source).items()
         if owner not in tolerated
     )
+
+
+def other_allocator(drivers: Collection[str], allocatable: Mapping[str, str]) -> str:
+    """What hands out this node's GPUs to pods beside claims of the agent's own driver; "" if
+    nothing does. `drivers` have ResourceSlices of the node, `allocatable` is the Node's.
+    """
+    if _DRA_DRIVER in drivers:
+        return f"NVIDIA's DRA driver has ResourceSlices of {_DRA_DRIVER} for this node"
+    for resource, amount in sorted(allocatable.items()):
+        if resource.startswith("nvidia.com/") and amount != "0":
+            return f"a device plugin hands out this node's GPUs ({resource}: {amount})"
+    return ""
 
 
 # --- by what each is seen -------------------------------------------------------------------------
