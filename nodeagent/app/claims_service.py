@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,23 +18,23 @@ from nodeagent.app.paths import Paths
 from nodeagent.claims.cdi import Edits
 from nodeagent.claims.cdi_files import ToolkitEdits
 from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
-from nodeagent.claims.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.node_offers import NodeOffers, goals_of
 from nodeagent.claims.records import FOLDER
 from nodeagent.claims.resource_slices import NodeReference
 from nodeagent.claims.upkeep import EVERY, Upkeep
-from nodeagent.claims.wanted import Mode, Planned
+from nodeagent.claims.wanted import Mode
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.capability_files import capabilities
 from nodeagent.gpu.kernel import boot_id
+from nodeagent.gpu.pool import GpuPool
 from nodeagent.mps.setup import has_private_shm, places_of
-from nodeagent.plan.desired import DesiredGpu, Layout
-from nodeagent.plan.observed import Gpu, ObservedNode, Placement
+from nodeagent.plan.observed import ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.settings import Settings
-from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -51,7 +51,7 @@ _LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
 class ClaimsService:
     """Made where `dra.mode` is not off and there is a cluster; `load` before anything is planned.
 
-    `reserved` on its `claims` says what claims hold.
+    Its `claims` say what of a plan's goal is possible beside them.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class ClaimsService:
         change: Change,
         observation: LastObservation,
         poll_mps: Callable[[], Awaitable[None]],
+        pool: GpuPool,
         nudge: Callable[[str], None],
     ) -> None:
         simulation = places.simulation
@@ -76,7 +77,8 @@ class ClaimsService:
         self._observation = observation
         self._nudge = nudge
         self._changed = asyncio.Event()
-        self._offers: dict[str, Offer] = {}
+        self._facts = FactsReader(pool, None if simulation else SYSFS)
+        self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
         state_dir = simulation.directory if simulation else settings.state.dir
@@ -90,13 +92,21 @@ class ClaimsService:
             capabilities=simulation.capabilities if simulation else capabilities,
             toolkit=Edits if simulation else ToolkitEdits(_TOOLKIT_DIRS).read,
             daemons=ClaimDaemons(settings.mps.user, mps.run_dir, private_shm, poll_mps),
+            terms=lambda gpu: self._offers.terms(
+                gpu, goals_of(states.newest.plan), self.claims.records
+            ),
         )
         states.subscribe(lambda _: self._changed.set())
+        cluster.publisher.on_allocatable.append(self._changed.set)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Why claims get less than they could."""
-        own = (self._problem, self._publisher.problem if self._publisher else None)
+        own = (
+            self._problem,
+            self._publisher.problem if self._publisher else None,
+            _closed(self._offers.closed),
+        )
         return (*self.claims.problems, *self._amiss, *(problem for problem in own if problem))
 
     async def run(self) -> NoReturn:
@@ -159,19 +169,40 @@ class ClaimsService:
         while (uid := self._cluster.publisher.node_uid) is None:
             await self._next()
         node = NodeReference(self._settings.node_name, uid)
-        self._publisher = SlicePublisher(
-            self._cluster.access, node, on_change=lambda: self._nudge("ResourceSlices changed")
-        )
+        self._publisher = SlicePublisher(self._cluster.access, node, on_change=self._slices_changed)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run(), name="slices")
             if self._follows_kubelet:
                 group.create_task(self._keep_up(), name="upkeep of claims")
+            self._offers.go_on_from(await self._publisher.published())
             while True:
+                self._refuse_beside_others(self._publisher)
                 state = self._states.newest
-                offers = await asyncio.to_thread(self._make_offers, state, int(time.time()))
-                self._offers = offers
-                self._publisher.publish(tuple(offers.values()))
+                facts = await self._facts.read(state.observed.gpus)
+                offers = await asyncio.to_thread(
+                    self._offers.make,
+                    state.observed.gpus,
+                    goals_of(state.plan),
+                    self.claims.records,
+                    facts,
+                    int(time.time()),
+                )
+                self._publisher.publish(offers)
                 await self._next()
+
+    def _slices_changed(self) -> None:
+        self._nudge("ResourceSlices changed")
+        self._changed.set()
+
+    def _refuse_beside_others(self, publisher: SlicePublisher) -> None:
+        """Offer nothing while another program hands out this node's GPUs."""
+        self._offers.keeps_taints = publisher.keeps_taints
+        from nodeagent.cluster.drain.owners import other_allocator
+
+        closed = other_allocator(publisher.others, self._cluster.publisher.allocatable)
+        if closed != self._offers.closed:
+            self._offers.closed = closed
+            self._nudge("another program hands out GPUs, or does not any more")
 
     async def _keep_up(self) -> NoReturn:
         """Put right what a crash, a reboot or a lost call left."""
@@ -211,26 +242,9 @@ class ClaimsService:
             pass
         self._changed.clear()
 
-    def _make_offers(self, state: NodeState, now: int) -> dict[str, Offer]:
-        goals = {gpu.before.uuid: gpu.goal for gpu in state.plan.gpus} if state.plan else {}
-        return {
-            gpu.uuid: make_offer(gpu, self._context(gpu, goals, now))
-            for gpu in state.observed.gpus
-            if gpu.uuid
-        }
 
-    def _context(self, gpu: Gpu, goals: Mapping[str, DesiredGpu | None], now: int) -> OfferContext:
-        goal = goals.get(gpu.uuid)
-        planned = None
-        if goal is not None:
-            # Where a planned layout will lie is not known before it is there.
-            planned = Planned(goal.mig, room=not isinstance(goal.mig, Layout))
-        held = (d for record in self.claims.records for d in record.devices if d.gpu == gpu.uuid)
-        return OfferContext(
-            self._settings.node_name,
-            Mode(self._settings.dra.mode),
-            now,
-            planned,
-            frozenset(device.result.device for device in held),
-            self._offers.get(gpu.uuid),
-        )
+def _closed(why: str) -> Problem | None:
+    if not why:
+        return None
+    remedy = "leave the GPUs to one of them: take the other off this node, or set dra.mode: off"
+    return Problem(Code.OWNED, f"nothing is offered to claims: {why}", remedy)

@@ -33,6 +33,7 @@ from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
 from nodeagent.gpu.original_settings import OriginalSettings
+from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
@@ -183,7 +184,7 @@ class Agent:
             changed=lambda: self._control.nudge("a GPU was changed for a claim"),
             on_progress=reporter.step,
         )
-        self._claims = self._claims_service(settings, places, observation)
+        self._claims = self._claims_service(settings, places, observation, driver.pool)
         self._active_plan = ActivePlan(
             self._control,
             self._mps.host_for,
@@ -254,7 +255,7 @@ class Agent:
         self._health.subscribe(self._health_changed)
 
     def _claims_service(
-        self, settings: Settings, places: Paths, observation: LastObservation
+        self, settings: Settings, places: Paths, observation: LastObservation, pool: GpuPool
     ) -> ClaimsService | None:
         """None where no claims are served."""
         if settings.dra.mode == "off" or self._cluster is None:
@@ -269,6 +270,7 @@ class Agent:
             change=self._changes.change,
             observation=observation,
             poll_mps=self._mps.poll,
+            pool=pool,
             nudge=self._control.nudge,
         )
 

@@ -281,11 +281,12 @@ class KubeletSettings(Group):
 class DraSettings(Group):
     """Claims of pods by Kubernetes' Dynamic Resource Allocation."""
 
-    mode: Literal["off", "dynamic"] = setting(
+    mode: Literal["off", "static", "dynamic"] = setting(
         "off",
-        "Whether claims are served. dynamic: the agent is the DRA driver gpu.nodeagent.io of its "
-        "node; MIG devices are made when a claim is prepared and taken down when it is released. "
-        "Needs Kubernetes 1.36.",
+        "Whether claims are served, by the DRA driver gpu.nodeagent.io. static: whole GPUs and the "
+        "plan's MIG devices are offered, nothing is made; needs Kubernetes 1.34. dynamic: MIG "
+        "devices are made when a claim is prepared, too, and taken down when it is released; needs "
+        "Kubernetes 1.36.",
     )
     kubelet_dir: FilePath = setting(
         Path("/var/lib/kubelet"),

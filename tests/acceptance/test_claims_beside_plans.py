@@ -1,0 +1,137 @@
+"""Pods with claims on a card that a plan lays out, and on one that other programs hand out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.offer import WITHDRAWN
+from tests.acceptance.cluster_rig import plan_text
+from tests.acceptance.test_claims import Cluster, cluster, folder
+from tests.cluster.client.rig import until
+from tests.simulated_cluster.agent import (
+    NAME,
+    PLAN,
+    AgentProcess,
+    command,
+    in_sync,
+    until_status,
+)
+from tests.simulated_cluster.fixtures import grpc_ends
+from tests.simulated_cluster.kubelet_claims import PodFailed
+from tests.simulated_cluster.scheduler import DRIVER
+
+__all__ = ["cluster", "folder", "grpc_ends"]
+
+pytestmark = pytest.mark.usefixtures("grpc_ends")
+
+THREE = plan_text("{3g.40gb: 1}")
+SEVEN = plan_text("{7g.80gb: 1}")
+
+
+@asynccontextmanager
+async def serving(cluster: Cluster, mode: str = "dynamic") -> AsyncIterator[AgentProcess]:
+    """The agent, once the kubelet knows it."""
+    state = str(cluster.folder / "node.json")
+    settings = {
+        "NODEAGENT_DRA_MODE": mode,
+        "NODEAGENT_DRA_KUBELET_DIR": str(cluster.folder / "kubelet"),
+        "NODEAGENT_CDI_DIR": str(cluster.folder / "cdi"),
+    }
+    arguments = [*command("h100-80gb:1", cluster.folder), "--state", state]
+    async with AgentProcess(arguments, cluster.folder, settings=settings) as agent:
+        await until(lambda: cluster.kubelet.plugins.get(DRIVER))
+        yield agent
+
+
+def devices(cluster: Cluster) -> dict[str, Any]:
+    """What is published, by name."""
+    slices = cluster.api.store.all("resourceslices")
+    return {d["name"]: d for one in slices for d in one["spec"].get("devices", ())}
+
+
+def withdrawn(cluster: Cluster) -> set[str]:
+    """The names of the devices that are on their way out."""
+    return {
+        name
+        for name, device in devices(cluster).items()
+        if any(taint["key"] == WITHDRAWN for taint in device.get("taints", ()))
+    }
+
+
+def watches(cluster: Cluster) -> int:
+    """How often ResourceSlices were watched, which an agent does once all are written."""
+    return sum(r.watch and "resourceslices" in r.path for r in cluster.api.requests)
+
+
+async def test_a_plan_and_pods_share_a_card(cluster: Cluster) -> None:
+    """What the plan made is used and outlives its pod; the room beside it is cut for others. A plan
+    that collides waits for the pods, over an agent's death too, and what was to go still goes.
+    """
+    cluster.api.annotate(NAME, **{PLAN: THREE})
+    async with serving(cluster) as agent:
+        await until_status(cluster.api, in_sync(THREE))
+        await until(lambda: "mig-3g-40gb-4" in devices(cluster))
+        assert "mig-4g-40gb-0" in devices(cluster)
+        assert not {"gpu", "mig-7g-80gb-0"} & {*devices(cluster)}
+        train, small = cluster.pod("train", "3g.40gb"), cluster.pod("small", "1g.10gb")
+        late = cluster.pod("late", "1g.10gb")
+        assert train
+        assert small
+        assert late
+        await cluster.kubelet.prepare("train", train)
+        assert cluster.slices() == [(4, 4)]
+        await cluster.kubelet.prepare("small", small)
+        assert [size for _, size in cluster.slices()] == [1, 4]
+        cluster.api.annotate(NAME, **{PLAN: SEVEN})
+        blocked = await until_status(cluster.api, lambda found: found["phase"] == "Blocked")
+        assert "claim team/train" in json.dumps(blocked)
+        await until(lambda: withdrawn(cluster) == {*devices(cluster)})
+        with pytest.raises(PodFailed, match="not offered any more: the layout of"):
+            await cluster.kubelet.prepare("late", late)
+        published, before = devices(cluster), watches(cluster)
+        os.kill(agent.pid, signal.SIGKILL)
+    async with serving(cluster):
+        await until(lambda: watches(cluster) > before)
+        assert devices(cluster) == published
+        cluster.scheduler.delete("team", "late")
+        for claim in (train, small):
+            await cluster.kubelet.release(claim.name)
+            cluster.scheduler.delete("team", claim.name)
+        await until_status(cluster.api, in_sync(SEVEN))
+        assert cluster.slices() == [(0, 8)]
+
+
+async def test_mode_static_on_an_older_cluster(cluster: Cluster) -> None:
+    """Kubernetes 1.34 knows neither counters nor taints: the plan's devices are offered all the
+    same, and nothing is made.
+    """
+    cluster.api.slices.partitionable = cluster.api.slices.taints = False
+    cluster.api.annotate(NAME, **{PLAN: THREE})
+    async with serving(cluster, "static"):
+        await until(lambda: {*devices(cluster)} == {"mig-3g-40gb-4"})
+        assert cluster.pod("small", "1g.10gb") is None
+        claim = cluster.pod("train", "3g.40gb")
+        assert claim
+        await cluster.kubelet.prepare("train", claim)
+        assert (cluster.slices(), cluster.cdi()) == ([(4, 4)], 1)
+        await cluster.end(claim)
+        assert (cluster.slices(), cluster.cdi()) == ([(4, 4)], 0)
+
+
+async def test_a_device_plugin_on_the_same_node(cluster: Cluster) -> None:
+    """While it hands out GPUs nothing is offered, and the status says why."""
+    cluster.api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+    async with serving(cluster):
+        await until_status(cluster.api, lambda found: "nvidia.com/gpu: 1" in json.dumps(found))
+        await until(lambda: watches(cluster))
+        assert not devices(cluster)
+        cluster.api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/gpu": "0"}}})
+        await until(lambda: "gpu" in devices(cluster))
+        await until_status(cluster.api, lambda found: "nvidia.com/gpu: 1" not in json.dumps(found))
