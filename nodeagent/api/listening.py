@@ -63,23 +63,26 @@ async def listen_on_socket(
         _remove(path, made)
 
 
-def _remove(path: Path, made: os.stat_result) -> None:
+def _remove(path: Path, made: os.stat_result | None) -> None:
     """Remove our socket, unless another file replaced it or the file system is read-only."""
     with suppress(OSError):
-        if os.path.samestat(path.lstat(), made):
+        if made is not None and os.path.samestat(path.lstat(), made):
             path.unlink()
 
 
-def _private_socket(path: Path) -> tuple[socket.socket, os.stat_result]:
-    """A Unix socket of mode 0600, and which file it is. The caller holds the writer's lock, so one
-    that lies there is left from an earlier agent.
+def _private_socket(path: Path) -> tuple[socket.socket, os.stat_result | None]:
+    """A Unix socket of mode 0600, and which file it is, None when that was deleted at once: who
+    watches the run directory makes it again. The caller holds the writer's lock, so one that lies
+    there is left from an earlier agent.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         path.unlink(missing_ok=True)
+        os.fchmod(listener.fileno(), 0o600)  # which `bind` gives the file
         listener.bind(str(path))
-        path.chmod(0o600)  # nobody can connect before it listens
-        return listener, path.lstat()
+        with suppress(FileNotFoundError):
+            return listener, path.lstat()
+        return listener, None
     except OSError as error:
         listener.close()
         raise NodeagentError(
