@@ -13,6 +13,7 @@ from typing import Protocol, Self
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import Details
 from nodeagent.plan.observed import (
+    Access,
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -53,6 +54,7 @@ class NodeReader:
         self._driver = driver
         self._daemons = daemons
         self._observation = observation
+        self._newer: dict[str, Gpu] = {}  # read alone since an observation began, by UUID
 
     @property
     def seen(self) -> ObservedNode | None:
@@ -71,10 +73,18 @@ class NodeReader:
         await self._driver.__aexit__(kind, error, traceback)
 
     async def observe(self) -> ObservedNode:
-        """Every GPU as it is now, with its daemons; raises as the driver does."""
+        """Every GPU as it is now, with its daemons; raises as the driver does.
+
+        That takes as long as the slowest GPU. One that was read alone meanwhile is as it was then.
+        """
         self._driver.details = Details(self._shared())
+        self._newer.clear()
         observed = await self._driver.observe()
-        gpus = tuple(self._completed(gpu) if gpu.uuid else gpu for gpu in observed.gpus)
+        newest = (
+            self._newer.get(gpu.uuid, gpu) if gpu.access is Access.OK else gpu
+            for gpu in observed.gpus
+        )
+        gpus = tuple(self._completed(gpu) if gpu.uuid else gpu for gpu in newest)
         self._observation.node = replace(observed, gpus=gpus)
         return self._observation.node
 
@@ -87,6 +97,7 @@ class NodeReader:
         return self._record(await self._driver.read_back(uuid))
 
     def _record(self, found: Gpu) -> Gpu:
+        self._newer[found.uuid] = found
         gpu = self._completed(found)
         if self.seen is not None:
             gpus = tuple(gpu if known.uuid == gpu.uuid else known for known in self.seen.gpus)
