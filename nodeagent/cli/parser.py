@@ -193,18 +193,19 @@ MPS_COMMANDS = {
 class Parser(argparse.ArgumentParser):
     """Reports bad usage as an error for the reader in place of a usage text.
 
-    `fill` adds the options when they are needed: one command of many is parsed, and the options of
-    all take a tenth of its time.
+    A parser is made, and `fill` adds its options, when it is needed: one command of many is
+    parsed, and the parsers of all take a tenth of its time.
     """
 
     def __init__(self, *, fill: Callable[[Parser], None], **details: Any) -> None:
-        super().__init__(allow_abbrev=False, **details)
+        self._details = details
         self._fill: Callable[[Parser], None] | None = fill
 
     def fill(self) -> None:
-        """Add the options, once."""
+        """Make the parser with its options, once."""
         fill, self._fill = self._fill, None
         if fill is not None:
+            super().__init__(allow_abbrev=False, **self._details)
             fill(self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
