@@ -138,8 +138,9 @@ def _all_divisions(card: Card, wanted: Sequence[WantedInstance]) -> Iterator[tup
 
 def _side_by_side(choices: Sequence[tuple[Division, list[Placed]]]) -> Iterator[_Layout]:
     """Every way to take one place for each division so that none overlap. Equal divisions, which
-    are next to each other, are interchangeable: only one of their orders counts.
+    are next to each other, are interchangeable: only one of their orders counts, that of places.
     """
+    alike = Counter(division for division, _ in choices)
 
     def rest_of(layout: _Layout, occupied: int) -> Iterator[_Layout]:
         if len(layout) == len(choices):
@@ -147,7 +148,8 @@ def _side_by_side(choices: Sequence[tuple[Division, list[Placed]]]) -> Iterator[
             return
         division, places = choices[len(layout)]
         last = layout[-1].start if layout and layout[-1].division == division else -1
-        for placed in places:
+        behind = alike[division] - sum(1 for placed in layout if placed.division == division) - 1
+        for placed in places[: max(len(places) - behind, 0)]:  # those need one each, further on
             if placed.start > last and not placed.mask & occupied:
                 yield from rest_of((*layout, placed), occupied | placed.mask)
 
