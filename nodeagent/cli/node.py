@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
@@ -17,6 +17,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.settings import Settings
+from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.device_users import KubeletUsage
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
 
-class SimulatedGpus(NamedTuple):
+class SimulatedGpus(Struct, frozen=True):
     """A simulated node in place of the driver's GPUs. `state`: the file in which other processes
     find it, `directory`: where its MPS daemons have their things.
     """

@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from nodeagent.cli.node import is_throwaway, make_driver, simulation
 from nodeagent.cli.options import Options
@@ -22,6 +22,7 @@ from nodeagent.gpu.recent import Details
 from nodeagent.plan.desired import MigLayout, PlanDocument, PlanEntry
 from nodeagent.plan.shares import Host
 from nodeagent.settings import Settings
+from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
     from nodeagent.execute.node_controller import NodeController
@@ -97,7 +98,7 @@ async def changing(
                     await fleet.keep_only(())
 
 
-class _Sharing(NamedTuple):
+class _Sharing(Struct, frozen=True):
     """What MPS and time slices take."""
 
     places: MpsPlaces

@@ -132,9 +132,8 @@ def word(*choices: str) -> Rule[str]:
 
 def text(pattern: str, accepted: str) -> Rule[str]:
     """Text of some shape; `accepted` describes the shape."""
-    shape = re.compile(pattern)
     return scalar(
-        lambda value: isinstance(value, str) and shape.fullmatch(value) is not None,
+        lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None,
         accepted,
         {"type": "string", "pattern": f"^({pattern})$"},
     )

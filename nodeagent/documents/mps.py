@@ -186,7 +186,7 @@ MPS = form(
 
 LARGEST = 2**63 - 1  # bytes; what Kubernetes itself can hold
 
-_QUANTITY = re.compile(
+_QUANTITY = (
     r"(?P<sign>[+-]?)(?P<number>[0-9]{0,24}(?:\.[0-9]{0,24})?)"
     r"(?P<suffix>[KMGTPE]i|[numkMGTPE]|[eE](?P<exponent>[+-]?[0-9]{1,2}))?"
 )
@@ -200,7 +200,7 @@ ACCEPTED = "a Kubernetes quantity of bytes such as 8Gi, 512Mi or 10G"
 
 def read_quantity(text: str) -> int:
     """The bytes a quantity means; raises ValueError with a sentence when it means none."""
-    match = _QUANTITY.fullmatch(text)
+    match = re.fullmatch(_QUANTITY, text)
     if match is None or match["number"] in {"", "."}:
         raise ValueError(f"expected {ACCEPTED}")
     if match["sign"] == "-":

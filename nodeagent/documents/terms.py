@@ -16,12 +16,13 @@ from nodeagent.text import shown
 LARGEST_INDEX = 1023  # far beyond any node; keeps a slip of the finger from looking sensible
 
 _HEX = "[0-9a-fA-F]"
-_UUID = re.compile(rf"(?i:gpu)-({_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}})")
-_PCI_ADDRESS = re.compile(
+# Compiled when a document has something like it, as `re` keeps what it compiled.
+_UUID = rf"(?i:gpu)-({_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}})"
+_PCI_ADDRESS = (
     rf"(?:(?P<domain>{_HEX}{{4}}|{_HEX}{{8}}):)?"
     rf"(?P<bus>{_HEX}{{2}}):(?P<device>[01]{_HEX})(?:\.(?P<function>[0-7]))?"
 )
-_PCI_FILTER = re.compile(rf"0[xX]({_HEX}{{8}})(?::0[xX]({_HEX}{{8}}))?")
+_PCI_FILTER = rf"0[xX]({_HEX}{{8}})(?::0[xX]({_HEX}{{8}}))?"
 _NVIDIA = 0x10DE
 
 # Both spellings of a device that is no index, for JSON Schema (which knows no (?i)).
@@ -43,9 +44,9 @@ def canonical_device(value: object) -> int | str:
             raise ValueError(f"an index is a number from 0 to {LARGEST_INDEX}")
         return value
     text = value if isinstance(value, str) else ""
-    if uuid := _UUID.fullmatch(text):
+    if uuid := re.fullmatch(_UUID, text):
         return f"GPU-{uuid[1].lower()}"
-    if address := _PCI_ADDRESS.fullmatch(text):
+    if address := re.fullmatch(_PCI_ADDRESS, text):
         return _canonical_address(address)
     raise ValueError(_why_not(text))
 
@@ -75,7 +76,7 @@ def read_pci_filter(text: str) -> PciFilter:
     Raises ValueError with a sentence. mig-parted takes a malformed filter for one that matches
     nothing and reports success; so does it with one that names another vendor.
     """
-    match = _PCI_FILTER.fullmatch(text)
+    match = re.fullmatch(_PCI_FILTER, text)
     if match is None:
         raise ValueError(
             "a device filter is 0x and 8 hexadecimal digits, device then vendor, such as "
@@ -101,7 +102,7 @@ PROFILE_PATTERN = (
 )
 
 # Names for which the parser's own message is more exact.
-_LOOKS_LIKE_ONE = re.compile(r"[\w.,+-]{0,40}gb[\w.,+-]{0,40}")
+_LOOKS_LIKE_ONE = r"[\w.,+-]{0,40}gb[\w.,+-]{0,40}"
 
 
 def read_profile(place: Place) -> str:
@@ -120,7 +121,7 @@ def check_profile(place: Place, name: str) -> None:
         is_key = isinstance(place.value, dict)
         likely = _likely_profile(name)
         message = str(error)
-        if likely or not _LOOKS_LIKE_ONE.fullmatch(name):
+        if likely or not re.fullmatch(_LOOKS_LIKE_ONE, name):
             accepted = "a profile such as 3g.40gb, 1g.10gb+me or 1c.3g.40gb"
             message = f"found {shown(name)}, expected {accepted}"
         raise place.refuse(

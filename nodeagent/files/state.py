@@ -28,7 +28,7 @@ T = TypeVar("T")
 MOST_ASIDE: Final = 5  # unusable files that are kept beside one state file
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _MARK = b"# nodeagent "
-_HEADER = re.compile(rb"# nodeagent ([a-z-]{1,40}) ([1-9][0-9]{0,5}) sha256:[0-9a-f]{64}")
+_HEADER = rb"# nodeagent ([a-z-]{1,40}) ([1-9][0-9]{0,5}) sha256:[0-9a-f]{64}"
 _LONGEST_HEADER = 128  # bytes
 _KINDS = {
     stat.S_ISLNK: "a symbolic link",
@@ -291,7 +291,7 @@ def _checked(path: Path, form: StateFormat[T], text: bytes) -> tuple[bytes, int]
     if not text.startswith(_MARK):
         return text, 0
     header, newline, content = text.partition(b"\n")
-    found = _HEADER.fullmatch(header)
+    found = re.fullmatch(_HEADER, header)
     if found is None or not newline:
         raise StateUnusable(path, "its first line is damaged")
     kind, version = found[1].decode(), int(found[2])

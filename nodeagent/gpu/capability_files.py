@@ -20,9 +20,9 @@ from nodeagent.plan.observed import Access, Gpu, Usage, User
 from nodeagent.processes import name_of
 from nodeagent.structs import Struct, field
 
-_CAPABILITY: Final = re.compile(r"/nvidia-caps/nvidia-cap([0-9]+)$")
+_CAPABILITY: Final = r"/nvidia-caps/nvidia-cap([0-9]+)$"
 # `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`; gpuN is the N of /dev/nvidiaN.
-_MINOR: Final = re.compile(r"gpu(\d+)/gi(\d+)/(?:ci(\d+)/)?access (\d+)", re.ASCII)
+_MINOR: Final = r"gpu([0-9]+)/gi([0-9]+)/(?:ci([0-9]+)/)?access ([0-9]+)"
 # The inode of the machine's own process namespace, the same on every Linux since 3.8
 # (PROC_PID_INIT_INO in the kernel's proc_ns.h).
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
@@ -64,7 +64,7 @@ def capabilities(proc_root: Path = Path("/proc")) -> dict[int, Instance]:
     text = (proc_root / "driver/nvidia-caps/mig-minors").read_text()
     return {
         int(number): (int(gpu), int(instance), int(compute) if compute else None)
-        for gpu, instance, compute, number in _MINOR.findall(text)
+        for gpu, instance, compute, number in re.findall(_MINOR, text)
     }
 
 
@@ -151,7 +151,7 @@ def _capabilities_in(folder: str) -> Iterator[int]:
                 target = os.readlink(name, dir_fd=directory)
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if "nvidia-cap" in target and (match := _CAPABILITY.search(target)):
+            if "nvidia-cap" in target and (match := re.search(_CAPABILITY, target)):
                 yield int(match[1])
     except (FileNotFoundError, ProcessLookupError):
         return

@@ -17,7 +17,7 @@ _NAME = re.compile(
     r"(?:(?P<compute>[0-9]{1,3})c\.)?(?P<slices>[0-9]{1,3})g\.(?P<gigabytes>[0-9]{1,5})gb"
     r"(?:(?P<sign>[+-])(?P<attributes>[^+-]*))?"
 )
-_ATTRIBUTE = re.compile(r"[A-Za-z]([A-Za-z0-9.]*[A-Za-z0-9])?")
+_ATTRIBUTE = r"[A-Za-z]([A-Za-z0-9.]*[A-Za-z0-9])?"
 
 # How far the gigabytes of two spellings may be apart and still mean the same profile. The drift
 # seen between drivers is at most 4.3 % (1g.23gb and 1g.24gb on GB200), while the nearest
@@ -74,7 +74,7 @@ def _attributes(text: str, match: re.Match[str]) -> tuple[str, ...]:
         return ()
     names = match["attributes"].split(",")
     for name in names:
-        if not _ATTRIBUTE.fullmatch(name):
+        if not re.fullmatch(_ATTRIBUTE, name):
             raise ValueError(f"{text!r} has no valid attribute after {sign!r}; known ones: me, gfx")
     if len(set(names)) != len(names):
         raise ValueError(f"{text!r} names an attribute twice")

@@ -146,14 +146,14 @@ def written_bytes(amount: int) -> str:
     return f"{amount // MIB}Mi" if amount >= MIB else f"{amount} bytes"
 
 
-_IDS = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?")
+_IDS = r"([0-9]{1,10})(?::([0-9]{1,10}))?"
 
 ANY_USER = "any"  # as `user`: a server that takes clients of every user, and so runs as root
 
 
 def user_ids(user: str) -> tuple[int, int] | None:
     """Uid and gid of `1000:100`, or of `1000`, which has its own number as group; None: a name."""
-    match = _IDS.fullmatch(user)
+    match = re.fullmatch(_IDS, user)
     return (int(match[1]), int(match[2] or match[1])) if match else None
 
 

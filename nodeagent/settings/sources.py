@@ -25,9 +25,9 @@ DEFAULT_FILE = Path("/etc/nodeagent/settings.yaml")
 
 PREFIX = "NODEAGENT_"
 # Names with the prefix that are other programs' or commands' business.
-RESERVED = re.compile(r"NODEAGENT_(SIMULATED_STATE|(TEST|BENCH)_.+)")
+RESERVED = r"NODEAGENT_(SIMULATED_STATE|(TEST|BENCH)_.+)"
 # In a pod, Kubernetes describes each Service of the namespace; one may be called nodeagent.
-SERVICE_LINK = re.compile(
+SERVICE_LINK = (
     r"NODEAGENT_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_[A-Z]+(_.+)?)=.*"
     r"|NODEAGENT_(.+_)?PORT=[a-z]+://.*"
 )
@@ -185,7 +185,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
             continue
         if variable in settings:
             given[settings[variable]] = _Given(value, variable)
-        elif not (RESERVED.fullmatch(variable) or SERVICE_LINK.match(f"{variable}={value}")):
+        elif not (
+            re.fullmatch(RESERVED, variable) or re.match(SERVICE_LINK, f"{variable}={value}")
+        ):
             raise UsageError(f"{variable} is no setting", remedy=_nearest_variable(variable))
     return given
 

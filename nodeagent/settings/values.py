@@ -9,7 +9,6 @@ import math
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -17,18 +16,23 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 Json = dict[str, Any]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", re.ASCII)
+_DURATION = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """How a value is read (raises ValueError with what is accepted), the JSON Schema of what can
     be written, and how a value that was read is written.
     """
 
-    read: Callable[[object], Any]
-    schema: Json
-    written: Callable[[Any], object] = lambda value: value
+    def __init__(
+        self,
+        read: Callable[[object], Any],
+        schema: Json,
+        written: Callable[[Any], object] = lambda value: value,
+    ) -> None:
+        self.read = read
+        self.schema = schema
+        self.written = written
 
 
 def kind_of(annotation: object) -> Kind:
@@ -73,7 +77,7 @@ def _duration(value: object) -> float:
     seconds = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool) and value < 2**53:
         seconds = float(value)
-    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+    elif isinstance(value, str) and (match := re.fullmatch(_DURATION, value.strip())):
         seconds = float(match[1]) * _SECONDS[match[2] or "s"]
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"accepted: {accepted}, more than 0")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from nodeagent.simulation.codes import Code
 from nodeagent.simulation.handles import Handle
@@ -13,7 +14,7 @@ from nodeagent.simulation.handles import Handle
 _KEPT = 4096
 
 
-class Call(NamedTuple):
+class Call(Struct, frozen=True):
     """One call. `given` are its arguments; `result` is the NVML code; `started` (monotonic) and
     `seconds` include injected delays. `thread` is the caller's.
     """

@@ -155,7 +155,7 @@ class Sensors:
         mode = activity.figures.get("ecc.pending")
         activity.loads.clear()
         activity.growing.clear()
-        for name in [name for name in activity.figures if _VOLATILE.fullmatch(name)]:
+        for name in [name for name in activity.figures if re.fullmatch(_VOLATILE, name)]:
             del activity.figures[name]
         if mode is not None:
             activity.figures["ecc.mode"] = mode
@@ -253,12 +253,12 @@ NUMBERED = (
     "nvlink.COUNTER.LINK", "ecc.corrected.(volatile|aggregate).LOCATION",
     "ecc.uncorrected.(volatile|aggregate).LOCATION", "process.PID.(sm|memory)",
 )  # fmt: skip
-_PATTERN = re.compile(
+_PATTERN = (
     r"field\.\d+(\.\d+)?|gpm\.\d+|prm\.\d+\.\d+|link\.\d+\.up|nvlink\.[a-zA-Z]+\.\d+"
     r"|ecc\.(un)?corrected\.(volatile|aggregate)\.\d|process\.\d+\.(sm|memory)"
 )
 # What does not outlive a reset of the card or a start of the driver.
-_VOLATILE = re.compile(
+_VOLATILE = (
     r"ecc\.\w+\.volatile.*|rows\.pending|pages\.pending|recovery|repair\..*|process\..*|nvlink\..*"
     r"|link\..*|energy|pcie\.(replays|sent|received)|reasons|field\.[34]|field\.23\d|.*@\d+"
 )
@@ -266,4 +266,4 @@ _VOLATILE = re.compile(
 
 def is_known(name: str) -> bool:
     """Whether a figure of that name can be set."""
-    return name in NAMES or _PATTERN.fullmatch(name) is not None
+    return name in NAMES or re.fullmatch(_PATTERN, name) is not None

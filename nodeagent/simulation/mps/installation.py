@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from nodeagent.errors import UsageError
-from nodeagent.simulation.mps.versions import VERSIONS
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
@@ -31,6 +30,8 @@ def install(directory: Path, *, version: str = "550", python: Path | None = None
     of the system when other users could not run this one, as servers run as other users. Knobs
     are turned with `Knobs(directory)`. Raises UsageError and OSError.
     """
+    from nodeagent.simulation.mps.versions import VERSIONS
+
     if version not in VERSIONS:
         raise UsageError(
             f"there is no simulated MPS {version!r}", remedy=f"one of {', '.join(VERSIONS)}"
