@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from nodeagent import __version__
 from nodeagent.cli.options import Options
-from nodeagent.cli.simulate.parser import SIMULATIONS, add_simulation_options
 from nodeagent.cli.values import positive, seconds
-from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.errors import UsageError
+from nodeagent.settings.sources import choices
 
 _EPILOG = (
     "exit codes: 0 done, matches, or nothing to do; 1 does not match, cannot be satisfied on this "
@@ -44,8 +43,8 @@ def _path(name: str, meaning: str, *, metavar: str = "FILE") -> Option:
     return _option(name, metavar=metavar, type=Path, help=meaning)
 
 
-def _choice(name: str, choices: Sequence[str], meaning: str, **details: Any) -> Option:
-    return _option(name, choices=choices, help=meaning, **details)
+def _choice(name: str, words: Sequence[str], meaning: str, **details: Any) -> Option:
+    return _option(name, choices=words, help=meaning, **details)
 
 
 def _flag(name: str, meaning: str) -> Option:
@@ -72,7 +71,7 @@ _FILE = _option(
 _DOCUMENT = (_FILE, _configuration("$MIG_PARTED_SELECTED_CONFIG, else the only one"))
 _RESET = _choice(
     "--reset",
-    ("never", "whenIdle"),
+    choices("reset"),
     "whether a GPU proven idle may be reset, where a mode change needs it (default: never)",
 )
 _PARALLEL = _option(
@@ -97,7 +96,7 @@ _DIRECTORIES = (_RUN_DIR, _STATE_DIR)
 _CLUSTER = (
     _choice(
         "--source",
-        ("auto", "file", *CARRIERS),
+        choices("plan.source"),
         "where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
     ),
     _path("--kubeconfig", "the cluster that the node belongs to"),
@@ -106,7 +105,7 @@ _CLUSTER = (
 _RECONCILING = (
     _choice(
         "--drift",
-        ("mend", "report"),
+        choices("drift"),
         "what to do about changes that others made (default: mend)",
     ),
     _RESET,
@@ -220,6 +219,8 @@ def parse(argv: list[str] | None) -> Options:
     """Read the command line; raises UsageError, or SystemExit after --help and --version."""
     options = build_parser().parse_args(argv, namespace=Options())
     if options.command == "simulate" and options.simulation is None:
+        from nodeagent.cli.simulate.parser import SIMULATIONS
+
         raise _one_of("simulate", SIMULATIONS)
     if options.command == "mps" and options.mps is None:
         raise _one_of("mps", MPS_COMMANDS)
@@ -281,6 +282,8 @@ def _fill_mps(parser: Parser) -> None:
 
 
 def _fill_simulate(parser: Parser) -> None:
+    from nodeagent.cli.simulate.parser import SIMULATIONS, add_simulation_options
+
     kinds = parser.add_subparsers(dest="simulation", metavar="WHAT")
     for name, summary in SIMULATIONS.items():
         _add_command(kinds, name, summary, partial(add_simulation_options, name))

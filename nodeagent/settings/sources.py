@@ -64,6 +64,11 @@ def setting_names() -> list[str]:
     return list(_kinds())
 
 
+def choices(name: str) -> tuple[str, ...]:
+    """The words that a setting can be, where it is one of some."""
+    return tuple(_kinds()[name].schema["enum"])
+
+
 def settings_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a settings file."""
     return {
