@@ -20,6 +20,7 @@ import re
 import select
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.structs import Struct
@@ -32,6 +33,9 @@ from nodeagent.backoff import Backoff
 LARGEST_COMMAND: Final = 1 << 14  # bytes of a command line that are read
 LARGEST_ENVIRONMENT: Final = 8 << 20  # bytes; what execve takes ends at 6 MiB, arguments included
 _MOST_PIDS: Final = 1 << 22  # the kernel's PID_MAX_LIMIT
+# The inode of the machine's own process namespace, the same on every Linux since 3.8
+# (PROC_PID_INIT_INO in the kernel's proc_ns.h).
+_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 
 
 class ProcessIdentity(Struct, frozen=True):
@@ -150,6 +154,16 @@ def environment_of(pid: int, *prefixes: str) -> Mapping[str, str] | Hidden | Non
 def pids() -> Iterator[int]:
     """Those of all processes that can be seen. Raises OSError."""
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208 - quick
+
+
+def sees_all_processes(proc: Path) -> bool:
+    """Whether the /proc at this place is of the machine's own process namespace, and not of a
+    container's, in which a pid is another process. Also where that cannot be read.
+    """
+    try:
+        return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
+    except OSError:
+        return True
 
 
 def commands() -> dict[int, tuple[str, ...]]:

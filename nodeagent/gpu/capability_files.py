@@ -17,15 +17,12 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu.users import MigDevice, UnknownUsers, UsageReading, WholeGpu, with_users
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import Access, Gpu, Usage, User
-from nodeagent.processes import name_of
+from nodeagent.processes import name_of, sees_all_processes
 from nodeagent.structs import Struct, field
 
 _CAPABILITY: Final = r"/nvidia-caps/nvidia-cap([0-9]+)$"
 # `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`; gpuN is the N of /dev/nvidiaN.
 _MINOR: Final = r"gpu([0-9]+)/gi([0-9]+)/(?:ci([0-9]+)/)?access ([0-9]+)"
-# The inode of the machine's own process namespace, the same on every Linux since 3.8
-# (PROC_PID_INIT_INO in the kernel's proc_ns.h).
-_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 
 Instance = tuple[int, int, int | None]  # minor of the GPU, GPU instance, compute instance if any
 
@@ -128,7 +125,7 @@ class UsageProbe(Struct, frozen=True):
             )
         if not (self.proc_root / "1").exists():
             return "other users' processes are hidden (hidepid); run nodeagent as root"
-        if _pid_namespace(self.proc_root) not in {_FIRST_PID_NAMESPACE, ""}:
+        if not sees_all_processes(self.proc_root):
             return (
                 "processes outside this container are not visible; run it with the host's "
                 "process namespace (hostPID: true)"
@@ -178,13 +175,6 @@ def _holders(
             if user and (key[2] is not None or key[:2] not in within):
                 holders.setdefault(key, []).append(user)
     return {key: tuple(users) for key, users in holders.items()}
-
-
-def _pid_namespace(proc: Path) -> str:
-    try:
-        return str((proc / "self/ns/pid").readlink())
-    except OSError:
-        return ""
 
 
 # --- reading in a thread --------------------------------------------------------------------------

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.processes import Process, inspect
+from nodeagent.processes import Process, inspect, sees_all_processes
 
 # systemd's slices have `_` where the uid has `-`; a static pod's uid is a hash without either.
 _POD: Final = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=$|[/.:])"
 )
 _CONTAINER: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-# The inode of the machine's own process namespace (PROC_PID_INIT_INO in the kernel's proc_ns.h).
-_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class ProcessPods:
         Nothing is known in a container with a process namespace of its own: a pid is another
         process there.
         """
-        if not self._own_pids and self._is_foreign():
+        if not (self._own_pids or sees_all_processes(self._proc)):
             return {}
         texts = {pid: text for pid in pids if (text := self._cgroup(pid)) is not None}
         found = {pid: pod_of_cgroup(text) for pid, text in texts.items()}
@@ -81,13 +79,6 @@ class ProcessPods:
         names = self._names() if pods else {}
         containers = self._containers({pod.container_id for pod in pods}) if pods else {}
         return {pid: pod and self._named(pod, names, containers) for pid, pod in found.items()}
-
-    def _is_foreign(self) -> bool:
-        try:
-            namespace = str((self._proc / "self/ns/pid").readlink())
-        except OSError:
-            return False
-        return namespace != _FIRST_PID_NAMESPACE
 
     def _cgroup(self, pid: int) -> str | None:
         try:
