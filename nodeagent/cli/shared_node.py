@@ -50,12 +50,11 @@ async def looking_at(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execute import node_reader
-        from nodeagent.mps.fleet import survey
+        from nodeagent.execute.node_reader import LastObservation, NodeReader
+        from nodeagent.mps.adoption import survey
 
         found = await survey(sharing.places.run_dir, programs=sharing.places.programs)
-        daemons = node_reader.SurveyedDaemons(found)
-        async with node_reader.NodeReader(driver, daemons, node_reader.LastObservation()) as node:
+        async with NodeReader(driver, found.get, LastObservation()) as node:
             yield node, sharing.host
 
 

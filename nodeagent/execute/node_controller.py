@@ -53,7 +53,7 @@ class NodeController(NodeReader):
         *,
         health: HealthWatch | None = None,
     ) -> None:
-        super().__init__(driver, fleet, observation)
+        super().__init__(driver, fleet.daemon_of, observation)
         self._fleet = fleet
         self._health = health
         self._publisher = publisher

@@ -5,10 +5,9 @@ The driver knows nothing of daemons. Here its readings are joined with what is k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import Details
@@ -23,21 +22,8 @@ from nodeagent.plan.observed import (
 )
 from nodeagent.structs import replace
 
-
-class Daemons(Protocol):
-    """The fleet, or a survey of the daemons that an earlier agent left."""
-
-    def daemon_of(self, device: str) -> MpsDaemon | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SurveyedDaemons:
-    """Daemons as a survey found them, unsupervised."""
-
-    daemons: Mapping[str, MpsDaemon]
-
-    def daemon_of(self, device: str) -> MpsDaemon | None:
-        return self.daemons.get(device)
+DaemonOf = Callable[[str], MpsDaemon | None]
+"""The daemon of a device, by its UUID: the fleet's, or as a survey found those that were left."""
 
 
 class LastObservation:
@@ -50,9 +36,9 @@ class LastObservation:
 class NodeReader:
     """The whole node for those who only look. Usable inside `async with`, as the driver is."""
 
-    def __init__(self, driver: Driver, daemons: Daemons, observation: LastObservation) -> None:
+    def __init__(self, driver: Driver, daemon_of: DaemonOf, observation: LastObservation) -> None:
         self._driver = driver
-        self._daemons = daemons
+        self._daemon_of = daemon_of
         self._observation = observation
         self._newer: dict[str, Gpu] = {}  # read alone since an observation began, by UUID
 
@@ -111,15 +97,15 @@ class NodeReader:
             device.uuid
             for gpu in gpus
             for device in gpu.devices()
-            if self._daemons.daemon_of(device.uuid) or self._driver.original.mode(device.uuid)
+            if self._daemon_of(device.uuid) or self._driver.original.mode(device.uuid)
         )
 
     def _completed(self, gpu: Gpu) -> Gpu:
         def device_with(_: GpuInstance, device: ComputeInstance) -> ComputeInstance:
-            daemon = self._daemons.daemon_of(device.uuid)
+            daemon = self._daemon_of(device.uuid)
             return replace(device, mps=daemon, usage=_users(device.usage, daemon))
 
-        daemon = self._daemons.daemon_of(gpu.uuid)
+        daemon = self._daemon_of(gpu.uuid)
         gpu = replace(gpu, mps=daemon, usage=_users(gpu.usage, daemon))
         return gpu.with_mig_devices(device_with)
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
-from nodeagent.mps.adoption import found_process, left_by, survey, unrecorded
+from nodeagent.mps.adoption import found_process, left_by, unrecorded
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.files.directories import make_directories
@@ -29,8 +29,6 @@ from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import WantedMps
 from nodeagent.views.mps_state import DaemonState
-
-__all__ = ["Fleet", "NotReady", "survey"]
 
 
 class Fleet:

@@ -8,9 +8,10 @@ import pytest
 
 from nodeagent.errors import StillInUse
 from nodeagent.files.open_directory import PathRefused
-from nodeagent.mps.fleet import Fleet, NotReady
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
+from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import (

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import StillInUse
+from nodeagent.mps.adoption import survey
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.records import Record, read_records, write_record
-from nodeagent.mps.fleet import Fleet, survey
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, Identity
 from nodeagent.structs import replace

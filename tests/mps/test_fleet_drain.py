@@ -8,9 +8,10 @@ from contextlib import suppress
 import pytest
 
 from nodeagent.errors import StillInUse, UnknownDevice
-from nodeagent.mps.fleet import Fleet, NotReady
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
+from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, quick, ready, status, until, wanted
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import StillInUse
-from nodeagent.mps.fleet import Fleet, NotReady
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import SERVER
+from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.knobs import KNOBS
 from nodeagent.structs import replace

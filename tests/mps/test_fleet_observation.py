@@ -6,7 +6,8 @@ import asyncio
 import os
 import time
 
-from nodeagent.mps.fleet import Fleet, survey
+from nodeagent.mps.adoption import survey
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.simulation.mps.clients import SimulatedClient

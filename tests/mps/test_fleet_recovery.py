@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.fleet import NotReady
 from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.requests import NotReady
 from nodeagent.processes import ProcessIdentity, age, identify
 from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, quick, ready, status, until, wanted
 from tests.simulation.mps.rig import gone
