@@ -1,0 +1,90 @@
+"""Writing to a Node beside others who write: in the end as wanted, and never at full rate."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.cluster.client.access import ClusterAccess
+from tests.cluster.client.rig import QUICK_WRITES, STATUS, running, until
+from tests.cluster.client.writer_rig import Written, settled, status, wanted, writes
+from tests.simulated_cluster.api_server import ApiServer
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_what_was_edited_by_hand_is_restored(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Changed or taken away: it comes back, with one request each time."""
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(wanted("true"))
+        await settled(server, writer, "true")
+        server.annotate("n", **{STATUS: "edited"})
+        await settled(server, writer, "true")
+        server.annotate("n", **{STATUS: None})
+        await settled(server, writer, "true")
+        assert len(writes(server)) == 3
+        await asyncio.sleep(0.2)
+        assert writer.contested == ()
+    assert len(writes(server)) == 3
+    assert made.contests == []
+
+
+async def test_a_quarrel_about_a_key_gets_slower(server: ApiServer, access: ClusterAccess) -> None:
+    """A program that always writes back at once does not make us write at full rate for ever."""
+    intervals = replace(QUICK_WRITES, interval=0.01, retry=(0.1, 1.0))
+    made = Written(access, intervals=intervals)
+
+    async def quarrel() -> None:
+        while True:
+            if status(server) == "ours":
+                server.annotate("n", **{STATUS: "theirs"})
+            await asyncio.sleep(0.001)
+
+    async with made.running() as writer, running(quarrel()):
+        writer.want(wanted("ours"))
+        await asyncio.sleep(1.5)
+        # After waits of half of 0.1, 0.2, 0.4, 0.8 seconds; at full rate it would be over 100.
+        assert 3 <= len(writes(server)) <= 7
+        assert made.contests == [(STATUS,)]
+        assert writer.contested == (STATUS,)
+        count = len(writes(server))
+        writer.want(wanted("new"))  # a new wish does not wait for the quarrel
+        await until(lambda: len(writes(server)) > count, seconds=0.2)
+
+
+async def test_a_node_made_anew_gets_everything_again(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """What is wanted of a Node is wanted of its successor."""
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(wanted("same"))
+        await settled(server, writer, "same")
+        server.delete_node("n")
+        await until(lambda: made.seen.views[-1] is None)
+        writer.want(wanted("other"))
+        await asyncio.sleep(0.15)
+        assert len(writes(server)) == 1
+        server.add_node("n")
+        await settled(server, writer, "other")
+    assert len(writes(server)) == 2
+
+
+async def test_news_older_than_the_own_write_is_passed_over(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """A watch may tell late what was before the write; that is no reason to write again."""
+    made = Written(access)
+    async with made.running() as writer:
+        old = made.seen.views[-1]
+        assert old is not None
+        writer.want(wanted("new"))
+        await settled(server, writer, "new")
+        writer.observe(old)
+        await asyncio.sleep(0.2)
+        assert len(writes(server)) == 1

@@ -1,0 +1,170 @@
+"""Writing to a Node while requests fail: once more, not too soon, and in the end as wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault
+from tests.cluster.client.rig import PLAN, STATUS, kubeconfig, until
+from tests.cluster.client.writer_rig import Written, settled, wanted, writes
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer, Cut, Fault, Freeze, Html, Reset
+
+pytestmark = pytest.mark.virtual_time
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Answer(401), faults.NotAuthenticated),
+        (Answer(409), faults.WriteConflict),
+        (Answer(429), faults.ServerBusy),
+        (Answer(500), faults.ClusterUnreachable),
+        (Answer(503), faults.ServerBusy),
+        (Html(), faults.ClusterUnreachable),
+        (Html(200), faults.ClusterUnreachable),
+        (Reset(), faults.ClusterUnreachable),
+        (Cut(), faults.ConnectionCut),
+        (Cut(clean=True), faults.ClusterUnreachable),
+        (Freeze(), faults.ClusterUnreachable),
+    ],
+)
+async def test_a_write_that_fails_is_made_again(
+    server: ApiServer, access: ClusterAccess, fault: Fault, kind: type[ClusterFault]
+) -> None:
+    """Two failures, two more requests; the last wish arrives, and the fault is reported once."""
+    server.faults.next(2, fault, verb="PATCH")
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(wanted("first"))
+        await until(lambda: made.faults)
+        assert type(writer.fault) is kind
+        writer.want(wanted("last"))
+        await settled(server, writer, "last")
+        assert writer.fault is None
+    assert len(writes(server)) == 3
+    reported, end = made.faults
+    assert type(reported) is kind
+    assert end is None
+
+
+async def test_retry_after_is_obeyed(server: ApiServer, access: ClusterAccess) -> None:
+    """A server that asks for a second of rest gets it, whatever is wanted meanwhile."""
+    server.faults.next(1, Answer(429, retry_after=1), verb="PATCH")
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(wanted("first"))
+        await until(lambda: made.faults)
+        writer.want(wanted("last"))
+        await settled(server, writer, "last")
+    first, second = writes(server)
+    assert second.time - first.time >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(400, faults.RequestRefused), (422, faults.RequestRefused), (403, faults.NotAllowed)],
+)
+async def test_what_is_refused_for_good_is_not_repeated_soon(
+    server: ApiServer, access: ClusterAccess, code: int, kind: type[ClusterFault]
+) -> None:
+    """One request; another wish is tried at once, the same one only after a long wait."""
+    server.faults.next(1, Answer(code), verb="PATCH")
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(wanted("bad"))
+        await until(lambda: made.faults)
+        server.annotate("n", **{PLAN: "something else"})
+        await asyncio.sleep(0.3)
+        assert len(writes(server)) == 1
+        await settled(server, writer, "bad")  # once the long wait is over
+        assert len(writes(server)) == 2
+        server.faults.next(1, Answer(code), verb="PATCH")
+        writer.want(wanted("worse"))
+        await until(lambda: len(made.faults) == 3)
+        writer.want(wanted("good"))
+        await settled(server, writer, "good")
+    assert len(writes(server)) == 4
+    first, end, *_ = made.faults
+    assert type(first) is kind
+    assert "as ordered by the test" in str(first)
+    assert end is None
+
+
+async def test_the_limit_of_all_writers_together_is_a_refusal(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Others may have filled the Node; the server's words are reported, and no storm begins."""
+    server.annotate("n", **{"other/large": "x" * 200_000})
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(wanted("y" * 100_000))
+        await until(lambda: made.faults)
+        await asyncio.sleep(0.2)
+        assert len(writes(server)) == 1
+        assert isinstance(made.faults[0], faults.RequestRefused)
+        assert "annotations" in str(made.faults[0])
+
+
+async def test_a_node_that_is_gone_is_waited_for(server: ApiServer, access: ClusterAccess) -> None:
+    """404 ends the attempts until the follower sees a Node again."""
+    made = Written(access)
+    async with made.running() as writer:
+        server.faults.next(1, Answer(404), verb="PATCH")
+        writer.want(wanted("late"))
+        await until(lambda: made.faults)
+        await asyncio.sleep(0.3)
+        assert len(writes(server)) == 1
+        assert isinstance(made.faults[0], faults.ObjectMissing)
+        server.annotate("n", **{PLAN: "it is there"})
+        await settled(server, writer, "late")
+
+
+async def test_a_node_that_was_said_to_be_gone_and_is_not(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """A 404 that a proxy in between made up: after a while it is tried again, without any news."""
+    made = Written(access)
+    async with made.running() as writer:
+        server.faults.next(1, Answer(404), verb="PATCH")
+        writer.want(wanted("late"))
+        await settled(server, writer, "late")
+        assert len(writes(server)) == 2
+
+
+async def test_a_foreign_node_is_refused_by_policy(server: ApiServer, tmp_path: Path) -> None:
+    """The policy's words reach the reader; one request."""
+    server.tokens["t"] = "agent"
+    server.access.own_node["t"] = "other"
+    async with ClusterAccess(kubeconfig(tmp_path, server.url, token="t")) as access:
+        made = Written(access)
+        async with made.running() as writer:
+            writer.want(wanted("mine?"))
+            await until(lambda: made.faults)
+            await asyncio.sleep(0.2)
+    assert len(writes(server)) == 1
+    assert "ValidatingAdmissionPolicy" in str(made.faults[0])
+
+
+async def test_after_an_outage_the_last_state_is_written_once(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Work went on meanwhile; nothing of what lies between is sent."""
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(wanted("before"))
+        await settled(server, writer, "before")
+        async with server.refusing():
+            for number in range(50):
+                writer.want(wanted(f"meanwhile {number}"))
+                await asyncio.sleep(0.01)
+        await settled(server, writer, "meanwhile 49")
+    assert [r.body["metadata"]["annotations"][STATUS] for r in writes(server)] == [
+        "before",
+        "meanwhile 49",
+    ]
