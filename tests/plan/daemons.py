@@ -1,4 +1,4 @@
-"""MPS daemons as values, and cards that have them."""
+"""MPS daemons as values, cards that have them, and GPUs that want them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from nodeagent.plan.observed import (
     Usage,
     User,
 )
+from nodeagent.plan.plan import GpuPlan
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
 from nodeagent.structs import replace
+from tests.plan.cards import card
 
 CLIENT = Usage((User(815, "train", "mps", pod="trainer", namespace="ml"),))
 OFF = MigMode(current=False, pending=False)
+EXCLUSIVE, DEFAULT = ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT
 
 
 def mps(memory: int | None = 1024, threads: float | None = 25.0, uid: int = 1000) -> WantedMps:
@@ -83,3 +86,30 @@ def daemons_of(gpu: Gpu) -> list[WantedMps | None]:
         return [gpu.mps.runs if gpu.mps else None]
     ordered: list[GpuInstance] = sorted(gpu.instances, key=lambda i: i.placement)
     return [c.mps.runs if c.mps else None for i in ordered for c in i.compute]
+
+
+H100 = card("h100-80gb")
+T4 = without_mig(card("t4"))
+
+
+def whole(wanted: WantedMps | None = None, **more: object) -> DesiredGpu:
+    """MPS for a GPU as a whole."""
+    return DesiredGpu(None, "gpus[0]", mps=wanted, **more)  # type: ignore[arg-type]  # by name
+
+
+def running(runs: WantedMps, gpu: Gpu = T4, clients: Usage | None = None, **more: object) -> Gpu:
+    """A GPU with a daemon of its own, as the agent leaves it."""
+    return without_mig(
+        gpu,
+        **{
+            "mps": daemon(runs, clients),
+            "compute_mode": EXCLUSIVE,
+            "earlier_mode": DEFAULT,
+            **more,
+        },
+    )
+
+
+def kinds(result: GpuPlan) -> list[type]:
+    """The types of the steps, in order."""
+    return [type(step) for step in result.steps]
