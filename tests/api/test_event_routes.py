@@ -1,0 +1,68 @@
+"""Events over HTTP: as a list, and as a stream that goes on where it was cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from nodeagent.reconcile.event_log import EventType
+from tests.api.serving import api
+
+
+async def test_events_as_a_list() -> None:
+    """Oldest first, times in UTC."""
+    async with api() as served:
+        served.events.add(EventType.PLAN_ACCEPTED, "one")
+        served.events.add(EventType.APPLIED, "two", gpu="GPU-1")
+        _, events = await served.get("/v1/events")
+        assert [(e["id"], e["type"], e["message"], e.get("gpu")) for e in events] == [
+            (1, "PlanAccepted", "one", None),
+            (2, "Applied", "two", "GPU-1"),
+        ]
+        assert events[0]["time"].endswith("Z")
+
+
+async def read_events(answer: Any, count: int) -> list[dict[str, Any]]:
+    """The next events of a stream."""
+    events: list[dict[str, Any]] = []
+    async with asyncio.timeout(30):
+        while len(events) < count:
+            line = (await answer.content.readline()).decode()
+            if line.startswith("data: "):
+                events.append(json.loads(line.removeprefix("data: ")))
+    return events
+
+
+async def test_events_as_a_stream() -> None:
+    """A follower gets the events from now on."""
+    async with api() as served:
+        served.events.add(EventType.STARTED, "before")
+        headers = {"Accept": "text/event-stream"}
+        async with served.session.get(f"{served.base}/v1/events", headers=headers) as answer:
+            assert answer.content_type == "text/event-stream"
+            assert (await answer.content.readline()).startswith(b":")
+            served.events.add(EventType.APPLIED, "after")
+            assert [e["message"] for e in await read_events(answer, 1)] == ["after"]
+
+
+async def test_a_cut_stream_goes_on_where_it_ended() -> None:
+    """With the id of the last event received, none is missed and none comes twice."""
+    async with api() as served:
+        for number in range(1, 4):
+            served.events.add(EventType.APPLIED, str(number))
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": "1"}
+        async with served.session.get(f"{served.base}/v1/events", headers=headers) as answer:
+            assert [e["message"] for e in await read_events(answer, 2)] == ["2", "3"]
+
+
+async def test_followers_do_not_hold_up_the_end() -> None:
+    """When the log is closed the streams end, and so does the listener."""
+    async with api() as served:
+        headers = {"Accept": "text/event-stream"}
+        answer = await served.session.get(f"{served.base}/v1/events", headers=headers)
+        await answer.content.readline()
+        served.events.close()
+        async with asyncio.timeout(30):
+            assert b"data" not in await answer.content.read()
+        answer.close()

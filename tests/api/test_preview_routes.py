@@ -1,0 +1,120 @@
+"""Previews over HTTP: a plan in, what it would do out, without touching a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+
+import pytest
+
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.planner import layout_of
+from nodeagent.reconcile.preview import preview
+from nodeagent.simulation import simulated
+from tests.api.serving import api, assert_described
+from tests.rig import open_driver, plan_text
+
+GOOD, BAD = plan_text("{1g.10gb: 7}"), plan_text("{1g.10gb: 8}")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "verdict"),
+    [
+        (GOOD, 200, "applicable"),
+        (BAD, 422, "unsatisfiable"),
+        (plan_text("{1g.10gb: 1}", "[7]"), 422, "invalid"),
+        (b"{", 400, "invalid"),
+        (b"\xff\xfe", 400, "invalid"),
+        (b"", 400, "invalid"),
+    ],
+)
+async def test_a_preview(body: bytes, status: int, verdict: str) -> None:
+    """A plan that can be, one that cannot, and what is no plan; each in the shape of a plan."""
+    async with api() as served:
+        async with served.session.post(f"{served.base}/v1/plan/preview", data=body) as answer:
+            found = await answer.json()
+        assert (answer.status, found["verdict"]) == (status, verdict)
+        assert bool(found["problems"]) == (status != 200)
+        assert bool(found["gpus"]) == (status == 200)
+        assert_described("/v1/plan/preview", status, found, "post")
+
+
+async def test_a_preview_touches_nothing() -> None:
+    """It is computed from what was seen; the GPUs are neither changed nor asked."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            before = await driver.observe()
+            node.unload_driver()
+            found = preview(GOOD, None, before, Policy())
+            node.load_driver()
+            assert found.report["verdict"] == "applicable"
+            assert len(found.report["gpus"][0]["steps"]) == 8
+            after = await driver.observe()
+    assert layout_of(after.gpus[0]) == layout_of(before.gpus[0])
+
+
+MIG_PARTED = b"""version: v1
+mig-configs:
+  small:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 7}}
+  none:
+  - {devices: [0], mig-enabled: false}
+"""
+
+
+async def test_a_preview_of_a_mig_parted_configuration() -> None:
+    """The name of the configuration comes in the query."""
+    async with api() as served:
+        url = f"{served.base}/v1/plan/preview?configuration="
+        async with served.session.post(url + "small", data=MIG_PARTED) as answer:
+            assert (await answer.json())["verdict"] == "applicable"
+        async with served.session.post(url + "none", data=MIG_PARTED) as answer:
+            assert (await answer.json())["verdict"] == "inSync"
+        async with served.session.post(url + "other", data=MIG_PARTED) as answer:
+            assert answer.status == 400
+
+
+async def test_no_preview_before_the_first_look() -> None:
+    """Without an observation there is nothing to plan for."""
+    async with (
+        api(observed=False) as served,
+        served.session.post(f"{served.base}/v1/plan/preview", data=GOOD) as answer,
+    ):
+        assert answer.status == 503
+
+
+async def test_a_body_that_is_too_large() -> None:
+    """64 KiB are taken, one byte more is not."""
+    async with api() as served:
+        for size, status in ((64 * 1024, 400), (64 * 1024 + 1, 413)):
+            url = f"{served.base}/v1/plan/preview"
+            async with served.session.post(url, data=b"#" * size) as answer:
+                assert answer.status == status
+
+
+async def test_previews_wait_for_those_whose_askers_left() -> None:
+    """A thread cannot be ended: asking and leaving again and again must not take them all."""
+    now, most, go_on = 0, 0, threading.Event()
+
+    def slow(_: bytes, __: str | None) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        go_on.wait(60)
+        now -= 1
+
+    async with api(previewing=slow) as served:
+        url = f"{served.base}/v1/plan/preview"
+        refused = None
+        while refused is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05), served.session.post(url, data=GOOD) as answer:
+                    assert answer.status == 503, "it cannot be answered yet"
+                    refused = (await answer.json())["error"]
+        assert "too many" in refused
+        go_on.set()
+        async with asyncio.timeout(30):
+            while any(task.get_name() == "preview" for task in asyncio.all_tasks()):
+                await asyncio.sleep(0.01)
+        assert (now, most) == (0, 1)

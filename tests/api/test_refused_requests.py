@@ -1,0 +1,117 @@
+"""What the HTTP API refuses: foreign hosts, unknown paths, garbage; and what it never reveals."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.api.serving import Api, api
+
+HOSTS: tuple[tuple[str, int], ...] = (
+    ("localhost", 200),
+    ("localhost:9470", 200),
+    ("LOCALHOST.:1", 200),
+    ("127.0.0.1:80", 200),
+    ("[::1]:9470", 200),
+    ("[0:0:0:0:0:0:0:1]", 200),
+    ("localhost:", 200),
+    ("node-a.example", 403),
+    ("evil.example", 403),
+    ("evil.example:9470", 403),
+    ("localhost.evil.example", 403),
+    ("127.0.0.1.evil.example", 403),
+    ("[::1].evil", 403),
+    ("[::1]evil:80", 403),
+    ("[::1", 403),
+    ("::1", 403),
+    ("[localhost]", 403),
+    ("127.0.0.1:1:evil", 403),
+    ("127.0.0.1:evil", 403),
+    ("127.0.0.1:80@evil.example", 403),
+    ("localhost/evil", 403),
+    ("localhost..", 403),
+    ("evil@localhost", 403),
+    ("", 403),
+)
+
+
+async def test_foreign_hosts_are_refused() -> None:
+    """A web page whose name was pointed at this machine learns nothing."""
+    async with api() as served:
+        for host, status in HOSTS:
+            found, _ = await served.get("/v1/status", Host=host)
+            assert found == status, host
+
+
+async def test_the_address_that_is_listened_on_is_no_foreign_host() -> None:
+    """A loopback address beside the usual one is named in the setting, so it is accepted."""
+    async with api(host="127.0.0.2") as served:
+        assert (await served.get("/healthz"))[0] == 200
+        assert (await served.get("/healthz", Host="127.0.0.3"))[0] == 403
+
+
+async def test_two_hosts_are_refused() -> None:
+    """A request that names two hosts is not taken for either."""
+    async with api() as served:
+        answer = await raw(
+            served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n"
+        )
+        assert answer.split()[1] in (b"400", b"403")
+
+
+async def raw(served: Api, request: bytes) -> bytes:
+    """The first bytes of the answer to exactly these bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.base.rsplit(":")[-1]))
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(4000), 30)
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/../etc/passwd", 404),
+        ("GET", "/static/", 404),
+        ("POST", "/v1/status", 405),
+        ("DELETE", "/v1/plan", 405),
+        ("GET", "/v1/plan/preview", 405),
+    ],
+)
+async def test_what_is_not_there(method: str, path: str, status: int) -> None:
+    """Unknown paths and methods are refused as JSON."""
+    async with api() as served, served.session.request(method, served.base + path) as answer:
+        assert answer.status == status
+        assert "error" in await answer.json()
+
+
+async def test_headers_say_nothing_of_versions_and_forbid_what_is_not_needed() -> None:
+    """No server version; no sniffing, caching, framing."""
+    async with api() as served:
+        for path in ("/", "/v1/status", "/nothing"):
+            async with served.session.get(served.base + path) as answer:
+                assert answer.headers["Server"] == "nodeagent"
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+                assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+
+
+async def test_even_garbage_learns_nothing_of_versions() -> None:
+    """What is no HTTP at all is refused, without a word on who refused it."""
+    async with api() as served:
+        answer = await raw(served, b"\x16\x03\x01 garbage\r\n\r\n")
+        assert answer.split()[1] == b"400"
+        assert b"aiohttp" not in answer
+
+
+async def test_oversized_headers_are_refused() -> None:
+    """A header of a megabyte costs nothing."""
+    headers = {"X": "x" * 100_000}
+    async with (
+        api() as served,
+        served.session.get(served.base + "/healthz", headers=headers) as answer,
+    ):
+        assert answer.status == 400

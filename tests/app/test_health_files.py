@@ -1,0 +1,176 @@
+"""Health in the agent: its file, the table of XIDs, and the kernel log as a second source."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import UsageError
+from tests.app.health_rig import NODE, Rig, until
+from tests.health.rig import GPU
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+async def test_findings_outlive_the_agent(tmp_path: Path) -> None:
+    """The next agent of this boot fences from its start and counts on; nothing is reported anew."""
+    rig = Rig(tmp_path)
+    async with rig.running():
+        rig.see()
+        rig.xid(95, instance=2)
+        await until((tmp_path / "health.json").exists)
+    assert (tmp_path / "health.json").stat().st_mode & 0o777 == 0o600
+    after = Rig(tmp_path)
+    await after.part.load()
+    assert after.causes() == ["xidReset"]
+    assert after.part.fences(NODE).slices(GPU) == 0xF0
+    assert (after.reported(), after.changes) == ([], 0)
+    after.uptime += 100.0
+    after.xid(95, instance=2)
+    assert after.part.state.xids[0].count == 2
+
+
+async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> None:
+    """By the boot id, before the first reading."""
+    rig = Rig(tmp_path)
+    async with rig.running():
+        rig.see()
+        rig.xid(79)
+    after = Rig(tmp_path, boot="boot-2")
+    await after.part.load()
+    assert after.causes() == []
+    assert [kind for kind, _ in after.reported()] == ["GpuRecovered"]
+
+
+async def test_a_damaged_file_is_logged_and_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Health begins anew, and the file is written again."""
+    (tmp_path / "health.json").write_text('{"version": 1')
+    rig = Rig(tmp_path)
+    async with rig.running():
+        assert (tmp_path / "health.json.unusable-1").exists()
+    assert (tmp_path / "health.json").read_text().endswith("}")
+    assert "health.json cannot be used: its content is not understood" in capsys.readouterr().out
+
+
+async def test_a_full_disk_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be kept counts all the same; it is tried again at the end, and logged once."""
+    (tmp_path / "file").write_text("")
+    rig = Rig(tmp_path, state=tmp_path / "file" / "health.json")
+    async with rig.running():
+        rig.see()
+        rig.xid(95)
+        await until(lambda: rig.causes() == ["xidReset"])
+    assert capsys.readouterr().out.count("cannot be kept") == 1
+
+
+async def test_the_end_comes_while_it_is_written(tmp_path: Path) -> None:
+    """Whenever that is, the newest is what is kept."""
+    for number in range(20):
+        rig = Rig(tmp_path, state=tmp_path / f"{number}.json")
+        async with rig.running():  # which writes the boot's id at once
+            rig.see()
+            rig.xid(95)
+        after = Rig(tmp_path, state=tmp_path / f"{number}.json")
+        await after.part.load()
+        assert after.causes() == ["xidReset"]
+
+
+# --- the table of XIDs ----------------------------------------------------------------------------
+
+
+async def test_ones_own_classes_count_and_clear(tmp_path: Path) -> None:
+    """An XID of another class raises nothing, and what it raised before is over at the start."""
+    rig = Rig(tmp_path)
+    async with rig.running():
+        rig.see()
+        rig.xid(95)
+        rig.xid(62)
+    table = tmp_path / "xids.yaml"
+    table.write_text("version: v1\nxids:\n- {xid: 95, class: information}\n")
+    after = Rig(tmp_path, xids=table)
+    await after.part.load()
+    assert [finding.code for finding in after.part.state.findings] == [62]
+    assert "cleared by hand" in after.reported()[0][1]
+    after.xid(95)
+    assert [finding.code for finding in after.part.state.findings] == [62]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version: v1\nxids:\n- {xid: 95, class: deadly}\n", "there is no class 'deadly' (line 3"),
+        ("version: v1\n", "xids must be a list"),
+        (None, "No such file"),
+    ],
+)
+async def test_a_table_that_is_not_accepted(tmp_path: Path, text: str | None, said: str) -> None:
+    """The agent does not start with it; the error names the setting, the file and the line."""
+    table = tmp_path / "xids.yaml"
+    if text is not None:
+        table.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        await Rig(tmp_path, xids=table).part.load()
+    assert str(caught.value).startswith(f"health.xids: {table}")
+    assert said in str(caught.value)
+
+
+# --- the kernel log -------------------------------------------------------------------------------
+
+
+def _line(number: int, *, sequence: int, at: float) -> bytes:
+    record = f"3,{sequence},{int(at * 1e6)},-;NVRM: Xid (PCI:0000:1a:00): {number}, pid=1, name=x\n"
+    return record.encode()
+
+
+async def test_the_kernel_log_is_the_second_source(tmp_path: Path) -> None:
+    """Its lines count when the GPU of the address is known; what NVML reported too counts once."""
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
+    os.write(kernel, _line(62, sequence=7, at=990.0))
+    async with rig.running():
+        await asyncio.sleep(0.02)
+        assert rig.causes() == []  # whose it is, is not known yet
+        rig.see()
+        await until(lambda: rig.causes() == ["xidReset"])
+        assert rig.part.state.findings[0].place.gpu == GPU
+        rig.xid(95)
+        os.write(kernel, _line(95, sequence=8, at=rig.uptime))
+        await until(lambda: rig.part.state.kernel_log_read == 8)
+        assert [(c.xid, c.count) for c in rig.part.state.xids] == [(62, 1), (95, 1)]
+    os.write(kernel, _line(62, sequence=7, at=990.0) + _line(94, sequence=9, at=1001.0))
+    after = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
+    async with after.running():
+        await until(lambda: after.part.state.kernel_log_read == 9)
+        assert [(c.xid, c.count) for c in after.part.state.xids] == [(62, 1), (95, 1), (94, 1)]
+    os.close(kernel)
+
+
+async def test_what_was_long_before_the_first_agent_of_a_boot(tmp_path: Path) -> None:
+    """It may have been mended since: what lasts is measured, what is older is not reported."""
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
+    os.write(kernel, _line(62, sequence=1, at=300.0) + _line(95, sequence=2, at=500.0))
+    async with rig.running():
+        rig.see()
+        await until(lambda: bool(rig.part.state.xids))
+        assert [count.xid for count in rig.part.state.xids] == [95]
+    os.close(kernel)
+
+
+async def test_without_a_kernel_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is missing is logged once, and the rest goes on."""
+    rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
+    async with rig.running():
+        rig.see()
+        rig.xid(95)
+        await until(lambda: rig.causes() == ["xidReset"])
+    assert capsys.readouterr().out.count("kmsg cannot be opened") == 1
