@@ -254,13 +254,20 @@ class Worker:
 
     async def _wait(self, job: _Job[Result], limit: float, *, changing: bool = False) -> None:
         """Wait for the job's end, with `limit` for each of its calls from now on."""
-        cancelled = False
+        cancelled, late = False, None
         clock = job.loop.time
         began = clock()
         while not job.result.done():
-            left = limit - min(self._progress.silence, clock() - began)
-            left = min(left, began + limit * LONGEST_JOB - clock())
+            # Read once: the thread may go on at this very moment, and then is not stuck.
+            call, since = self._progress.call, self._progress.since
+            silence = min(time.monotonic() - since, clock() - began)
+            if silence >= limit:
+                self._overdue = since  # it is stuck for as long as this stays
+                late = self._hang(job, limit, call)
+                break
+            left = min(limit - silence, began + limit * LONGEST_JOB - clock())
             if left <= 0:
+                late = self._slowness(job, limit)
                 break
             try:
                 # Unlike wait_for, this leaves the future alone when the caller is cancelled.
@@ -269,29 +276,27 @@ class Worker:
                 if not changing:
                     raise
                 cancelled = True
-        if not job.result.done() and min(self._progress.silence, clock() - began) >= limit:
-            self._overdue = self._progress.since  # it is stuck for as long as this stays
         if cancelled:
             raise asyncio.CancelledError
-        if not job.result.done():
-            raise self._too_late(job, limit)
+        if late:
+            raise late
 
     def _goes_on(self, job: _Job[Result]) -> bool:
         """Whether it came to or from the driver within the time that it has for one call."""
         return self._progress.silence < job.deadline
 
-    def _too_late(self, job: _Job[Result], limit: float) -> DeadlineExceeded:
-        if self._progress.silence < limit:
-            self._pace = self._progress.pace  # for the log: figures would change what is published
-            slowest = self._progress.slowest[0]
-            return DeadlineExceeded(
-                f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s; "
-                f"the slowest driver call was {slowest or 'none'}",
-                call=slowest,
-                remedy="the driver answers, but slowly: look for NVRM lines in the kernel log "
-                "(dmesg) and at the node's load, or raise driver.observe_deadline",
-            )
-        call = self._progress.call
+    def _slowness(self, job: _Job[Result], limit: float) -> DeadlineExceeded:
+        self._pace = self._progress.pace  # for the log: figures would change what is published
+        slowest = self._progress.slowest[0]
+        return DeadlineExceeded(
+            f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s; "
+            f"the slowest driver call was {slowest or 'none'}",
+            call=slowest,
+            remedy="the driver answers, but slowly: look for NVRM lines in the kernel log "
+            "(dmesg) and at the node's load, or raise driver.observe_deadline",
+        )
+
+    def _hang(self, job: _Job[Result], limit: float, call: str) -> DeadlineExceeded:
         return _late(
             f"{self.name}: {job.what} did not return within {limit:g} s; "
             f"{call or 'the call'} is still in the driver",

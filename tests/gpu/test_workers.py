@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -237,6 +237,60 @@ async def test_a_call_that_hangs_after_many_is_named(worker: Worker, held: threa
         await worker.call(hang, what="observing it", deadline=0.3)
     assert "in nvmlDeviceGetMigMode that does not return" in worker.stuck
     held.set()
+
+
+class AskedForTheTime(asyncio.SelectorEventLoop):
+    """Calls `asked` whenever a task asks for the time."""
+
+    asked: Callable[[], None] | None = None
+
+    def time(self) -> float:
+        now = super().time()
+        if self.asked and asyncio.current_task(self):
+            self.asked()
+        return now
+
+
+def test_a_call_that_returns_as_it_is_found_late(held: threading.Event) -> None:
+    """It is late by itself and is named; nothing is said of all calls together, and as the thread
+    went on, it does not count as stuck.
+    """
+    limit, second = 0.3, threading.Event()
+    seen: list[Progress] = []
+
+    def hang_twice() -> None:
+        seen.append(current())
+        for name, event in (("nvmlDeviceGetMigMode", held), ("nvmlDeviceGetUUID", second)):
+            current().begin(name)
+            event.wait()
+            current().end()
+
+    def go_on() -> None:
+        if seen and not held.is_set() and seen[0].silence >= limit:
+            held.set()
+            while seen[0].call != "nvmlDeviceGetUUID":
+                time.sleep(0)
+
+    async def main(loop: AskedForTheTime) -> None:
+        worker = Worker("GPU 3")
+        loop.asked = go_on
+        try:
+            with pytest.raises(DeadlineExceeded) as failure:
+                await worker.call(hang_twice, what="observing it", deadline=limit)
+            assert failure.value.message == (
+                "GPU 3: observing it did not return within 0.3 s; "
+                "nvmlDeviceGetMigMode is still in the driver"
+            )
+            assert not worker.stuck
+            second.set()
+            assert await worker.call(lambda: 7, what="observing it", deadline=30) == 7
+        finally:
+            second.set()
+            worker.close()
+
+    loop = AskedForTheTime()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main(loop))
 
 
 async def test_slowness_has_an_end_too_and_is_no_hang(
