@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.executor import StepDriver, execute
+from nodeagent.execute.executor import execute
+from nodeagent.execute.step_run import StepDriver
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, NodePlan, Policy, StepReport

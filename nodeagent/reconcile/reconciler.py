@@ -19,7 +19,8 @@ import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
-from nodeagent.execute.executor import StepDriver, execute
+from nodeagent.execute.executor import execute
+from nodeagent.execute.step_run import StepDriver
 from nodeagent.files.state import StateFile
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdict

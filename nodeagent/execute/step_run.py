@@ -1,0 +1,239 @@
+"""The steps of one GPU, taken in order, and how that went.
+
+The first step that fails ends them. Only what shares a finished device (a daemon, a compute mode, a
+time slice) may fail alone: the layout is right then, and the other devices go on. The daemons of
+one GPU are started side by side, so that a slow one delays no other. A step that has begun is
+always finished, also when the caller is cancelled, because a driver call cannot be taken back
+half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nodeagent.errors import DriverError, GpuInUse, GpuLost
+from nodeagent.execute.made_devices import MadeDevices
+from nodeagent.execute.step_problems import (
+    not_as_planned,
+    reset_required,
+    sentence,
+    step_failed,
+    unreachable,
+)
+from nodeagent.gpu.workers import ended
+from nodeagent.plan.desired import DesiredGpu, DesiredNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
+from nodeagent.plan.planner import layout_of
+from nodeagent.plan.planner import plan as plan_node
+from nodeagent.plan.problems import Problem
+from nodeagent.plan.steps import (
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    Destruction,
+    ResetGpu,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartMps,
+    Step,
+)
+from nodeagent.structs import replace
+
+# A daemon that does not end is not among them: what follows would take its device away.
+_SHARING = (StartMps, SetComputeMode, SetTimeSlice)
+_DESTRUCTIONS = (DestroyGpuInstance, DestroyComputeInstance)
+_READ_AGAIN = (0.05, 0.2)  # seconds between readings that fail
+
+
+class StepDriver(Protocol):
+    """What is needed of the driver."""
+
+    async def observe_gpu(self, uuid: str) -> Gpu: ...
+
+    async def read_back(self, uuid: str) -> Gpu: ...
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None: ...
+
+    async def apply(self, step: Step) -> None: ...
+
+
+OnProgress = Callable[[StepReport], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the runs of all GPUs have in common."""
+
+    driver: StepDriver
+    policy: Policy
+    on_progress: OnProgress
+    stop: asyncio.Event
+
+    def plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
+        node = plan_node(DesiredNode({seen.uuid: desired}), ObservedNode((seen,)), self.policy)
+        return node.gpus[0]
+
+
+class StepRun:
+    """One list of steps of one GPU, and how it went.
+
+    `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
+    on before the GPU is reset. `alone` are failures that did not end it. `plan` is replaced when a
+    mode change had another result than planned.
+    """
+
+    def __init__(self, plan: GpuPlan, terms: Terms) -> None:
+        self.plan = plan
+        self.alone: list[Problem] = []
+        self.failure: Problem | None = None
+        self.pending: Problem | None = None
+        self.left = False
+        self._terms = terms
+        self._made = MadeDevices(plan.before)
+        self._reports: dict[int, StepReport] = {}
+        self._starting: list[asyncio.Task[None]] = []
+        self._mode_reached = False  # without a reset
+
+    @property
+    def reports(self) -> tuple[StepReport, ...]:
+        """In the order of the steps, which is not always that of their ends."""
+        return tuple(report for _, report in sorted(self._reports.items()))
+
+    async def take_all(self) -> None:
+        number = 0
+        async with asyncio.TaskGroup() as starts:  # of daemons, each to its end
+            while number < len(self.plan.steps):
+                rest = self.plan.steps[number:]
+                step = rest[0]
+                if self._starting and not isinstance(step, StartMps | SetComputeMode):
+                    await asyncio.wait(self._starting)
+                if self.failure or self.pending:
+                    self._skip(number, rest, "not begun: an earlier step did not succeed")
+                    break
+                if self._terms.stop.is_set():
+                    self.left = True
+                    self._skip(number, rest, "left: a stop was requested")
+                    break
+                if isinstance(step, StartMps | SetComputeMode):
+                    await self._share(number, step, starts)
+                elif isinstance(step, ResetGpu) and self._mode_reached:
+                    self._skip(number, [step], "not needed: the MIG mode changed at once")
+                else:
+                    await self._take(number, step, _first_of(self.plan.steps, step))
+                number += 1
+                if self.failure is None and isinstance(step, SetMigMode):
+                    await self._check_mode(step, number)
+
+    async def _share(
+        self, number: int, step: StartMps | SetComputeMode, starts: asyncio.TaskGroup
+    ) -> None:
+        """Have a device shared; its daemon is started, but not waited for."""
+        if not step.device:  # it was made since
+            if self._made.seen is None:
+                seen = await self.observe()
+                self._made.seen = seen if seen.access is Access.OK else None
+            step = self._made.named(step)
+        if isinstance(step, SetComputeMode):
+            await self._take(number, step)
+        elif self._made.provide(step):
+            self._starting.append(starts.create_task(self._take(number, step)))
+        else:
+            self._skip(number, [step], "not begun: the compute mode that it needs is not set")
+
+    async def _take(self, number: int, step: Step, first_of: Sequence[Destruction] = ()) -> None:
+        """Apply one step to its end, even when cancelled meanwhile, and report it.
+
+        `first_of`: the steps that destroy something, if this is their first. All they destroy must
+        be idle: a user of the last must not cost the others their devices.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        running = asyncio.ensure_future(self._apply(step, first_of))
+        cancelled = await ended(running)
+        error = running.exception()
+        result = StepResult.FAILED if error else StepResult.DONE
+        message = sentence(error) if error else ""
+        self._report(number, StepReport(step, result, clock() - began, message))
+        if cancelled:
+            raise asyncio.CancelledError
+        if error is None:
+            self._made.note(step)
+            return
+        seen = await self.observe() if isinstance(error, GpuInUse) else self.plan.before
+        problem = step_failed(step, error, seen)
+        if isinstance(step, _SHARING) and not isinstance(error, GpuLost):
+            self.alone.append(problem)
+            self._made.note_failure(step)
+        else:
+            self.failure = problem
+
+    async def _apply(self, step: Step, first_of: Sequence[Destruction]) -> None:
+        if first_of:
+            await self._terms.driver.insist_on_idle(first_of)
+        await self._terms.driver.apply(step)
+
+    def _skip(self, number: int, steps: Sequence[Step], why: str) -> None:
+        for skipped, step in enumerate(steps, start=number):
+            self._report(skipped, StepReport(step, StepResult.SKIPPED, message=why))
+
+    def _report(self, number: int, report: StepReport) -> None:
+        self._reports[number] = report
+        self._terms.on_progress(report)
+
+    async def _check_mode(self, step: SetMigMode, number: int) -> None:
+        """Read the result of a mode change, before the step `number` begins.
+
+        On any card a driver may change the mode at once or only at a reset. If the result is not
+        as expected, the remaining steps are planned again.
+        """
+        seen = await self.observe()
+        if seen.access is not Access.OK:
+            self.failure = unreachable(seen)
+            return
+        plan, rest = self.plan, self.plan.steps[number:]
+        resets = any(isinstance(later, ResetGpu) for later in rest)
+        self._mode_reached = seen.mig is not None and seen.mig.current == step.enabled
+        if (self._mode_reached and rest) or resets:
+            return
+        if not self._mode_reached:
+            seen = replace(seen, mode_change_needs_reset=True)
+        again = self._terms.plan_for(plan.goal or layout_of(plan.after), seen)
+        if any(isinstance(s, SetMigMode) and s.enabled == step.enabled for s in again.steps):
+            # The same change once more would come to the same, without end.
+            self.failure = not_as_planned(seen, seen, again.steps)
+        elif again.verdict in (Verdict.APPLICABLE, Verdict.IN_SYNC):
+            steps = (*plan.steps[:number], *again.steps)
+            self.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
+        else:
+            required = reset_required(seen, enabled=step.enabled)
+            self.pending = next(iter(again.problems), required)
+
+    async def observe(self) -> Gpu:
+        """Read back, with retries for transient errors."""
+        seen = await self._observe_once()
+        for pause in _READ_AGAIN:
+            if seen.access is not Access.UNKNOWN:
+                break
+            await asyncio.sleep(pause)
+            seen = await self._observe_once()
+        return seen
+
+    async def _observe_once(self) -> Gpu:
+        before, driver = self.plan.before, self._terms.driver
+        try:
+            if any(isinstance(step, _SHARING) for step in self.plan.steps):
+                return await driver.observe_gpu(before.uuid)  # with the compute modes
+            return await driver.read_back(before.uuid)
+        except DriverError as error:
+            access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
+            return replace(before, access=access, access_reason=str(error))
+
+
+def _first_of(steps: Sequence[Step], step: Step) -> Sequence[Destruction]:
+    """All destructive steps if `step` is the first of them, else none."""
+    going = [one for one in steps if isinstance(one, _DESTRUCTIONS)]
+    return going if going and going[0] is step else ()
