@@ -1,12 +1,11 @@
-"""Settings: what they are (`model`), how they are written (`values`), whence they come (`sources`).
+"""Settings: what they are (`model`, `cluster`), how written (`values`), whence read (`sources`).
 
 A part of the agent gets its own group, never the whole.
 """
 
+from nodeagent.settings.cluster import KubeletSettings, KubernetesSettings
 from nodeagent.settings.model import (
     HealthSettings,
-    KubeletSettings,
-    KubernetesSettings,
     MetricsSettings,
     MpsSettings,
     PlanSettings,
