@@ -1,28 +1,22 @@
 """Builds the agent's services from its settings, runs them together, and stops them in order.
 
-The reconciler comes first: the node's GPUs do not wait for the API to be imported. At SIGTERM the
-running steps finish and the rest is left to the next start; a second signal ends the process.
+The reconciler comes first: the node's GPUs do not wait for the API to be imported.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from typing import TYPE_CHECKING
-
-import structlog
 
 from nodeagent.app.api_adapter import ApiAdapter
 from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.health_service import HealthPaths, HealthService
-from nodeagent.app.logs import configure_logging
 from nodeagent.app.metrics_service import MetricsService, owners_of
 from nodeagent.app.mps_service import MpsService
-from nodeagent.app.paths import OwnFiles, Paths, Simulation
+from nodeagent.app.paths import OwnFiles, Paths
 from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
 from nodeagent.app.sd_notify import Notifier
-from nodeagent.app.signals import stopped_by_signals
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.kubelet.device_users import kubelet_users
@@ -57,46 +51,8 @@ from nodeagent.views.node_state import NodeState
 if TYPE_CHECKING:
     from nodeagent.app.claims_service import ClaimsService
 
-log = structlog.get_logger(__name__)
-
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed
 _MARGIN = 30.0  # seconds beyond all deadlines after which a loop counts as stuck
-
-
-def run(
-    settings: Settings,
-    *,
-    settings_file: SettingsFile | None = None,
-    simulation: Simulation | None = None,
-) -> None:
-    """Run the agent until a signal ends it; raises NodeagentError when it cannot go on.
-
-    With `settings_file` a change of the plan's source there acts at once.
-    """
-
-    async def agent() -> None:
-        await Agent(settings, settings_file, places, notifier, lock).run()
-
-    notifier = Notifier.take_from(os.environ)
-    configure_logging(form=settings.log.format, level=settings.log.level)
-    places = Paths(settings, simulation)
-    places.make_state_directory()
-    lock = places.writer_lock()
-    try:
-        if lock:
-            lock.take()
-        asyncio.run(agent())
-    except BaseExceptionGroup as group:
-        raise _first_of(group) from None
-    finally:
-        if lock:
-            lock.release()
-
-
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What ended the agent: the first failure, since the other tasks are cancelled for it."""
-    first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 class Agent:
@@ -275,17 +231,22 @@ class Agent:
         )
 
     async def run(self) -> None:
-        """Run until a signal; raises the first failure of a service, alone or in a group."""
-        with stopped_by_signals(self._stop):
-            await self._health.load()
-            if self._claims:
-                await self._claims.claims.load()
-            self._events.add(EventType.STARTED, f"the agent of {self._node_name} started")
-            if self._control.stopping:
-                return
-            # What an earlier agent left running has to be known before anything is planned.
-            async with self._mps.running():
-                await self._run_services()
+        """Run until `stop`; raises the first failure of a service, alone or in a group."""
+        await self._health.load()
+        if self._claims:
+            await self._claims.claims.load()
+        self._events.add(EventType.STARTED, f"the agent of {self._node_name} started")
+        if self._control.stopping:
+            return
+        # What an earlier agent left running has to be known before anything is planned.
+        async with self._mps.running():
+            await self._run_services()
+
+    def stop(self) -> None:
+        """Let the running steps finish, and leave the rest to the next start."""
+        self._events.add(EventType.STOPPING, "the agent stops; the running steps finish")
+        self._notifier.stopping()
+        self._control.stop()
 
     async def _run_services(self) -> None:
         services = {
@@ -348,11 +309,6 @@ class Agent:
         if self._simulation and self._simulation.state:
             async for _ in changes(self._simulation.state):
                 self._control.nudge("the simulated node changed")
-
-    def _stop(self) -> None:
-        self._events.add(EventType.STOPPING, "the agent stops; the running steps finish")
-        self._notifier.stopping()
-        self._control.stop()
 
 
 def _rules(settings: Settings) -> Rules:

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from nodeagent.app import service
+from nodeagent.app import process
 from nodeagent.app.paths import Simulation
 from nodeagent.app.plan_service import SettingsFile, source_of
 from nodeagent.cli.command_settings import flags_of
@@ -31,7 +31,7 @@ def run(options: Options, _: Output) -> ExitCode:
     with simulation(options, shared=_is_shared(options, settings)) as simulated:
         if simulated or (sys.stderr is not None and sys.stderr.isatty()):
             _say_where_to_look(options, settings)
-        service.run(
+        process.run(
             settings,
             settings_file=settings_file,
             simulation=None if simulated is None else _for_the_agent(simulated, options, settings),

@@ -1,0 +1,86 @@
+"""The agent as a process: its log, its place as the only writer, and the signals that end it.
+
+At SIGTERM the running steps finish and the rest is left to the next start; a second signal ends the
+process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from nodeagent.app.logs import configure_logging
+from nodeagent.app.paths import Paths, Simulation
+from nodeagent.app.plan_service import SettingsFile
+from nodeagent.app.sd_notify import Notifier
+from nodeagent.app.service import Agent
+from nodeagent.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(
+    settings: Settings,
+    *,
+    settings_file: SettingsFile | None = None,
+    simulation: Simulation | None = None,
+) -> None:
+    """Run the agent until a signal ends it; raises NodeagentError when it cannot go on.
+
+    With `settings_file` a change of the plan's source there acts at once.
+    """
+
+    async def agent() -> None:
+        made = Agent(settings, settings_file, places, notifier, lock)
+        with stopped_by_signals(made.stop):
+            await made.run()
+
+    notifier = Notifier.take_from(os.environ)
+    configure_logging(form=settings.log.format, level=settings.log.level)
+    places = Paths(settings, simulation)
+    places.make_state_directory()
+    lock = places.writer_lock()
+    try:
+        if lock:
+            lock.take()
+        asyncio.run(agent())
+    except BaseExceptionGroup as group:
+        raise _first_of(group) from None
+    finally:
+        if lock:
+            lock.release()
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended the agent: the first failure, since the other tasks are cancelled for it."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` in the event loop at the first signal; the next one ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def received(number: signal.Signals) -> None:
+        log.info("stopping; the running steps finish", signal=number.name)
+        stop()
+        for one in _NUMBERS:
+            loop.remove_signal_handler(one)
+            signal.signal(one, signal.SIG_DFL)
+
+    for number in _NUMBERS:
+        loop.add_signal_handler(number, received, number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)  # the program's start blocks them
+    try:
+        yield
+    finally:
+        for number in _NUMBERS:
+            loop.remove_signal_handler(number)
