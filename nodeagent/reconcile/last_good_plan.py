@@ -7,13 +7,17 @@ file is itself a plan that `nodeagent plan -f` reads: what the agent adds are co
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
 from typing import Final
 
 from nodeagent.documents.reading import digest_of
+from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
+from nodeagent.reconcile.active_plan import ActivePlan
+from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.strict_json import parse_json
 
@@ -31,6 +35,39 @@ def last_good_plan(path: Path | None) -> StateFile[PlanText]:
         lost="only the plan's own source counts after a restart",
         remedy="check with nodeagent status that the plan in force is the one you want",
     )
+
+
+class PlanKeeper:
+    """Saves each accepted plan, and restores the last one at the start.
+
+    `unsaved` was accepted, but is not yet where it survives a restart.
+    """
+
+    def __init__(self, file: StateFile[PlanText], reporter: EventReporter) -> None:
+        self._file = file
+        self._reporter = reporter
+        self.unsaved: PlanText | None = None
+
+    async def restore(self, active: ActivePlan) -> None:
+        """The plan kept is in force until its source reports another."""
+        kept = await asyncio.to_thread(self._file.load)
+        if self._file.problem:
+            self._reporter.trouble(str(self._file.problem))
+        try:
+            if kept:
+                await asyncio.to_thread(active.remember, kept)
+        except NodeagentError as error:
+            self._reporter.trouble(f"the last good plan cannot be used: {error}")
+
+    async def save(self) -> None:
+        """Save the plan that was accepted last, unless that is done."""
+        if self.unsaved is None:
+            return
+        try:
+            await asyncio.to_thread(self._file.save, self.unsaved)
+            self.unsaved = None
+        except NodeagentError as error:  # a full disk, say: the next round tries again
+            self._reporter.trouble(str(error))
 
 
 def _encoded(plan: PlanText) -> bytes:

@@ -30,6 +30,7 @@ from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.change_hooks import ChangeHooks, prepared
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.gpu_changes import GpuChanges
+from nodeagent.reconcile.last_good_plan import PlanKeeper
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import WorkQueue, blocking_pids, undisturbing
@@ -87,6 +88,7 @@ class Reconciler:
     on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None
     own_problems: Callable[[], tuple[Problem, ...]] = tuple
     _queue: WorkQueue = field(init=False)
+    _keeper: PlanKeeper = field(init=False)
     _processes: ProcessWatch = field(init=False)
     _open_session: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
     _session: NodeDriver | None = field(init=False, default=None)
@@ -96,13 +98,12 @@ class Reconciler:
     _seen: tuple[Judgement, ObservedNode] = field(
         init=False, default_factory=lambda: (Judgement(), ObservedNode())
     )
-    # Accepted, but not yet where it survives a restart.
-    _unkept: PlanText | None = field(init=False, default=None)
     # How often each GPU had been changed beside the loop when it was observed last.
     _counted: Counter[str] = field(init=False, default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
+        self._keeper = PlanKeeper(self.last_good, self.reporter)
         self._processes = ProcessWatch(lambda: self.control.nudge("a process ended"))
 
     # --- the loop ---------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class Reconciler:
         control = self.control
         self._alive(0)
         try:
-            await self._remember_last_good()
+            await self._keeper.restore(self.plan)
             await control.offered.wait()
             while not control.stopping:
                 control.begin_round()
@@ -177,15 +178,15 @@ class Reconciler:
             driver = self._session
         judgement, observed = await self._observe(driver)
         # The disk and the API server are asked side by side: each may take 10 ms and more.
-        tried = self._unkept
-        keeping = asyncio.create_task(self._keep(), name="keep the plan")
+        tried = self._keeper.unsaved
+        saving = asyncio.create_task(self._keeper.save(), name="save the plan")
         try:
             async with self.control.abandoned_at_stop():
                 objections = await self.hooks.objections(
                     judgement, self._choose(judgement), observed
                 )
         finally:
-            await keeping
+            await saving
         if not objections and self._choose(judgement).gpus:
             working = self._describe(judgement, observed, unfinished=True)
             self.states.publish(replace(working, phase=Phase.WORKING))
@@ -194,8 +195,8 @@ class Reconciler:
         unfinished = self.control.halt.is_set()
         self.states.publish(self._describe(judgement, observed, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(judgement))
-        if self._unkept is not tried:  # accepted by the last look
-            await self._keep()
+        if self._keeper.unsaved is not tried:  # accepted by the last look
+            await self._keeper.save()
         self.on_round(self._done, asyncio.get_running_loop().time() - began)
         return self._pause(judgement)
 
@@ -246,7 +247,7 @@ class Reconciler:
         self.reporter.judged(judgement, self.plan.digest, self.plan.note)
         if judgement.accepted:
             self.on_plan()
-            self._unkept = judgement.accepted
+            self._keeper.unsaved = judgement.accepted
         for gpu in self._queue.observe(judgement):
             self.reporter.drifted(gpu, mended=self.rules.mend)
         return judgement, observed
@@ -324,34 +325,12 @@ class Reconciler:
     def _alive(self, pause: float) -> None:
         self.hearts.beat(NAME, within=pause + self.rules.patience)
 
-    # --- the driver and the plan kept ---------------------------------------------------------
-
     async def _close_driver(self) -> None:
         """A driver that was reloaded is found again only by opening it anew."""
         self._session = None
         await self.changes.close()
         opened, self._open_session = self._open_session, AsyncExitStack()
         await opened.aclose()
-
-    async def _remember_last_good(self) -> None:
-        kept = await asyncio.to_thread(self.last_good.load)
-        if self.last_good.problem:
-            self.reporter.trouble(str(self.last_good.problem))
-        try:
-            if kept:
-                await asyncio.to_thread(self.plan.remember, kept)
-        except NodeagentError as error:
-            self.reporter.trouble(f"the last good plan cannot be used: {error}")
-
-    async def _keep(self) -> None:
-        """Save the plan that was accepted last, unless that is done."""
-        if self._unkept is None:
-            return
-        try:
-            await asyncio.to_thread(self.last_good.save, self._unkept)
-            self._unkept = None
-        except NodeagentError as error:  # a full disk, say: the next round tries again
-            self.reporter.trouble(str(error))
 
 
 def _driver_error(observed: ObservedNode) -> str:
