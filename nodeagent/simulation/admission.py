@@ -7,11 +7,11 @@ Programs that draw are not concerned.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation.card import MIB, Card
-from nodeagent.simulation.state import WHOLE, GpuInstance, Process, ProcessKind
+from nodeagent.simulation.places import Place
+from nodeagent.simulation.state import GpuInstance, Process, ProcessKind
 
 MPS_SERVER = "nvidia-cuda-mps-server"
 _BUSY = "CUDA would say that all CUDA-capable devices are busy or unavailable"
@@ -24,24 +24,6 @@ class ComputeMode(IntEnum):
     EXCLUSIVE_THREAD = 1
     PROHIBITED = 2
     EXCLUSIVE_PROCESS = 3
-
-
-class Place(NamedTuple):
-    """A GPU, or a MIG device on it by the ids of its instances."""
-
-    card: Card
-    instance: int | None = None
-    compute: int | None = None
-
-    @property
-    def serial(self) -> int:
-        """Of the GPU instance."""
-        return WHOLE if self.instance is None else self.card.instance(self.instance).serial
-
-    def holds(self, process: Process) -> bool:
-        """Whether a process of the card is on this device; on a GPU are those of its parts too."""
-        mine = (process.instance, process.compute) == (self.instance, self.compute)
-        return mine or self.instance is None
 
 
 def admit(process: Process, place: Place, named: str | int) -> None:

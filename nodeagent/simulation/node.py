@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from nodeagent.errors import UsageError
-from nodeagent.simulation.admission import Place, admit
+from nodeagent.simulation.admission import admit
 from nodeagent.simulation.boards import Overrides, boards_text, load_board, parse_boards
 from nodeagent.simulation.card import MIB, Card
 from nodeagent.simulation.codes import Code
 from nodeagent.simulation.faults import Fault, code_named
 from nodeagent.simulation.journal import Journal
+from nodeagent.simulation.places import Place, card_at, place_of
 from nodeagent.simulation.sensors import is_known
 from nodeagent.simulation.state import (
     ONLY_PARENT,
@@ -333,25 +334,8 @@ class SimulatedNode:
 
     def card(self, index: int) -> Card:
         """Raises UsageError."""
-        if not 0 <= index < len(self.cards):
-            raise UsageError(
-                f"the simulated node has no GPU {index}", remedy=f"0 to {len(self.cards) - 1}"
-            )
-        return self.cards[index]
+        return card_at(self.cards, index)
 
     def find(self, device: str | int) -> Place:
         """A device as `occupy` names it; raises UsageError."""
-        text = str(device).strip()
-        if text.isascii() and text.isdigit():
-            return Place(self.card(int(text)))
-        for card in self.cards:
-            if card.identity.answers_to(text):
-                return Place(card)
-            for instance, compute in card.mig_devices():
-                place = f"{card.index}/{instance.id}/{compute.id}"
-                if text == place or text.upper() == card.mig_uuid(instance, compute).upper():
-                    return Place(card, instance.id, compute.id)
-        raise UsageError(
-            f"the simulated node has no device {text!r}",
-            remedy="an index, a PCI address, the UUID of a GPU or a MIG device, or GPU/GI/CI",
-        )
+        return place_of(self.cards, device)
