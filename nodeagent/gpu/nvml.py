@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ctypes import byref, c_uint
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, Literal, NewType, TypeVar
+from typing import Any, Final, NewType, TypeVar
 
 import pynvml
 
@@ -21,7 +21,6 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu.nvml_errors import (
     ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
-    INSUFFICIENT_SIZE,
     driver_error,
 )
 from nodeagent.gpu.workers import current
@@ -50,15 +49,6 @@ class InstanceInfo(Struct, frozen=True):
     placement: Placement
 
 
-class Process(Struct, frozen=True):
-    """A process on a device; the ids are None outside MIG. `memory` in bytes."""
-
-    pid: int
-    memory: int | None
-    gpu_instance: int | None
-    compute_instance: int | None
-
-
 # NVML's kinds of compute instances and the slices that their names say.
 COMPUTE_INSTANCE_KINDS: Final[dict[int, int]] = {
     pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE: 1,
@@ -80,15 +70,15 @@ COMPUTE_MODES: Final[dict[int, ComputeMode]] = {
 MOST_LINKS: Final[int] = pynvml.NVML_NVLINK_MAX_LINKS
 
 _MIB = 1 << 20
-_NO_INSTANCE = 0xFFFFFFFF  # the id that NVML gives to processes outside any instance
 # More than any GPU has places: 8 memory slices, 12 on RTX PRO Blackwell.
 _MOST_PLACEMENTS = 64
-_GROWING = 3  # how often a list that grows between its two calls is asked for
 
 Result = TypeVar("Result")
 
 
-def _call(function: Callable[..., Any], *arguments: object, name: str = "", **versions: int) -> Any:
+def checked_call(
+    function: Callable[..., Any], *arguments: object, name: str = "", **versions: int
+) -> Any:
     """`name` is for errors, where the C function is another than the wrapper's name says."""
     name = name or function.__name__
     progress = current()
@@ -106,19 +96,19 @@ def call(function: str, *arguments: object) -> Any:
     wrapper = getattr(pynvml, function, None)
     if wrapper is None:
         raise driver_error(FUNCTION_NOT_FOUND, function)
-    return _call(wrapper, *arguments, name=function)
+    return checked_call(wrapper, *arguments, name=function)
 
 
 def _as(kind: Callable[[Any], Result], wrapper: Callable[..., Any]) -> Callable[..., Result]:
     """The wrapper with the agent's errors, and its answer as that type."""
-    return lambda *arguments: kind(_call(wrapper, *arguments))
+    return lambda *arguments: kind(checked_call(wrapper, *arguments))
 
 
 # --- calls whose answer is one value --------------------------------------------------------------
 
-initialise: Callable[[], None] = partial(_call, pynvml.nvmlInit)
+initialise: Callable[[], None] = partial(checked_call, pynvml.nvmlInit)
 # Undoes one `initialise`; after the last one all handles are invalid.
-shutdown: Callable[[], None] = partial(_call, pynvml.nvmlShutdown)
+shutdown: Callable[[], None] = partial(checked_call, pynvml.nvmlShutdown)
 device_count: Callable[[], int] = _as(int, pynvml.nvmlDeviceGetCount)
 device_by_index: Callable[[int], Device] = _as(Device, pynvml.nvmlDeviceGetHandleByIndex)
 device_by_uuid: Callable[[str], Device] = _as(Device, pynvml.nvmlDeviceGetHandleByUUID)
@@ -150,31 +140,33 @@ create_compute_instance: Callable[[GpuInstanceHandle, int], ComputeInstanceHandl
     ComputeInstanceHandle, pynvml.nvmlGpuInstanceCreateComputeInstance
 )
 destroy_gpu_instance: Callable[[GpuInstanceHandle], None] = partial(
-    _call, pynvml.nvmlGpuInstanceDestroy
+    checked_call, pynvml.nvmlGpuInstanceDestroy
 )
 destroy_compute_instance: Callable[[ComputeInstanceHandle], None] = partial(
-    _call, pynvml.nvmlComputeInstanceDestroy
+    checked_call, pynvml.nvmlComputeInstanceDestroy
 )
 
 
 def memory(device: Device) -> Memory:
     """`used` is without what the driver keeps for itself, where the driver reports that."""
     wrapper = pynvml.nvmlDeviceGetMemoryInfo
-    newer = partial(_call, wrapper, version=pynvml.nvmlMemory_v2, name="nvmlDeviceGetMemoryInfo_v2")
-    info = _newest(newer, partial(_call, wrapper), device)
+    newer = partial(
+        checked_call, wrapper, version=pynvml.nvmlMemory_v2, name="nvmlDeviceGetMemoryInfo_v2"
+    )
+    info = newest(newer, partial(checked_call, wrapper), device)
     return Memory(used=info.used, total=info.total)
 
 
 def set_compute_mode(device: Device, mode: ComputeMode) -> None:
     """For root only; at once, and until the next start of the driver or reset of the GPU."""
     number = next(number for number, known in COMPUTE_MODES.items() if known is mode)
-    _call(pynvml.nvmlDeviceSetComputeMode, device, number)
+    checked_call(pynvml.nvmlDeviceSetComputeMode, device, number)
 
 
 def changes_mode_without_reset(device: Device) -> bool:
     """Field 184, IS_RESETLESS_MIG_SUPPORTED; raises NotSupported where it is not known."""
     field = pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
-    value = _call(pynvml.nvmlDeviceGetFieldValues, device, [field])[0]
+    value = checked_call(pynvml.nvmlDeviceGetFieldValues, device, [field])[0]
     if value.nvmlReturn:
         raise driver_error(value.nvmlReturn, "nvmlDeviceGetFieldValues")
     return bool(value.value.uiVal)
@@ -257,7 +249,7 @@ def create_gpu_instance(device: Device, profile_id: int, placement: Placement) -
     """Of the profile with that id, at that place."""
     place = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
     wrapper = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
-    return GpuInstanceHandle(_call(wrapper, device, profile_id, byref(place)))
+    return GpuInstanceHandle(checked_call(wrapper, device, profile_id, byref(place)))
 
 
 def _instance_info(info: Any) -> InstanceInfo:
@@ -275,72 +267,20 @@ compute_instance_info: Callable[[ComputeInstanceHandle], InstanceInfo] = _as(
 def _listed(wrapper: Callable[..., Any], owner: object, profile_id: int, room: Any) -> list[Any]:
     """What the call writes into the array `room`."""
     count = c_uint(len(room))
-    _call(wrapper, owner, profile_id, room, byref(count))
+    checked_call(wrapper, owner, profile_id, room, byref(count))
     return list(room[: count.value])
 
 
 def _profile(wrapper: Callable[..., Any], *arguments: object) -> Any:
-    newer = partial(_call, wrapper, version=2, name=f"{wrapper.__name__}V")
-    return _newest(newer, partial(_call, wrapper, version=1), *arguments)
+    newer = partial(checked_call, wrapper, version=2, name=f"{wrapper.__name__}V")
+    return newest(newer, partial(checked_call, wrapper, version=1), *arguments)
 
 
 def _placement(place: Any) -> Placement:
     return Placement(int(place.start), int(place.size))
 
 
-# --- processes ------------------------------------------------------------------------------------
-
-
-ProcessKind = Literal["compute", "graphics", "mps"]
-PROCESS_KINDS: Final[tuple[ProcessKind, ...]] = ("compute", "graphics", "mps")
-
-_PROCESS_LISTS: Final = {
-    "compute": (
-        pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
-        pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
-    ),
-    "graphics": (
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2,
-    ),
-    "mps": (
-        pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
-        pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v2,
-    ),
-}
-
-
-def processes(device: Device, kind: ProcessKind) -> tuple[Process, ...]:
-    """Two calls where there are processes, one where there are none."""
-    newer, older = _PROCESS_LISTS[kind]
-    found = _newest(partial(_growing, newer), partial(_growing, older), device)
-    return tuple(
-        Process(
-            pid=process.pid,
-            memory=process.usedGpuMemory,
-            gpu_instance=_instance_id(process.gpuInstanceId),
-            compute_instance=_instance_id(process.computeInstanceId),
-        )
-        for process in found
-    )
-
-
-def _growing(wrapper: Callable[..., Any], device: Device) -> Any:
-    """More processes may come between the call for their number and the one for them."""
-    for _ in range(_GROWING - 1):
-        try:
-            return _call(wrapper, device)
-        except DriverError as error:
-            if error.code != INSUFFICIENT_SIZE:
-                raise
-    return _call(wrapper, device)
-
-
-def _instance_id(number: int) -> int | None:
-    return None if number == _NO_INSTANCE else int(number)
-
-
-def _newest(newer: Callable[..., Any], older: Callable[..., Any], *arguments: object) -> Any:
+def newest(newer: Callable[..., Any], older: Callable[..., Any], *arguments: object) -> Any:
     """The answer of the newer function, or of the older one where the driver lacks the newer."""
     try:
         return newer(*arguments)

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
-from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvidia_smi import read_time_slice
 from nodeagent.gpu.nvml_errors import about, unavailable
+from nodeagent.gpu.nvml_processes import device_processes
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
@@ -236,7 +236,7 @@ class Observer:
 
         def read() -> Mapping[int, int | None]:
             whole = uuid == gpu.identity().uuid
-            found = nvml.processes(gpu.handle if whole else mig_device(uuid), "mps")
+            found = device_processes(gpu.handle if whole else mig_device(uuid), "mps")
             return {process.pid: process.memory for process in found}
 
         async with self.pool.lock.shared():

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
-from nodeagent.gpu.nvml import PROCESS_KINDS, Device, Process
+from nodeagent.gpu.nvml import Device
 from nodeagent.gpu.nvml_errors import is_unsupported
+from nodeagent.gpu.nvml_processes import PROCESS_KINDS, NvmlProcess, device_processes
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
 from nodeagent.processes import name_of
 from nodeagent.structs import Struct, replace
@@ -132,12 +133,12 @@ class ProcessLists:
 
     def __init__(self, device: Device) -> None:
         self.problem = ""
-        self._listed: list[tuple[Process, str]] = []  # with the `source` of a `User`
+        self._listed: list[tuple[NvmlProcess, str]] = []  # with the `source` of a `User`
         # MPS clients are in the compute list too; the MPS list comes last and knows better.
         for kind in PROCESS_KINDS:
             source = "mps" if kind == "mps" else "process"
             try:
-                self._listed += [(process, source) for process in nvml.processes(device, kind)]
+                self._listed += [(process, source) for process in device_processes(device, kind)]
             except (GpuLost, DriverUnavailable):
                 raise
             except DriverError as error:
@@ -161,7 +162,7 @@ class ProcessLists:
         pairs |= {(instance, None) for instance, _ in pairs}
         return self._usage(lambda p: (p.gpu_instance, p.compute_instance) not in pairs)
 
-    def _usage(self, counts: Callable[[Process], bool]) -> Usage:
+    def _usage(self, counts: Callable[[NvmlProcess], bool]) -> Usage:
         users = {
             process.pid: User(process.pid, _name_of(process.pid), source, process.memory)
             for process, source in self._listed

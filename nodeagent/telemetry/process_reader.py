@@ -13,12 +13,11 @@ from typing import Final
 import psutil
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
-from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml import PROCESS_KINDS, call
-from nodeagent.gpu.nvml import Process as NvmlProcess
+from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
+from nodeagent.gpu.nvml_processes import PROCESS_KINDS, NvmlProcess, device_processes
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.structs import Struct, field
@@ -41,7 +40,7 @@ class ProcessReader(Struct):
             if kind in self._refused:
                 continue
             try:
-                processes = nvml.processes(device, kind)
+                processes = device_processes(device, kind)
             except (GpuLost, DriverUnavailable):
                 raise
             except DriverError as error:
