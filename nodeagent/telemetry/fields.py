@@ -55,7 +55,7 @@ _BRANDS = (
 class Rows(Struct):
     """The rows of one tier, of GPUs or of GPU instances, and what they need in batches."""
 
-    rows: list[tuple[int, Source, Callable[[Target], RawValues]]] = field(default_factory=list)
+    rows: list[tuple[int, Source, Callable[[ReadTarget], RawValues]]] = field(default_factory=list)
     field_ids: list[FieldId] = field(default_factory=list)
     gpm_metrics: set[int] = field(default_factory=set)
     port_counters: list[int] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Rates:
         return (total - before[1]) / (now - before[0])
 
 
-class Target(Struct, frozen=True):
+class ReadTarget(Struct, frozen=True):
     """What is read: the node, a GPU with its `links`, or a GPU instance, which has none.
 
     `gpm` gives the GPM metrics since the last sample, `others` the other GPUs by index.
@@ -144,7 +144,7 @@ class Target(Struct, frozen=True):
         return {place: value for place, (code, value) in pairs if not code}
 
 
-def read_rows(rows: Rows, target: Target) -> Iterator[ReadValue]:
+def read_rows(rows: Rows, target: ReadTarget) -> Iterator[ReadValue]:
     """The values of all rows, of the target and its links; field values were read before."""
     for row, source, read in rows.rows:
         found = read(target)
@@ -159,7 +159,7 @@ def read_rows(rows: Rows, target: Target) -> Iterator[ReadValue]:
             target.reader.problems["shape", function] = why
 
 
-def _reads(rows: Rows, row: int, source: Source) -> Callable[[Target], RawValues]:  # noqa: C901 # one case for each kind of source
+def _reads(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawValues]:  # noqa: C901 # one case for each kind of source
     """How the raw values of a row are read; the constants that it names are looked up once, and
     what is read in batches is added to the batches of `rows`.
     """
@@ -248,7 +248,7 @@ def _mean(gpm: dict[int, float], metrics: tuple[int, ...]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _peers(target: Target, function: str, argument: int) -> int | None:
+def _peers(target: ReadTarget, function: str, argument: int) -> int | None:
     """A bit for each of the other GPUs, set where the status is OK."""
     reader = target.reader
 

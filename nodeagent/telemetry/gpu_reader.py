@@ -22,11 +22,19 @@ from nodeagent.health.readings import GpuReading, InstanceReading
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Subject, WholeGpu, by_field
 from nodeagent.structs import Struct, field, replace
-from nodeagent.telemetry.fields import Plan, Rates, ReadValue, Rows, Target, read_rows, read_texts
+from nodeagent.telemetry.fields import (
+    Plan,
+    Rates,
+    ReadTarget,
+    ReadValue,
+    Rows,
+    read_rows,
+    read_texts,
+)
 from nodeagent.telemetry.gpm import GpmMetrics, GpmTrail
 from nodeagent.telemetry.health import health_fields, read_health, read_instance
-from nodeagent.telemetry.layout import Layout, Part
-from nodeagent.telemetry.nvml_reader import NvmlReader, Standing
+from nodeagent.telemetry.layout import InstanceTracker, Part
+from nodeagent.telemetry.nvml_reader import LastingAnswers, NvmlReader
 from nodeagent.telemetry.samples import GpuSample
 
 _STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
@@ -58,12 +66,12 @@ class GpuReader:
         self._clock = clock
         self._health = health
         self._uuid = ""
-        self._layout = Layout()
+        self._layout = InstanceTracker()
         self._begin_anew(-1)
 
     def _begin_anew(self, session: int) -> None:
         self._session = session
-        self._standing = Standing()
+        self._standing = LastingAnswers()
         self._free_samples: list[Any] = []
         self._gpm = GpmTrail(self._free_samples)
         self._rates = Rates(self._clock)
@@ -154,7 +162,7 @@ class GpuReader:
         due = [plan[tier] for tier in (*tiers, *([Tier.ONCE] if first else []))]
         fields = [one for rows in due for one in rows.field_ids]
         reader.read_fields([*fields, *(health_fields(slow=slow) if self._health else ())])
-        target = Target(
+        target = ReadTarget(
             reader,
             self._whole,
             self._rates,
@@ -202,7 +210,7 @@ class GpuReader:
         found = _Found({tier: [] for tier in tiers})
         for number, part in self._layout.parts.items():
             reader = NvmlReader(part.device, part.standing)
-            target = Target(
+            target = ReadTarget(
                 reader,
                 part.subject,
                 self._rates,
@@ -221,8 +229,8 @@ class GpuReader:
 def _read_tiers(
     plan: Mapping[Tier, Rows],
     tiers: Collection[Tier],
-    target: Target,
-    standing: Standing,
+    target: ReadTarget,
+    standing: LastingAnswers,
     found: _Found,
 ) -> None:
     """Add the values of the tiers; what is read once counts as slow."""

@@ -14,7 +14,7 @@ from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
 from nodeagent.structs import Struct, field
 from nodeagent.telemetry.gpm import GpmTrail
-from nodeagent.telemetry.nvml_reader import Standing
+from nodeagent.telemetry.nvml_reader import LastingAnswers
 
 _CHANGED = frozenset({NOT_FOUND, INVALID_ARGUMENT})
 _ATTEMPTS = 3
@@ -27,10 +27,10 @@ class Part(Struct):
     device: Device
     subject: Subject
     gpm: GpmTrail
-    standing: Standing = field(default_factory=Standing)
+    standing: LastingAnswers = field(default_factory=LastingAnswers)
 
 
-class Layout:
+class InstanceTracker:
     """The instances of one GPU. `mig` is the mode, None where the GPU has none."""
 
     def __init__(self) -> None:

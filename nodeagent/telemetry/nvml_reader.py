@@ -22,7 +22,7 @@ _DOUBTFUL = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 _FIELDS: Key = ("nvmlDeviceGetFieldValues",)
 
 
-class Standing(Struct):
+class LastingAnswers(Struct):
     """What outlives a reading: what was refused, and answers that do not change.
 
     It is forgotten when NVML was started anew, and where it depends on the MIG layout when that
@@ -41,7 +41,7 @@ class NvmlReader:
     calls that were answered as if the handle were wrong.
     """
 
-    def __init__(self, device: Device, standing: Standing) -> None:
+    def __init__(self, device: Device, standing: LastingAnswers) -> None:
         self.device = device
         self.problems: dict[Key, str] = {}
         self.doubted: set[Key] = set()

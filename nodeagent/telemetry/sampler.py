@@ -25,7 +25,7 @@ from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.fields import make_plan
 from nodeagent.telemetry.gpu_reader import GpuReader
-from nodeagent.telemetry.node_reader import NodeReader
+from nodeagent.telemetry.node_sample_reader import NodeSampleReader
 from nodeagent.telemetry.samples import GpuSample, NodeSample, SampleBatch
 
 Sample = TypeVar("Sample", GpuSample, NodeSample)
@@ -98,7 +98,7 @@ class Sampler:
         self._uptime = uptime
         self._gpus: list[_GpuState] = []
         self._batch = SampleBatch()  # what is new since the last round
-        self._node = NodeReader(self._plan, clock)
+        self._node = NodeSampleReader(self._plan, clock)
         self._node_state = ReaderState("node")
         self._node_task: asyncio.Task[None] | None = None
         self._node_sample: NodeSample | None = None  # if it is new since the last round
