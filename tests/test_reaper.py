@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.processes import CONTROL, SERVER, identify
+from nodeagent.mps.processes import CONTROL, SERVER, mps_process
 from tests.reaper import PRESENT
 
 ROOT = Path(__file__).parents[1]
@@ -91,7 +91,7 @@ def test_the_exit_code_is_that_of_the_tests(tmp_path: Path) -> None:
 def programs_of(folder: str) -> list[str]:
     """The programs of MPS whose pipes are below a folder."""
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-    found = (identify(pid) for pid in pids)
+    found = (mps_process(pid) for pid in pids)
     return [one.program for one in found if one and one.pipe_directory.startswith(folder)]
 
 

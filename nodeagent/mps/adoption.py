@@ -28,7 +28,7 @@ from nodeagent.mps.files.records import Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.process import DaemonProcess, adopt
 from nodeagent.mps.lifecycle.model import Phase
-from nodeagent.mps.processes import CONTROL, Identity, identify, processes_of
+from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.observed import IDLE, MpsDaemon, Usage, User
@@ -67,7 +67,7 @@ def left_by(run_dir: Path, device: str) -> DaemonSpec:
     return DaemonSpec(device, uid, uid, made.pipe, made.log, None, ALL_THREADS)
 
 
-def _process(made: Directories) -> Identity | None:
+def _process(made: Directories) -> MpsProcess | None:
     """The one daemon of the user who has the directories, at its own sockets. A name and an
     environment prove nothing: a process without sockets would keep the device for ever.
     """
@@ -84,7 +84,7 @@ def _owner(made: Directories) -> int:
     return os.geteuid()
 
 
-def _account(process: Identity) -> Account:
+def _account(process: MpsProcess) -> Account:
     groups = groups_of(process.pid)
     gid, others = groups if isinstance(groups, tuple) else (process.uid, ())
     words = command_of(process.pid)
@@ -105,12 +105,12 @@ def _share(seen: Seen | None) -> Share:
 _ANSWER = 5.0  # seconds that a one-shot command waits for a daemon
 
 
-def found_process(spec: DaemonSpec, noted: Identity | None) -> DaemonProcess | None:
+def found_process(spec: DaemonSpec, noted: MpsProcess | None) -> DaemonProcess | None:
     """The process that was recorded, or was not recorded in time; None when there is none that is
     surely the daemon. Reads all of /proc where the record does not say which.
     """
     candidates = [noted] if noted is not None else []
-    if noted is None or identify(noted.pid) != noted:
+    if noted is None or mps_process(noted.pid) != noted:
         candidates = list(processes_of(spec.pipe_directory, CONTROL))
     for identity in candidates:
         if process := adopt(identity, spec):

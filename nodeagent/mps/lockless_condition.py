@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Condition:
+class LocklessCondition:
     """Like asyncio.Condition, but without a lock: what notifies is not async, and nothing else
     runs between a change and its notification.
     """

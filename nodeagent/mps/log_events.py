@@ -34,10 +34,9 @@ from nodeagent.mps.lifecycle.model import (
     ServerStatus,
     State,
 )
-from nodeagent.mps.processes import identify
+from nodeagent.mps.processes import mps_process
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.processes import Process, ProcessIdentity, command_of, inspect, is_gone
-from nodeagent.processes import identify as process_of
+from nodeagent.processes import Process, ProcessIdentity, command_of, identify, inspect, is_gone
 from nodeagent.structs import Struct
 from nodeagent.views.shapes import MpsWaiting
 
@@ -220,7 +219,7 @@ class LogEvents:
                 "status 0 before it took any client; so it ends when its user may not pass a "
                 "directory above the pipe directory"
             )
-        left = [c for c in self._clients.get(fact.pid, ()) if process_of(c) is not None]
+        left = [c for c in self._clients.get(fact.pid, ()) if identify(c) is not None]
         return f"its clients have lost it: pid {', '.join(map(str, left))}" if left else ""
 
     # --- answers ----------------------------------------------------------------------------------
@@ -248,7 +247,7 @@ class LogEvents:
             del self._clients[next(iter(self._clients))]
 
     def _server(self, server: SeenServer, state: State) -> Server:
-        found = identify(server.pid)
+        found = mps_process(server.pid)
         status = server.status or self._status_of(server, state)
         if status is ServerStatus.ACTIVE:
             self._ready.add(server.pid)

@@ -30,7 +30,7 @@ SERVER = "nvidia-cuda-mps-server"
 _VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
-class Identity(Struct, frozen=True):
+class MpsProcess(Struct, frozen=True):
     """One process. `start_time` in the kernel's clock ticks since boot, `uid` the effective one,
     `program` its name (CONTROL or SERVER), `pipe_directory` as its environment has it.
     """
@@ -42,7 +42,7 @@ class Identity(Struct, frozen=True):
     pipe_directory: str
 
 
-def identify(pid: int) -> Identity | None:
+def mps_process(pid: int) -> MpsProcess | None:
     """Its identity; None when it is gone, a zombie, no program of MPS, or hidden from this user.
 
     None also where its user ids differ: a daemon or server has one user, while a setuid program
@@ -61,14 +61,14 @@ def identify(pid: int) -> Identity | None:
     if is_gone(identity):
         return None  # the number may have been used again, and then this is of two processes
     directory = environment.get(_VARIABLE, "")
-    return Identity(pid, identity.create_time, uids.effective, program, directory)
+    return MpsProcess(pid, identity.create_time, uids.effective, program, directory)
 
 
-def processes_of(pipe_directory: str, program: str) -> tuple[Identity, ...]:
+def processes_of(pipe_directory: str, program: str) -> tuple[MpsProcess, ...]:
     """All control daemons, or all servers, of one pipe directory. Looks at all processes: tens
     of milliseconds on a node with many processes.
     """
-    found = (identify(pid) for pid in pids())
+    found = (mps_process(pid) for pid in pids())
     return tuple(
         one
         for one in found
@@ -76,7 +76,7 @@ def processes_of(pipe_directory: str, program: str) -> tuple[Identity, ...]:
     )
 
 
-def age_of(process: Identity) -> float:
+def age_of(process: MpsProcess) -> float:
     """Seconds since its start; 0 where its start time is not known."""
     if process.start_time == 0:
         return 0.0
@@ -100,7 +100,7 @@ def _program(pid: int) -> str | None:
 
 
 @contextmanager
-def opened(pid: int) -> Iterator[int | None]:
+def process_descriptor(pid: int) -> Iterator[int | None]:
     """A descriptor that stands for this very process; None when it is gone."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -113,7 +113,7 @@ def opened(pid: int) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-async def ended(descriptor: int) -> None:
+async def process_end(descriptor: int) -> None:
     """Until the process ends; only one may wait by one descriptor at a time."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()

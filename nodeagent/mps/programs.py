@@ -47,7 +47,7 @@ class TooMuchOutput(OSError):
         super().__init__(errno.EMSGSIZE, f"it printed more than {MOST_OUTPUT} bytes")
 
 
-class Output(Struct, frozen=True):
+class ProgramOutput(Struct, frozen=True):
     """What a program printed on both streams, and its exit status."""
 
     stdout: str
@@ -57,7 +57,7 @@ class Output(Struct, frozen=True):
 
 async def run_program(
     command: Sequence[str], environment: Mapping[str, str], *, stdin: bytes | None = None
-) -> Output:
+) -> ProgramOutput:
     """Run it to its end with this environment alone. Raises OSError, also as TooMuchOutput. When
     this is left early, the program is killed.
     """
@@ -83,7 +83,7 @@ async def run_program(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await _end(process)
-    return Output(
+    return ProgramOutput(
         output.decode(errors="replace"),
         complaint.decode(errors="replace"),
         int(process.returncode or 0),

@@ -12,7 +12,6 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import assert_never
 
-from nodeagent.mps.condition import Condition
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.query import Seen
 from nodeagent.mps.files.directories import directories_of
@@ -42,6 +41,7 @@ from nodeagent.mps.lifecycle.model import (
     Subject,
     SweepOrphans,
 )
+from nodeagent.mps.lockless_condition import LocklessCondition
 from nodeagent.mps.monitor import DaemonMonitor
 from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.shares import WantedMps
@@ -67,7 +67,7 @@ class Supervisor:
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory, self.log_directory = made.pipe, made.log
-        self.condition = Condition()
+        self.condition = LocklessCondition()
         self.context = context
         self._loop = asyncio.get_running_loop()
         self.sockets = DaemonSockets(made.pipe)

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from nodeagent.mps.processes import CONTROL, Identity
+from nodeagent.mps.processes import CONTROL, MpsProcess
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, StepResult
 from nodeagent.plan.steps import StartMps, StopMps
@@ -93,7 +93,7 @@ class Bench:
         return {daemon.pid for daemon in has.values()}
 
 
-def is_daemon(one: Identity) -> bool:
+def is_daemon(one: MpsProcess) -> bool:
     """And no front-end, which runs for a moment."""
     try:
         return b"-f" in Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")

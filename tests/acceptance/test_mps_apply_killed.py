@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.mps.processes import CONTROL, SERVER, identify
+from nodeagent.mps.processes import CONTROL, SERVER, mps_process
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.mps_bench import AFTER, BEFORE, is_daemon
@@ -57,7 +57,7 @@ class Home:
         """Pids by device."""
         found: dict[str, list[int]] = {}
         for entry in Path("/proc").iterdir():
-            one = identify(int(entry.name)) if entry.name.isdecimal() else None
+            one = mps_process(int(entry.name)) if entry.name.isdecimal() else None
             ours = one and one.program == program and str(self.folder) in one.pipe_directory
             if one and ours and (program == SERVER or is_daemon(one)):
                 found.setdefault(Path(one.pipe_directory).parent.name, []).append(one.pid)

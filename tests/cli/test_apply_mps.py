@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.processes import CONTROL, identify
+from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.cli.conftest import Program
 
@@ -41,7 +41,7 @@ def node(capsys: pytest.CaptureFixture[str]) -> Iterator[Program]:
 def daemons(folder: Path) -> list[int]:
     """Pids of the control daemons whose things are in the folder."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    found = [identify(pid) for pid in pids]
+    found = [mps_process(pid) for pid in pids]
     here = [one for one in found if one and one.pipe_directory.startswith(f"{folder}/")]
     return [one.pid for one in here if one.program == CONTROL]
 
@@ -136,7 +136,7 @@ def test_waiting_for_a_client(node: Program) -> None:
     assert node.on("apply", "-f", node.plan(SHARED)).code == 0
     [pid] = daemons(node.directory)
     bare = node.plan("{devices: [0], mig: disabled}")
-    pipes = identify(pid)
+    pipes = mps_process(pid)
     assert pipes is not None
     with SimulatedClient(
         Path(pipes.pipe_directory), uid=USER, state=node.state, device="0"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli.checks import mps as mps_preflight
-from nodeagent.cli.checks.mps import RunningDaemon
+from nodeagent.cli.checks.mps import FoundDaemon
 from nodeagent.documents.reading import read_document
 from nodeagent.mps.programs import Programs
 from nodeagent.plan.shares import Account
@@ -164,9 +164,9 @@ def test_a_user_has_to_be_known_and_to_pass_every_directory(short: Path) -> None
 def test_other_daemons_are_found_with_their_directory(tmp_path: Path) -> None:
     """In the default directory or elsewhere; the agent's own are none."""
     daemons = [
-        RunningDaemon(2, "/tmp/nvidia-mps"),
-        RunningDaemon(3, "/opt/pipes"),
-        RunningDaemon(4, "/run/nodeagent/mps/GPU-0/pipe"),
+        FoundDaemon(2, "/tmp/nvidia-mps"),
+        FoundDaemon(3, "/opt/pipes"),
+        FoundDaemon(4, "/run/nodeagent/mps/GPU-0/pipe"),
     ]
     found = list(mps_preflight.foreign_findings(Path("/run/nodeagent"), daemons, tmp_path))
     assert {f.level for f in found} == {"warning"}

@@ -26,7 +26,7 @@ from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.mps.lifecycle.model import Report, Subject
-from nodeagent.mps.processes import CONTROL, SERVER, Identity, identify
+from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess, mps_process
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
@@ -198,11 +198,11 @@ class FleetRig:
             self.pipes(device), uid=uid, environment=environment, python=shared_interpreter()
         )
 
-    def processes(self, program: str | None = None, device: str | None = None) -> list[Identity]:
+    def processes(self, program: str | None = None, device: str | None = None) -> list[MpsProcess]:
         """Daemons and servers of these folders, or some of them; front-ends for a moment too."""
         place = str(self.pipes(device)) if device else str(self.folder)
         pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-        found = (identify(pid) for pid in pids)
+        found = (mps_process(pid) for pid in pids)
         return [
             one
             for one in found

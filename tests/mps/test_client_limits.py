@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.clients.limits import Limits, limits_in_force, own_memory_limit, own_threads
+from nodeagent.mps.clients.limits import (
+    ClientLimits,
+    limits_in_force,
+    own_memory_limit,
+    own_threads,
+)
 from nodeagent.plan.shares import MIB, Share
 from tests.mps.plans import GPU, MIG, SMALL, wanted
 
@@ -133,20 +138,20 @@ def test_the_tighter_holds() -> None:
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=80G",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5",
     }
-    assert limits_in_force(environment, wanted().sharing, GPU) == Limits(40 * GIB, 5.0)
-    assert limits_in_force({}, wanted().sharing, GPU) == Limits(40 * GIB, 40.0)
+    assert limits_in_force(environment, wanted().sharing, GPU) == ClientLimits(40 * GIB, 5.0)
+    assert limits_in_force({}, wanted().sharing, GPU) == ClientLimits(40 * GIB, 40.0)
     free = wanted(Share("a", 1, None, None)).sharing
-    assert limits_in_force(None, free, GPU) == Limits(None, 100.0)
-    assert limits_in_force(environment, free, GPU) == Limits(80 * GIB, 5.0)
+    assert limits_in_force(None, free, GPU) == ClientLimits(None, 100.0)
+    assert limits_in_force(environment, free, GPU) == ClientLimits(80 * GIB, 5.0)
 
 
 def test_compared_with_a_share() -> None:
     """Equal, tighter, looser in one."""
-    small, free = Limits.of(SMALL.memory, SMALL.threads), Limits.of(None, None)
-    assert Limits(8 * GIB, 15.0).equal(small)
-    assert Limits(4 * GIB, 15.0).within(small)
-    assert not Limits(4 * GIB, 15.0).equal(small)
-    assert not Limits(4 * GIB, 15.01).within(small)
-    assert not Limits(None, 15.0).within(small)
-    assert Limits(None, 100.0).equal(free)
-    assert str(Limits(None, 33.33)) == "all of the memory, 33.33% of the threads"
+    small, free = ClientLimits.of(SMALL.memory, SMALL.threads), ClientLimits.of(None, None)
+    assert ClientLimits(8 * GIB, 15.0).equal(small)
+    assert ClientLimits(4 * GIB, 15.0).within(small)
+    assert not ClientLimits(4 * GIB, 15.0).equal(small)
+    assert not ClientLimits(4 * GIB, 15.01).within(small)
+    assert not ClientLimits(None, 15.0).within(small)
+    assert ClientLimits(None, 100.0).equal(free)
+    assert str(ClientLimits(None, 33.33)) == "all of the memory, 33.33% of the threads"

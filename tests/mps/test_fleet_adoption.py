@@ -17,7 +17,7 @@ from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.records import Record, read_records, write_record
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
-from nodeagent.mps.processes import CONTROL, Identity
+from nodeagent.mps.processes import CONTROL, MpsProcess
 from nodeagent.structs import replace
 from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import GPU, US, FleetRig, ready, status, until, wanted
@@ -120,7 +120,7 @@ async def test_a_number_that_was_used_again(rig: FleetRig) -> None:
     [record] = read_records(rig.run_dir)
     assert isinstance(record, Record)
     sleeper = await asyncio.create_subprocess_exec("sleep", "60")
-    noted = Identity(sleeper.pid, 1, US, CONTROL, str(rig.pipes()))
+    noted = MpsProcess(sleeper.pid, 1, US, CONTROL, str(rig.pipes()))
     write_record(rig.run_dir, replace(record, process=noted, drained=False))
     async with rig.fleet() as fleet:
         assert (await ready(fleet)).pid != sleeper.pid

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.starter import OrphansLeft, end_orphans
-from nodeagent.mps.processes import CONTROL, SERVER, identify, processes_of
+from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from tests.mps.conftest import StartServer
@@ -103,7 +103,7 @@ async def test_who_cannot_serve_holds_up_nothing(
 
 def test_who_is_no_program_of_mps() -> None:
     """Neither this process, nor one that is not there, nor the kernel's own."""
-    assert [identify(pid) for pid in (1, 2**22 - 1)] == [None, None]
+    assert [mps_process(pid) for pid in (1, 2**22 - 1)] == [None, None]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import adopt
-from nodeagent.mps.processes import CONTROL, identify
+from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, DaemonSpec
 from nodeagent.structs import replace
@@ -22,7 +22,7 @@ async def test_adopted_by_another_agent(spec: DaemonSpec, programs: Programs) ->
     await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
     noted = process.identity
     assert (noted.program, noted.pipe_directory) == (CONTROL, spec.pipe_directory)
-    assert identify(noted.pid) == noted
+    assert mps_process(noted.pid) == noted
     process.close()
     adopted = adopt(noted, spec)
     assert adopted is not None

@@ -28,7 +28,7 @@ from nodeagent.mps.control.commands import (
 )
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.process import DaemonProcess
-from nodeagent.mps.processes import CONTROL, identify
+from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 
@@ -119,7 +119,7 @@ async def test_what_there_is_not(spec: DaemonSpec) -> None:
 async def test_a_stopped_daemon_is_silent_a_killed_one_dead(spec: DaemonSpec) -> None:
     """The one is detected by the deadline, the other at once, though its files are still there."""
     async with daemon(spec) as (process, client):
-        assert identify(process.pid) == process.identity
+        assert mps_process(process.pid) == process.identity
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(DaemonSilent):
             await client.ask(get_server_list(), deadline=0.4)

@@ -18,7 +18,7 @@ from nodeagent.mps.files.records import (
     read_records,
     write_record,
 )
-from nodeagent.mps.processes import CONTROL, Identity
+from nodeagent.mps.processes import CONTROL, MpsProcess
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 
 SHARES = st.builds(
@@ -44,7 +44,7 @@ WANTED = st.builds(
     st.text(max_size=5),
 )
 PROCESS = st.builds(
-    Identity,
+    MpsProcess,
     st.integers(1, 2**22),
     st.integers(0, 2**60),
     st.integers(0, 2**31),

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.mps.launch.process import DaemonProcess, StartError, adopt
 from nodeagent.mps.launch.service import ServiceLauncher, unit_of
-from nodeagent.mps.processes import CONTROL, identify, processes_of
+from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
@@ -59,7 +59,7 @@ async def test_run_as_the_plans_user(
     """User, groups, environment and log as a child's; the pid is the daemon's own."""
     spec = replace(spec_for(open_folder, 1000, 100), groups=(44, 109))
     async with service(spec, replace(programs, library_path="/opt/cuda")) as process:
-        assert process.identity == identify(process.pid)
+        assert process.identity == mps_process(process.pid)
         assert (process.identity.uid, process.identity.program) == (1000, CONTROL)
         found = seen(spec)
         assert (found["uid"], found["gid"], found["groups"]) == (1000, 100, [44, 109])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.clients.termination import Ending, Target, end_client
+from nodeagent.mps.clients.termination import ClientEnd, ClientToEnd, end_client
 from nodeagent.processes import ProcessIdentity, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
@@ -48,21 +48,21 @@ def client(rig: Rig) -> Iterator[SimulatedClient]:
         yield made
 
 
-def target_of(pid: int, uid: int | None = ME) -> Target:
+def target_of(pid: int, uid: int | None = ME) -> ClientToEnd:
     """A process, as a client of the plan's user."""
     found = identify(pid)
     assert isinstance(found, ProcessIdentity)
-    return Target(found, uid)
+    return ClientToEnd(found, uid)
 
 
 async def end(
     rig: Rig,
-    target: Target,
+    target: ClientToEnd,
     *,
     listed: Collection[int] | None = None,
     deadline: float = 60.0,
     grace: float = 5.0,
-) -> Ending:
+) -> ClientEnd:
     """End it; the driver lists just this process where nothing else is said."""
 
     async def mps_processes() -> Collection[int]:
@@ -75,7 +75,7 @@ async def test_by_the_daemon(rig: Rig, client: SimulatedClient) -> None:
     """Its work is ended, of which it dies by itself; the daemon and its server go on."""
     server = rig.server()
     ending = await end(rig, target_of(client.pid))
-    assert ending == Ending(True, "the daemon ended its work, and it ended by itself")
+    assert ending == ClientEnd(True, "the daemon ended its work, and it ended by itself")
     assert client.process.wait(30) == 1  # by the error it got, not by a signal
     assert rig.server() == server
 
@@ -126,7 +126,7 @@ async def test_by_signals_afterwards(
     rig.start()
     with stubborn(rig, *ignored) as child:
         ending = await end(rig, target_of(child.pid), grace=0.3)
-        assert ending == Ending(True, f"the daemon ended its work, and {number} the process")
+        assert ending == ClientEnd(True, f"the daemon ended its work, and {number} the process")
         assert child.wait(30) == -getattr(signal, number)
 
 
@@ -138,7 +138,9 @@ async def test_no_signal_while_its_work_is_not_ended(
     rig.knobs.turn("terminate_code", 999)
     rig.settle()
     ending = await end(rig, target_of(client.pid), grace=0.1)
-    assert ending == Ending(False, "left alone: the daemon could not end its work, CUDA error 999")
+    assert ending == ClientEnd(
+        False, "left alone: the daemon could not end its work, CUDA error 999"
+    )
     assert client.process.poll() is None
 
 
@@ -170,7 +172,7 @@ async def test_whom_the_driver_does_not_list(
     """Is left alone, even if the daemon lists it as a client, as it does one of these two."""
     for pid in (client.pid, bystander.pid):
         ending = await end(rig, target_of(pid), listed=[1, 2])
-        assert ending == Ending(
+        assert ending == ClientEnd(
             False, "left alone: the driver does not have it as an MPS process of the device"
         )
     assert (client.process.poll(), bystander.poll()) == (None, None)
@@ -182,7 +184,7 @@ async def test_whom_the_daemon_does_not_have(
 ) -> None:
     """Is ended where the driver lists it: another daemon has it, so no client here is harmed."""
     ending = await end(rig, target_of(bystander.pid))
-    assert ending == Ending(
+    assert ending == ClientEnd(
         True, "the daemon does not have it as a client, and SIGTERM the process"
     )
     assert client.process.poll() is None
@@ -195,7 +197,7 @@ async def test_a_daemon_that_does_not_tell_its_clients(
     rig.knobs.turn("server_busy")
     rig.settle()
     ending = await end(rig, target_of(bystander.pid), grace=0.1)
-    assert ending == Ending(False, "left alone: the daemon does not say who its clients are")
+    assert ending == ClientEnd(False, "left alone: the daemon does not say who its clients are")
     assert bystander.poll() is None
 
 
@@ -215,7 +217,7 @@ async def test_another_users_process(rig: Rig, owner: int, user: int | None, wor
     with subprocess.Popen(["/bin/sleep", "60"], user=owner, extra_groups=()) as child:
         try:
             ending = await end(rig, target_of(child.pid, user))
-            assert ending == Ending(False, f"left alone: {words}")
+            assert ending == ClientEnd(False, f"left alone: {words}")
             assert child.poll() is None
         finally:
             child.kill()
@@ -229,7 +231,7 @@ async def test_a_number_that_was_used_again(
     target = target_of(client.pid)
     earlier = ProcessIdentity(client.pid, target.process.create_time - 1)
     ending = await end(rig, replace(target, process=earlier))
-    assert ending == Ending(True, "it had ended already")
+    assert ending == ClientEnd(True, "it had ended already")
     assert client.process.poll() is None
     assert f"{client.pid}" in rig.ask(f"get_client_list {rig.server()}")
 
@@ -239,7 +241,7 @@ async def test_one_that_is_gone(rig: Rig, client: SimulatedClient) -> None:
     target = target_of(client.pid)
     client.close()
     said = rig.log().count("NEW UI")
-    assert await end(rig, target) == Ending(True, "it had ended already")
+    assert await end(rig, target) == ClientEnd(True, "it had ended already")
     assert rig.log().count("NEW UI") == said
 
 
@@ -256,7 +258,7 @@ async def test_one_that_ends_while_the_driver_is_asked(rig: Rig, *, listed: bool
             return [child.pid] if listed else []
 
         ending = await end_client(asking(rig), target, mps_processes, deadline=60.0, grace=5.0)
-        assert ending == Ending(True, "it had ended already")
+        assert ending == ClientEnd(True, "it had ended already")
         assert f"{child.pid}" in rig.ask(f"get_client_list {rig.server()}")
         assert "terminate_client" not in rig.log()
 
@@ -264,15 +266,15 @@ async def test_one_that_ends_while_the_driver_is_asked(rig: Rig, *, listed: bool
 @pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid()])
 async def test_who_is_never_ended(rig: Rig, pid: int) -> None:
     """The agent itself, its parent, and process 1."""
-    ending = await end(rig, Target(ProcessIdentity(pid, 1), ME))
-    assert ending == Ending(False, f"left alone: pid {pid} is none that may be ended")
+    ending = await end(rig, ClientToEnd(ProcessIdentity(pid, 1), ME))
+    assert ending == ClientEnd(False, f"left alone: pid {pid} is none that may be ended")
 
 
 async def test_a_daemon_or_server(rig: Rig, bystander: subprocess.Popen[bytes]) -> None:
     """Nor are these, even where the driver lists them."""
     target = replace(target_of(bystander.pid), spared=frozenset({bystander.pid}))
     ending = await end(rig, target)
-    assert ending == Ending(False, f"left alone: pid {bystander.pid} is none that may be ended")
+    assert ending == ClientEnd(False, f"left alone: pid {bystander.pid} is none that may be ended")
 
 
 async def test_left_early(rig: Rig) -> None:

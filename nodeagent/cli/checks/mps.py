@@ -180,7 +180,7 @@ def _existing(path: Path) -> Iterator[Path]:
 # --- others ---------------------------------------------------------------------------------------
 
 
-class RunningDaemon(NamedTuple):
+class FoundDaemon(NamedTuple):
     """A control daemon of MPS, the agent's or another one."""
 
     pid: int
@@ -188,7 +188,7 @@ class RunningDaemon(NamedTuple):
 
 
 def foreign_findings(
-    run_dir: Path, daemons: Iterable[RunningDaemon], root: Path = Path("/")
+    run_dir: Path, daemons: Iterable[FoundDaemon], root: Path = Path("/")
 ) -> list[Finding]:
     """Daemons that are not the agent's, and what they left where every program looks; `root` is
     where /tmp lies.
@@ -220,13 +220,13 @@ def _has_sockets(root: Path, directory: str) -> bool:
     return (root / directory.removeprefix("/") / "control").exists()
 
 
-def running_daemons() -> list[RunningDaemon]:
+def running_daemons() -> list[FoundDaemon]:
     """Control programs that were started as daemons; front-ends are none."""
     found = []
     for pid, words in sorted(commands().items()):
         names = {PurePosixPath(word).name for word in words[:3]}
         if CONTROL in names and _DAEMON_FLAGS & set(words):
-            found.append(RunningDaemon(pid, _pipes(pid)))
+            found.append(FoundDaemon(pid, _pipes(pid)))
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from nodeagent.mps.clients.limits import Limits, limits_in_force, own_limits
+from nodeagent.mps.clients.limits import ClientLimits, limits_in_force, own_limits
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
 from nodeagent.plan.shares import (
     ALL_THREADS,
@@ -97,7 +97,7 @@ class Judged:
     """A client with its share and limits, and all that is wrong with it."""
 
     facts: ClientFacts
-    limits: Limits
+    limits: ClientLimits
     share: Share | None = None
     slot: str = ""
     wrongs: list[tuple[OffenceKind, str]] = field(default_factory=list)
@@ -152,7 +152,7 @@ def _judged(facts: ClientFacts, sharing: Sharing, device: str) -> Judged:
                 f"names the slot {_shown(named)}, which this device does not have",
             )
         _find_share_by_limits(client, sharing.shares, device)
-    most = Limits.of(client.share.memory, client.share.threads) if client.share else None
+    most = ClientLimits.of(client.share.memory, client.share.threads) if client.share else None
     if client.share is not None and most is not None:
         _compare_limits(client, client.share.name, most)
     _compare_memory(client, most)
@@ -169,9 +169,13 @@ def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) 
         )
         return
     if len(shares) == 1:  # a client with less than the one share can have no other
-        fits = [share for share in shares if limits.within(Limits.of(share.memory, share.threads))]
+        fits = [
+            share for share in shares if limits.within(ClientLimits.of(share.memory, share.threads))
+        ]
     elif own_limits(environment, device) != (None, None):
-        fits = [share for share in shares if limits.equal(Limits.of(share.memory, share.threads))]
+        fits = [
+            share for share in shares if limits.equal(ClientLimits.of(share.memory, share.threads))
+        ]
     else:  # was given nothing; that the daemon grants what some share has, says nothing
         fits = []
     if len(fits) == 1:
@@ -193,7 +197,7 @@ def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) 
         )
 
 
-def _compare_limits(client: Judged, share: str, most: Limits) -> None:
+def _compare_limits(client: Judged, share: str, most: ClientLimits) -> None:
     has, environment = client.limits, client.facts.environment
     if has.loose_memory(most):
         client.add(
@@ -210,7 +214,7 @@ def _compare_limits(client: Judged, share: str, most: Limits) -> None:
         )
 
 
-def _compare_memory(client: Judged, share: Limits | None) -> None:
+def _compare_memory(client: Judged, share: ClientLimits | None) -> None:
     """What CUDA needs for itself counts towards the limit, so nothing is let pass for it; only
     the last page, which NVML counts as a whole.
     """

@@ -29,30 +29,30 @@ _UNITS = {"G": 1024 * MIB, "M": MIB, "K": MIB}
 _SAME = 0.005  # percent; a plan has two decimals
 
 
-class Limits(Struct, frozen=True):
+class ClientLimits(Struct, frozen=True):
     """What a client may use: bytes (None: all there is) and percent of the threads."""
 
     memory: int | None
     threads: float
 
     @classmethod
-    def of(cls, memory: int | None, threads: float | None) -> Limits:
+    def of(cls, memory: int | None, threads: float | None) -> ClientLimits:
         """Those of a share, or of a daemon: MiB and percent, None for no limit."""
         return cls(
             None if memory is None else memory * MIB, ALL_THREADS if threads is None else threads
         )
 
-    def within(self, most: Limits) -> bool:
+    def within(self, most: ClientLimits) -> bool:
         """Whether nothing is looser."""
         return not self.loose_memory(most) and not self.loose_threads(most)
 
-    def equal(self, other: Limits) -> bool:
+    def equal(self, other: ClientLimits) -> bool:
         return self.memory == other.memory and abs(self.threads - other.threads) < _SAME
 
-    def loose_memory(self, most: Limits) -> bool:
+    def loose_memory(self, most: ClientLimits) -> bool:
         return most.memory is not None and (self.memory is None or self.memory > most.memory)
 
-    def loose_threads(self, most: Limits) -> bool:
+    def loose_threads(self, most: ClientLimits) -> bool:
         return self.threads > most.threads + _SAME
 
     def __str__(self) -> str:
@@ -60,12 +60,14 @@ class Limits(Struct, frozen=True):
         return f"{memory} of the memory, {percentage_text(self.threads)}% of the threads"
 
 
-def limits_in_force(environment: Mapping[str, str] | None, sharing: Sharing, device: str) -> Limits:
+def limits_in_force(
+    environment: Mapping[str, str] | None, sharing: Sharing, device: str
+) -> ClientLimits:
     """The tighter of the client's own limits and the daemon's."""
     memory, threads = own_limits(environment, device)
-    ceiling = Limits.of(sharing.memory_ceiling, sharing.thread_ceiling)
+    ceiling = ClientLimits.of(sharing.memory_ceiling, sharing.thread_ceiling)
     known = [limit for limit in (memory, ceiling.memory) if limit is not None]
-    return Limits(min(known, default=None), min(threads or ALL_THREADS, ceiling.threads))
+    return ClientLimits(min(known, default=None), min(threads or ALL_THREADS, ceiling.threads))
 
 
 def own_limits(

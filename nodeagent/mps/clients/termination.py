@@ -21,12 +21,12 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient, ControlError
 from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import ask_everything
-from nodeagent.mps.processes import ended, opened
+from nodeagent.mps.processes import process_descriptor, process_end
 from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, has_ended, inspect
 from nodeagent.structs import Struct
 
 
-class Target(Struct, frozen=True):
+class ClientToEnd(Struct, frozen=True):
     """A client process. `uid` is the plan's user, None for any but root; `spared` are pids that
     must not be ended.
     """
@@ -36,7 +36,7 @@ class Target(Struct, frozen=True):
     spared: frozenset[int] = frozenset()
 
 
-class Ending(Struct, frozen=True):
+class ClientEnd(Struct, frozen=True):
     """Whether the process is gone, and how that went, in words."""
 
     gone: bool
@@ -49,25 +49,25 @@ class _LeftAlone(Exception):
 
 async def end_client(
     control: ControlClient,
-    target: Target,
+    target: ClientToEnd,
     listed: Callable[[], Awaitable[Collection[int]]],
     *,
     deadline: float,
     grace: float,
-) -> Ending:
+) -> ClientEnd:
     """End it: by the daemon, which has `deadline` seconds, then each signal after `grace` seconds.
 
     `listed` gives the pids of the device's MPS processes as the driver has them; a NodeagentError
     of it leaves the client alone.
     """
     pid = target.process.pid
-    already = Ending(True, "it had ended already")
+    already = ClientEnd(True, "it had ended already")
     if pid in {0, 1, os.getpid(), os.getppid(), *target.spared}:
-        return Ending(False, f"left alone: pid {pid} is none that may be ended")
-    with opened(pid) as descriptor:
+        return ClientEnd(False, f"left alone: pid {pid} is none that may be ended")
+    with process_descriptor(pid) as descriptor:
         found = await asyncio.to_thread(inspect, pid)
         if isinstance(found, Hidden):
-            return Ending(False, f"left alone: {found.reason}")
+            return ClientEnd(False, f"left alone: {found.reason}")
         if descriptor is None or found is None or found.identity != target.process:
             return already
         try:
@@ -76,11 +76,11 @@ async def end_client(
             # It was alive after the driver answered, so the driver lists this process.
             by_daemon = await _end_work(control, descriptor, pid, deadline)
         except _LeftAlone as error:
-            return already if has_ended(descriptor) else Ending(False, f"left alone: {error}")
+            return already if has_ended(descriptor) else ClientEnd(False, f"left alone: {error}")
         return await _end_process(descriptor, target, by_daemon, grace)
 
 
-def _insist_on_owner(uids: Uids, target: Target) -> None:
+def _insist_on_owner(uids: Uids, target: ClientToEnd) -> None:
     """It belongs to the plan's user alone. A setuid program belongs to its other user too."""
     has = {uids.real, uids.effective, uids.saved}
     if target.uid is None and 0 in has:
@@ -119,9 +119,11 @@ async def _end_work(control: ControlClient, descriptor: int, pid: int, deadline:
     return "the daemon ended its work"
 
 
-async def _end_process(descriptor: int, target: Target, so_far: str, grace: float) -> Ending:
+async def _end_process(
+    descriptor: int, target: ClientToEnd, so_far: str, grace: float
+) -> ClientEnd:
     if await _is_ended(descriptor, grace):
-        return Ending(True, f"{so_far}, and it ended by itself")
+        return ClientEnd(True, f"{so_far}, and it ended by itself")
     for number in (signal.SIGTERM, signal.SIGKILL):
         # It may have become another user's since: a program that starts a setuid program.
         found = await asyncio.to_thread(inspect, target.process.pid)
@@ -132,18 +134,18 @@ async def _end_process(descriptor: int, target: Target, so_far: str, grace: floa
         except ProcessLookupError:
             pass
         except _LeftAlone as error:
-            return Ending(False, f"{so_far}, but the process is left alone: {error}")
+            return ClientEnd(False, f"{so_far}, but the process is left alone: {error}")
         except PermissionError:
-            return Ending(False, f"{so_far}, but it may not be sent signals")
+            return ClientEnd(False, f"{so_far}, but it may not be sent signals")
         if await _is_ended(descriptor, grace):
-            return Ending(True, f"{so_far}, and {number.name} the process")
-    return Ending(False, f"{so_far}, but the process remains although killed")
+            return ClientEnd(True, f"{so_far}, and {number.name} the process")
+    return ClientEnd(False, f"{so_far}, but the process remains although killed")
 
 
 async def _is_ended(descriptor: int, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
-            await ended(descriptor)
+            await process_end(descriptor)
     except TimeoutError:
         return False
     return True

@@ -28,7 +28,7 @@ from nodeagent.mps.clients.assess import (
     OffenceKind,
     assess,
 )
-from nodeagent.mps.clients.termination import Target, end_client
+from nodeagent.mps.clients.termination import ClientToEnd, end_client
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import WantedMps
@@ -226,7 +226,7 @@ class ClientWatch:
             if offence is None or key in self._endings or now < self._not_before.get(key, now):
                 continue
             _, pid, start_time = key
-            target = Target(ProcessIdentity(pid, start_time), daemon.user, spared)
+            target = ClientToEnd(ProcessIdentity(pid, start_time), daemon.user, spared)
             task = asyncio.create_task(self._end(daemon, target, offence), name=f"mps end {pid}")
             self._endings[key] = task
             task.add_done_callback(partial(self._forget, key))
@@ -246,7 +246,7 @@ class ClientWatch:
     def _forget(self, key: ClientKey, _: asyncio.Task[None]) -> None:
         del self._endings[key]
 
-    async def _end(self, daemon: RunningDaemon, target: Target, offence: Offence) -> None:
+    async def _end(self, daemon: RunningDaemon, target: ClientToEnd, offence: Offence) -> None:
         ending = await end_client(
             daemon.control,
             target,

@@ -15,7 +15,7 @@ from msgspec import Meta, json
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, StateUnusable, read_state, write_state
-from nodeagent.mps.processes import CONTROL, Identity
+from nodeagent.mps.processes import CONTROL, MpsProcess
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import Struct
 
@@ -42,7 +42,7 @@ class Record(Struct, frozen=True):
     device: str
     wanted: WantedMps
     runs: WantedMps | None = None
-    process: Identity | None = None
+    process: MpsProcess | None = None
     drained: bool = False
     was_ready: bool = False
     restarts: int = 0
@@ -142,7 +142,7 @@ def _decode(content: bytes, version: int) -> Record:
         device=found["device"],
         wanted=_wanted(found["wanted"]),
         runs=_wanted(runs) if runs else None,
-        process=Identity(*process[:3], CONTROL, process[3]) if process else None,
+        process=MpsProcess(*process[:3], CONTROL, process[3]) if process else None,
         drained=found["drained"],
         was_ready=found["wasReady"],
         restarts=found["restarts"],

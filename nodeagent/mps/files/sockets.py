@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.mps.files.directories import remove_tree
-from nodeagent.mps.processes import Identity
+from nodeagent.mps.processes import MpsProcess
 
 BACK = "back"  # no longer than `pipe`, whose sockets' paths were checked to be short enough
 SOCKETS = ("control_privileged", "control")
@@ -40,7 +40,7 @@ class DaemonSockets:
     def __init__(self, pipe_directory: str) -> None:
         self.front = Path(pipe_directory)
         self._back = self.front.with_name(BACK)
-        self._proven: dict[str, tuple[Identity, Mark]] = {}  # at which a process was found
+        self._proven: dict[str, tuple[MpsProcess, Mark]] = {}  # at which a process was found
 
     @property
     def hidden(self) -> bool:
@@ -85,7 +85,7 @@ class DaemonSockets:
 
     # --- whose they are -------------------------------------------------------------------------
 
-    def impostor(self, daemon: Identity) -> str:
+    def impostor(self, daemon: MpsProcess) -> str:
         """What replaced the sockets of this daemon, in words. "" where all are its own, or where
         nothing listens, which a request to the daemon will show. Blocks on the file system.
         """
@@ -110,7 +110,7 @@ class DaemonSockets:
                 self._proven[name] = proof
         return ""
 
-    def prove(self, daemon: Identity) -> bool:
+    def prove(self, daemon: MpsProcess) -> bool:
         """Whether this daemon listens at one of the sockets at least, and no other process at any.
         Blocks on the file system.
         """

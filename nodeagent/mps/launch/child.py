@@ -37,7 +37,7 @@ from nodeagent.mps.launch.process import (
     identity_of,
     in_words,
 )
-from nodeagent.mps.processes import Identity
+from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.shares import DaemonSpec
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class ChildLauncher(Launcher):
             ) from error
 
 
-def _spawned(start: Start) -> Identity:
+def _spawned(start: Start) -> MpsProcess:
     """Blocks until the program is loaded."""
     spec = start.spec
     log = open_log(spec)
@@ -167,7 +167,7 @@ def _in_new_thread(start: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _take_back(starting: Future[Identity]) -> None:
+def _take_back(starting: Future[MpsProcess]) -> None:
     """This daemon is unknown to all, and has no client yet."""
     if starting.exception() is None:
         pid = starting.result().pid

@@ -21,7 +21,7 @@ from nodeagent.files.state import make_open_directory
 from nodeagent.mps.control.client import ControlClient, ControlError
 from nodeagent.mps.control.commands import Command
 from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
-from nodeagent.mps.processes import CONTROL, SERVER, identify, opened, processes_of
+from nodeagent.mps.processes import CONTROL, SERVER, mps_process, process_descriptor, processes_of
 from nodeagent.mps.programs import Programs, run_program
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct
@@ -72,9 +72,9 @@ def _sweep(path: Path) -> None:
 
 def _kill_daemons(pipe_directory: str) -> None:
     for daemon in processes_of(pipe_directory, CONTROL):
-        with opened(daemon.pid) as descriptor:
+        with process_descriptor(daemon.pid) as descriptor:
             # Looked at once more now that the pid cannot be used again unnoticed.
-            if descriptor is not None and identify(daemon.pid) == daemon:
+            if descriptor is not None and mps_process(daemon.pid) == daemon:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 

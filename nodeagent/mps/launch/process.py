@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.processes import CONTROL, Identity, ended, identify
+from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, process_end
 from nodeagent.mps.shares import DaemonSpec
 
 UNKNOWN_END = "its status is not known"
@@ -29,7 +29,7 @@ class DaemonProcess:
     """
 
     def __init__(
-        self, identity: Identity, find_end: Callable[[], Awaitable[str]] | None = None
+        self, identity: MpsProcess, find_end: Callable[[], Awaitable[str]] | None = None
     ) -> None:
         self.identity = identity
         self._find_end = find_end
@@ -56,18 +56,18 @@ class DaemonProcess:
         self._ended.cancel()
 
     async def _until_ended(self) -> str:
-        await ended(self._descriptor)
+        await process_end(self._descriptor)
         if self._find_end is None:
             return f"{UNKNOWN_END}, because an earlier agent started it"
         return await self._find_end()
 
 
-def identity_of(pid: int, spec: DaemonSpec) -> Identity:
+def identity_of(pid: int, spec: DaemonSpec) -> MpsProcess:
     """Of a process that was just started as `spec`; without a start time where it has ended."""
-    return identify(pid) or Identity(pid, 0, spec.uid, CONTROL, spec.pipe_directory)
+    return mps_process(pid) or MpsProcess(pid, 0, spec.uid, CONTROL, spec.pipe_directory)
 
 
-def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess | None:
+def adopt(identity: MpsProcess, spec: DaemonSpec) -> DaemonProcess | None:
     """Take over a daemon that an earlier agent started as `spec` and noted as `identity`; None for
     any other process, which is left alone.
     """
@@ -75,9 +75,9 @@ def adopt(identity: Identity, spec: DaemonSpec) -> DaemonProcess | None:
         process = DaemonProcess(identity)
     except OSError:
         return None
-    daemon = Identity(identity.pid, identity.start_time, spec.uid, CONTROL, spec.pipe_directory)
+    daemon = MpsProcess(identity.pid, identity.start_time, spec.uid, CONTROL, spec.pipe_directory)
     # Identified only now, when the pid cannot be used again unnoticed.
-    if identify(identity.pid) == daemon:
+    if mps_process(identity.pid) == daemon:
         return process
     process.close()
     return None

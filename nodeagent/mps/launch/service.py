@@ -27,7 +27,7 @@ from nodeagent.mps.launch.process import (
     identity_of,
     in_words,
 )
-from nodeagent.mps.programs import Output, run_program
+from nodeagent.mps.programs import ProgramOutput, run_program
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import Struct
 
@@ -208,7 +208,7 @@ class ServiceLauncher(Launcher):
         """So that a unit that failed does not keep its name; none with that name is fine."""
         await self._call("systemctl", "reset-failed", unit)
 
-    async def _call(self, *command: str) -> Output:
+    async def _call(self, *command: str) -> ProgramOutput:
         """Raises StartError when it cannot be run."""
         if self.host:
             command = (*_TO_THE_HOST, *command)

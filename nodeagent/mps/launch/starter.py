@@ -25,7 +25,15 @@ from nodeagent.mps.files.directories import (
 from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.mps.launch.process import DaemonProcess, StartError
-from nodeagent.mps.processes import CONTROL, SERVER, Identity, ended, identify, opened, processes_of
+from nodeagent.mps.processes import (
+    CONTROL,
+    SERVER,
+    MpsProcess,
+    mps_process,
+    process_descriptor,
+    process_end,
+    processes_of,
+)
 from nodeagent.mps.shares import DaemonSpec
 
 
@@ -33,7 +41,7 @@ class OrphansLeft(NodeagentError):
     """What is left of an earlier daemon could not be ended, so no other may be started."""
 
 
-async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[Identity, ...]:
+async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[MpsProcess, ...]:
     """End all servers of this daemon, which is dead; which those were.
 
     They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
@@ -61,7 +69,7 @@ async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[Identity, ...]
     return servers
 
 
-def _daemons(spec: DaemonSpec) -> Sequence[Identity]:
+def _daemons(spec: DaemonSpec) -> Sequence[MpsProcess]:
     """Those that can serve there. Anybody can call a program like that and give it the directory,
     but only its owner and root can have sockets in it.
     """
@@ -81,19 +89,19 @@ def _users(spec: DaemonSpec) -> frozenset[int]:
 
 
 async def _ended(
-    servers: Sequence[Identity], number: signal.Signals, seconds: float
-) -> tuple[Identity, ...]:
+    servers: Sequence[MpsProcess], number: signal.Signals, seconds: float
+) -> tuple[MpsProcess, ...]:
     """Send them a signal, and wait; those that are left."""
     with ExitStack() as stack:
-        waits: dict[asyncio.Task[None], Identity] = {}
+        waits: dict[asyncio.Task[None], MpsProcess] = {}
         for server in servers:
-            descriptor = stack.enter_context(opened(server.pid))
+            descriptor = stack.enter_context(process_descriptor(server.pid))
             # Looked at once more now that the pid cannot be used again unnoticed.
-            if descriptor is None or identify(server.pid) != server:
+            if descriptor is None or mps_process(server.pid) != server:
                 continue
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)
-            waits[asyncio.create_task(ended(descriptor))] = server
+            waits[asyncio.create_task(process_end(descriptor))] = server
         if not waits:
             return ()
         try:
