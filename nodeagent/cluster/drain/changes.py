@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never
 
-from nodeagent.cluster.drain.owners import Owner
+from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.pods import PodSelector
 
 if TYPE_CHECKING:  # the client of the API server is not pure
@@ -36,7 +36,7 @@ class ClientCare(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class DrainRules:
     """The settings of a drain. `plugin_pods` are deleted with ClientCare.DELETE_PODS.
 
     `tolerated` are other managers beside which the agent works all the same. `pods_deadline` is how
@@ -47,7 +47,7 @@ class Rules:
     care: ClientCare
     cordon: bool
     plugin_pods: tuple[PodSelector, ...]
-    tolerated: frozenset[Owner]
+    tolerated: frozenset[OtherManager]
     pods_deadline: float
     allocatable_deadline: float
 
@@ -67,7 +67,7 @@ class NodeChange:
     delete: tuple[PodSelector, ...] = ()
 
 
-def preparations(node: NodeView, rules: Rules) -> tuple[NodeChange, ...]:
+def preparations(node: NodeView, rules: DrainRules) -> tuple[NodeChange, ...]:
     """Before devices change: the cordon, then what notifies the other GPU clients."""
     match rules.care:
         case ClientCare.PAUSE_LABELS:
@@ -84,7 +84,11 @@ def preparations(node: NodeView, rules: Rules) -> tuple[NodeChange, ...]:
 
 
 def restorations(
-    node: NodeView, rules: Rules, *, plugin_config: str | None = None, stay_paused: bool = False
+    node: NodeView,
+    rules: DrainRules,
+    *,
+    plugin_config: str | None = None,
+    stay_paused: bool = False,
 ) -> tuple[NodeChange, ...]:
     """After the change, however it ended, and at the agent's start; `uncordoning` comes later.
 
@@ -113,7 +117,7 @@ def restorations(
 # distinguished from the agent; uncordoning ends both.
 
 
-def cordoning(node: NodeView, rules: Rules) -> tuple[NodeChange, ...]:
+def cordoning(node: NodeView, rules: DrainRules) -> tuple[NodeChange, ...]:
     """Nothing when no cordon is wanted, and when the node has one already, of any origin."""
     if not rules.cordon or node.unschedulable:
         return ()

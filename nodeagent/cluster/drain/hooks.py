@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.drain.changes import ClientCare, Rules
+from nodeagent.cluster.drain.changes import ClientCare, DrainRules
 from nodeagent.cluster.drain.evictor import Evictor
 from nodeagent.cluster.drain.finished_pods import FinishedPods
 from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals
 from nodeagent.cluster.drain.other_managers import OtherManagers
-from nodeagent.cluster.drain.owners import Owner
+from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.cluster.drain.preparation import Preparation
@@ -162,19 +162,19 @@ class ClusterHooks(ChangeHooks):
         await self._restore.shut_down(within=within)
 
 
-def rules_of(settings: KubernetesSettings) -> Rules:
+def rules_of(settings: KubernetesSettings) -> DrainRules:
     """The rules of a drain by the settings; raises UsageError."""
     try:
         plugin_pods = tuple(map(PodSelector.of, settings.plugin_pods))
     except ValueError as error:
         raise UsageError(f"kubernetes.plugin_pods: {error}") from error
     try:
-        tolerated = frozenset(map(Owner, settings.tolerate))
+        tolerated = frozenset(map(OtherManager, settings.tolerate))
     except ValueError as error:
         raise UsageError(
-            f"kubernetes.tolerate: {error}", remedy=f"accepted: {', '.join(Owner)}"
+            f"kubernetes.tolerate: {error}", remedy=f"accepted: {', '.join(OtherManager)}"
         ) from error
-    return Rules(
+    return DrainRules(
         ClientCare(settings.clients),
         settings.cordon,
         plugin_pods,

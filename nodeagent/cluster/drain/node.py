@@ -25,7 +25,7 @@ from nodeagent.cluster.client.node_view import (
     text_in,
     view_of,
 )
-from nodeagent.cluster.drain.changes import NodeChange, Rules
+from nodeagent.cluster.drain.changes import DrainRules, NodeChange
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
@@ -67,7 +67,7 @@ class DrainedNode:
 
     access: ClusterAccess
     name: str
-    rules: Rules
+    rules: DrainRules
     intervals: DrainIntervals
     wake: Callable[[str], None]
     report: Callable[[EventType, str], None]

@@ -9,7 +9,7 @@ import structlog
 
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.drain.node import DrainedNode
-from nodeagent.cluster.drain.owners import Owner, claims, owned_by_others
+from nodeagent.cluster.drain.owners import OtherManager, claims, owned_by_others
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.event_log import EventType
 
@@ -51,7 +51,9 @@ class OtherManagers:
 
     def may_have_paused(self) -> bool:
         """Whether a manager is here, tolerated or not, that pauses the same labels for its work."""
-        return Owner.MIG_MANAGER in claims(self.node.known, self.node.pods, source=self.source)
+        return OtherManager.MIG_MANAGER in claims(
+            self.node.known, self.node.pods, source=self.source
+        )
 
     async def _read_node(self) -> None:
         """Before the Node has been seen for the first time."""

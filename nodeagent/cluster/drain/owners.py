@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the client of the API server is not pure
 Pods = tuple[Pod, ...] | None
 
 
-class Owner(StrEnum):
+class OtherManager(StrEnum):
     """As a setting writes them."""
 
     MIG_MANAGER = "mig-manager"
@@ -53,7 +53,7 @@ _INSTASLICE_PODS = ("instaslice-daemonset", "das-daemonset")
 _INSTASLICE_RESOURCES = ("mig.das.com/", "instaslice.redhat.com/mig-")
 
 
-def claims(node: NodeView, pods: Pods, *, source: str = "") -> dict[Owner, str]:
+def claims(node: NodeView, pods: Pods, *, source: str = "") -> dict[OtherManager, str]:
     """The other managers of this node's GPUs, each with the first evidence of it.
 
     `pods` None: it is not known which pods are on the node. `source` is the agent's own plan
@@ -64,7 +64,7 @@ def claims(node: NodeView, pods: Pods, *, source: str = "") -> dict[Owner, str]:
 
 
 def owned_by_others(
-    node: NodeView, pods: Pods, *, source: str = "", tolerated: Collection[Owner] = ()
+    node: NodeView, pods: Pods, *, source: str = "", tolerated: Collection[OtherManager] = ()
 ) -> tuple[Problem, ...]:
     """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
     return tuple(
@@ -164,31 +164,31 @@ def _instaslice(node: NodeView, pods: Pods) -> Iterator[str]:
 
 
 _KNOWN: Final = {
-    Owner.MIG_MANAGER: _Known(
+    OtherManager.MIG_MANAGER: _Known(
         "NVIDIA's mig-manager",
         lambda _, pods: _pods_with(pods, "app", "nvidia-mig-manager"),
         f"switch it off: the node label {MIG_MANAGER_LABEL}=false, or migManager.enabled=false in "
         "the GPU Operator's values",
         label=(MIG_MANAGER_LABEL, "true"),
     ),
-    Owner.NOS: _Known(
+    OtherManager.NOS: _Known(
         "nos' mig-agent",
         _nos,
         "take its DaemonSet away; its partitioner can go on with this agent, plan.source: nos",
         label=(NOS_LABEL, "mig"),
         source="nos",
     ),
-    Owner.DRA: _Known(
+    OtherManager.DRA: _Known(
         "NVIDIA's DRA driver",
         _dra,
         "switch its feature gate DynamicMIG off, or leave this node's GPUs to it",
     ),
-    Owner.HAMI: _Known(
+    OtherManager.HAMI: _Known(
         "HAMi",
         _hami,
         "give the node another operatingmode in HAMi's configuration, or leave its GPUs to it",
     ),
-    Owner.INSTASLICE: _Known(
+    OtherManager.INSTASLICE: _Known(
         "InstaSlice", _instaslice, "take its DaemonSet off this node, or leave its GPUs to it"
     ),
 }

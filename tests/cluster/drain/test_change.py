@@ -13,8 +13,8 @@ from nodeagent.cluster.drain.changes import (
     PLUGIN_CONFIG,
     RESTART_DUE,
     ClientCare,
+    DrainRules,
     NodeChange,
-    Rules,
     cordoning,
     leaving_pods,
     preparations,
@@ -37,9 +37,9 @@ NODE = NodeView(labels=LABELS)
 H100 = with_instances(card("h100-80gb"), [("7g.80gb", 0)])
 
 
-def rules(care: ClientCare, *, cordon: bool = True) -> Rules:
+def rules(care: ClientCare, *, cordon: bool = True) -> DrainRules:
     """The settings."""
-    return Rules(
+    return DrainRules(
         care,
         cordon,
         (PLUGIN_POD,),
@@ -72,7 +72,7 @@ def played(node: NodeView, changes: Iterable[NodeChange]) -> NodeView:
     return node
 
 
-def restored(node: NodeView, rules: Rules) -> tuple[NodeChange, ...]:
+def restored(node: NodeView, rules: DrainRules) -> tuple[NodeChange, ...]:
     """All that is put back, the cordon last."""
     uncordon = uncordoning(node)
     return (*restorations(node, rules), *([uncordon] if uncordon else []))

@@ -10,7 +10,7 @@ from nodeagent.cluster.drain.owners import (
     HAMI_REGISTER,
     MIG_MANAGER_LABEL,
     NOS_LABEL,
-    Owner,
+    OtherManager,
     claims,
     owned_by_others,
 )
@@ -52,19 +52,22 @@ def unlisted(**node: Mapping[str, str]) -> Known:
 
 def test_each_is_recognised_and_named() -> None:
     """One of them is one refusal, which says by what it was seen and how it is switched off."""
-    cases: list[tuple[Known, Owner]] = [
-        (here(MIG_MANAGER), Owner.MIG_MANAGER),
-        (unlisted(labels={MIG_MANAGER_LABEL: "true"}), Owner.MIG_MANAGER),
-        (here(MIG_AGENT), Owner.NOS),
-        (unlisted(labels={NOS_LABEL: "mig"}), Owner.NOS),
-        (here(pod(gates="MPSSupport=false,DynamicMIG=true,", **DRA)), Owner.DRA),
-        (here(pod(gates="DynamicMIG=True", **NEW_DRA)), Owner.DRA),
-        (here(HAMI, annotations={HAMI_REGISTER: HAMI_MIG}), Owner.HAMI),
-        (unlisted(annotations={HAMI_REGISTER: HAMI_MIG}), Owner.HAMI),
-        (unlisted(annotations={HAMI_REGISTER: "GPU-0,7,40960,100,A100,0,true,0,mig:"}), Owner.HAMI),
-        (here(pod(name="instaslice-daemonset")), Owner.INSTASLICE),
-        (here(pod(app="das-daemonset")), Owner.INSTASLICE),
-        (unlisted(allocatable={"mig.das.com/1g.5gb": "7"}), Owner.INSTASLICE),
+    cases: list[tuple[Known, OtherManager]] = [
+        (here(MIG_MANAGER), OtherManager.MIG_MANAGER),
+        (unlisted(labels={MIG_MANAGER_LABEL: "true"}), OtherManager.MIG_MANAGER),
+        (here(MIG_AGENT), OtherManager.NOS),
+        (unlisted(labels={NOS_LABEL: "mig"}), OtherManager.NOS),
+        (here(pod(gates="MPSSupport=false,DynamicMIG=true,", **DRA)), OtherManager.DRA),
+        (here(pod(gates="DynamicMIG=True", **NEW_DRA)), OtherManager.DRA),
+        (here(HAMI, annotations={HAMI_REGISTER: HAMI_MIG}), OtherManager.HAMI),
+        (unlisted(annotations={HAMI_REGISTER: HAMI_MIG}), OtherManager.HAMI),
+        (
+            unlisted(annotations={HAMI_REGISTER: "GPU-0,7,40960,100,A100,0,true,0,mig:"}),
+            OtherManager.HAMI,
+        ),
+        (here(pod(name="instaslice-daemonset")), OtherManager.INSTASLICE),
+        (here(pod(app="das-daemonset")), OtherManager.INSTASLICE),
+        (unlisted(allocatable={"mig.das.com/1g.5gb": "7"}), OtherManager.INSTASLICE),
     ]
     for (node, pods), owner in cases:
         [(found, evidence)] = claims(node, pods).items()
@@ -110,5 +113,5 @@ def test_the_label_of_our_own_protocol_is_no_evidence() -> None:
 def test_several_are_all_named() -> None:
     """A user who switches one off sees the next at once."""
     node, pods = here(MIG_AGENT, MIG_MANAGER)
-    assert claims(node, pods).keys() == {Owner.MIG_MANAGER, Owner.NOS}
-    assert len(owned_by_others(node, pods, tolerated={Owner.NOS})) == 1
+    assert claims(node, pods).keys() == {OtherManager.MIG_MANAGER, OtherManager.NOS}
+    assert len(owned_by_others(node, pods, tolerated={OtherManager.NOS})) == 1
