@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from nodeagent.metrics.catalogue import Field, Level
 from nodeagent.metrics.exposition import Family, LabelBlocks, decimals, whole
 from nodeagent.metrics.samples import Labels, SampleSet, Slice, Subject, Value, WholeGpu
-from nodeagent.metrics.selection import Selection, WantedLabel
+from nodeagent.metrics.selection import SelectedLabel, Selection
 from nodeagent.metrics.sources import Event, Number
 from nodeagent.structs import Struct
 
@@ -116,7 +116,7 @@ def _of_part(part: Subject, whole: Subject) -> Subject:
     return Subject(part.entity, tuple(dict((*part.attributes, *whole.attributes)).items()))
 
 
-def label_texts(sample: SampleSet, labels: tuple[WantedLabel, ...]) -> Mapping[str, Labels]:
+def label_texts(sample: SampleSet, labels: tuple[SelectedLabel, ...]) -> Mapping[str, Labels]:
     """The labels that text fields and numbers became: for the node, and for each GPU.
 
     One whose value is not known is left out.

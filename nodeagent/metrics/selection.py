@@ -36,7 +36,7 @@ class NoCounters(NodeagentError):
     """A file of counters selects nothing at all; the message says what is wrong with its lines."""
 
 
-class Wanted(Struct, frozen=True):
+class SelectedField(Struct, frozen=True):
     """A field to be written under `name`, with the type and the help that the file gives it."""
 
     field: Field
@@ -45,14 +45,14 @@ class Wanted(Struct, frozen=True):
     help: str
 
 
-class WantedLabel(Struct, frozen=True):
+class SelectedLabel(Struct, frozen=True):
     """A field to become the label `name` of every metric."""
 
     field: Field | TextField
     name: str
 
 
-class Finding(Struct, frozen=True):
+class LineFault(Struct, frozen=True):
     """What is wrong with one line (counted from 1), and what would be right."""
 
     line: int
@@ -60,16 +60,16 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
 
     def __str__(self) -> str:
-        told = f"line {self.line}: {self.message}"
-        return f"{told} ({self.remedy})" if self.remedy else told
+        found = f"line {self.line}: {self.message}"
+        return f"{found} ({self.remedy})" if self.remedy else found
 
 
 class Selection(Struct, frozen=True):
     """What a file selects. Metrics are in the order of their field ids, labels by name."""
 
-    metrics: tuple[Wanted, ...]
-    labels: tuple[WantedLabel, ...]
-    findings: tuple[Finding, ...] = ()
+    metrics: tuple[SelectedField, ...]
+    labels: tuple[SelectedLabel, ...]
+    findings: tuple[LineFault, ...] = ()
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -107,18 +107,18 @@ def read_selection(text: str) -> Selection:
             f"the file of counters has {lines:,} lines; at most {MOST_LINES:,} are read",
             remedy="keep the lines of the fields to export; dcgm-exporter's own file is a start",
         )
-    metrics: dict[str, Wanted] = {}
-    labels: dict[str, WantedLabel] = {}
-    findings: list[Finding] = []
+    metrics: dict[str, SelectedField] = {}
+    labels: dict[str, SelectedLabel] = {}
+    findings: list[LineFault] = []
     for record in records(text):
         match _read(record, suggest=len(findings) < _MOST_SUGGESTIONS):
-            case Finding() as finding:
+            case LineFault() as finding:
                 findings.append(finding)
-            case Wanted() as wanted if wanted.name in metrics:
-                findings.append(Finding(record.line, f"{wanted.name} is there a second time"))
-            case Wanted() as wanted:
+            case SelectedField() as wanted if wanted.name in metrics:
+                findings.append(LineFault(record.line, f"{wanted.name} is there a second time"))
+            case SelectedField() as wanted:
                 metrics[wanted.name] = wanted
-            case WantedLabel() as label:
+            case SelectedLabel() as label:
                 labels[label.name] = label
     if not metrics and not labels:
         told = "; ".join(map(str, findings[:3])) or "it has no line that is no comment"
@@ -134,12 +134,12 @@ def read_selection(text: str) -> Selection:
     )
 
 
-def _read(record: Record, *, suggest: bool) -> Wanted | WantedLabel | Finding:
+def _read(record: CsvRecord, *, suggest: bool) -> SelectedField | SelectedLabel | LineFault:
     if record.fault:
-        return Finding(record.line, record.fault)
+        return LineFault(record.line, record.fault)
     if len(record.fields) != 3:
         found = len(record.fields)
-        return Finding(
+        return LineFault(
             record.line,
             f"{found} value{'s' if found != 1 else ''} where field, type and help are needed",
             remedy="put a help with commas into quotation marks" if found > 3 else "",
@@ -149,32 +149,32 @@ def _read(record: Record, *, suggest: bool) -> Wanted | WantedLabel | Finding:
     if row is None:
         return _unknown(record.line, name, suggest=suggest)
     if kind not in _TYPES:
-        return Finding(
+        return LineFault(
             record.line, f"{name} has the type {_shown(kind)}", remedy=f"one of {', '.join(_TYPES)}"
         )
     if kind == "label":
-        return WantedLabel(row, name)
+        return SelectedLabel(row, name)
     if isinstance(row, TextField):
-        return Finding(
+        return LineFault(
             record.line, f"{name} is a text, not a number", remedy="its type can only be label"
         )
     if isinstance(row.whole, Composed):
-        return Finding(
+        return LineFault(
             record.line,
             f"{name} is made up by dcgm-exporter itself and not exported here",
             remedy=_INSTEAD[row.whole.composition],
         )
     # One value for each thing is neither a histogram nor a summary, whatever the file calls it.
     written = kind if kind in _WRITTEN_AS_TYPES else row.type.value
-    return Wanted(row, name, written, told)
+    return SelectedField(row, name, written, told)
 
 
-def _unknown(line: int, name: str, *, suggest: bool) -> Finding:
+def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:
     known = catalogue()
     if name in known.unavailable:
-        return Finding(line, f"{name} cannot be had from NVML, which is all that is asked here")
+        return LineFault(line, f"{name} cannot be had from NVML, which is all that is asked here")
     short = suggest and len(name) <= _LONGEST_SHOWN
-    return Finding(
+    return LineFault(
         line,
         f"there is no field {_shown(name)}",
         remedy=did_you_mean(name, known.by_name, cutoff=0.8) if short else "",
@@ -192,7 +192,7 @@ def _shown(value: str) -> str:
 # else a quotation mark is a fault. Blanks belong to the field.
 
 
-class Record(Struct, frozen=True):
+class CsvRecord(Struct, frozen=True):
     """The fields of a record that begins on `line` (from 1); `fault` says why it is none."""
 
     line: int
@@ -204,7 +204,7 @@ _QUOTED = r'"((?:[^"]|"")*+)"'
 _FIELD = re.compile(rf'(?:{_QUOTED}|([^",\n]*))(?=[,\n]|\Z)')
 
 
-def records(text: str) -> Iterator[Record]:
+def records(text: str) -> Iterator[CsvRecord]:
     """The records of a text. One with a fault ends with its line; the next begins after it."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     begin, line = 0, 1
@@ -218,18 +218,18 @@ def records(text: str) -> Iterator[Record]:
         begin = end + 1
 
 
-def _record(text: str, begin: int, end: int, line: int) -> tuple[Record, int]:
+def _record(text: str, begin: int, end: int, line: int) -> tuple[CsvRecord, int]:
     """The record that begins at a place, and where it ends."""
     fields: list[str] = []
     at = begin
     while True:
         field = _FIELD.match(text, at)
         if field is None:
-            return Record(line, fault=_fault(text, at)), end
+            return CsvRecord(line, fault=_fault(text, at)), end
         quoted, plain = field.groups()
         fields.append(plain if quoted is None else quoted.replace('""', '"'))
         if not text.startswith(",", field.end()):
-            return Record(line, tuple(fields)), field.end()
+            return CsvRecord(line, tuple(fields)), field.end()
         at = field.end() + 1
 
 

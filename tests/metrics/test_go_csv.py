@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.metrics.selection import Record, records
+from nodeagent.metrics.selection import CsvRecord, records
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a,b,c\n", [Record(1, ("a", "b", "c"))]),
-        ("a, b ,c", [Record(1, ("a", " b ", "c"))]),
-        ("\n\n# no, record\r\na,b\r\n", [Record(4, ("a", "b"))]),
-        (" # a blank before it: no comment", [Record(1, (" # a blank before it: no comment",))]),
-        ('a,"b, with ""comma""",c', [Record(1, ("a", 'b, with "comma"', "c"))]),
-        ('a,"two\nlines"\nb', [Record(1, ("a", "two\nlines")), Record(3, ("b",))]),
-        ('a,"",', [Record(1, ("a", "", ""))]),
-        ("a,,", [Record(1, ("a", "", ""))]),
-        ("\ufeffa", [Record(1, ("a",))]),
+        ("a,b,c\n", [CsvRecord(1, ("a", "b", "c"))]),
+        ("a, b ,c", [CsvRecord(1, ("a", " b ", "c"))]),
+        ("\n\n# no, record\r\na,b\r\n", [CsvRecord(4, ("a", "b"))]),
+        (" # a blank before it: no comment", [CsvRecord(1, (" # a blank before it: no comment",))]),
+        ('a,"b, with ""comma""",c', [CsvRecord(1, ("a", 'b, with "comma"', "c"))]),
+        ('a,"two\nlines"\nb', [CsvRecord(1, ("a", "two\nlines")), CsvRecord(3, ("b",))]),
+        ('a,"",', [CsvRecord(1, ("a", "", ""))]),
+        ("a,,", [CsvRecord(1, ("a", "", ""))]),
+        ("\ufeffa", [CsvRecord(1, ("a",))]),
         ("", []),
     ],
 )
-def test_records(text: str, expected: list[Record]) -> None:
+def test_records(text: str, expected: list[CsvRecord]) -> None:
     """Blanks are kept, quotation marks are taken off, comments and empty lines are nothing."""
     assert list(records(text)) == expected
 
@@ -41,4 +41,4 @@ def test_a_fault_ends_with_its_line(text: str, fault: str) -> None:
     broken, *rest = records(text)
     assert fault in broken.fault
     assert broken.line == 1
-    assert rest == [Record(2, ("c",))]
+    assert rest == [CsvRecord(2, ("c",))]
