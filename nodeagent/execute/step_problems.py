@@ -32,7 +32,7 @@ from nodeagent.views.text import gpu_words, layout_words, step_words, user_words
 _OTHER_PROGRAM = "look for another program that changes MIG instances on this node"
 
 
-def sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """An error in one sentence; one that is not ours is a fault in the agent."""
     if isinstance(error, NodeagentError):
         return error.message
@@ -45,12 +45,12 @@ def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
     remedy = error.remedy if isinstance(error, NodeagentError) else ""
     if isinstance(error, GpuInUse):
         users = user_words(seen, _instance_of(step, seen))
-        who = f"in use by {users}" if users else sentence(error)
+        who = f"in use by {users}" if users else error_sentence(error)
         remedy = remedy or "end what uses it, or wait for it"
         return Problem(Code.IN_USE, f"{what}: {who}", remedy, seen.uuid)
     code = Code.MPS if isinstance(step, StartMps | StopMps) else Code.STEP_FAILED
     code = Code.GPU_LOST if isinstance(error, GpuLost) else code
-    return Problem(code, f"{what}: {sentence(error)}", remedy, seen.uuid)
+    return Problem(code, f"{what}: {error_sentence(error)}", remedy, seen.uuid)
 
 
 def unreachable(seen: Gpu) -> Problem:
@@ -59,7 +59,7 @@ def unreachable(seen: Gpu) -> Problem:
     return Problem(code, f"{gpu_words(seen)} does not answer: {seen.access_reason}", gpu=seen.uuid)
 
 
-def reset_required(seen: Gpu, *, enabled: bool) -> Problem:
+def reset_pending(seen: Gpu, *, enabled: bool) -> Problem:
     """The mode was set and waits for a reset that the plan did not foresee."""
     return Problem(
         Code.RESET_REQUIRED,

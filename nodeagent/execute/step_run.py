@@ -17,13 +17,13 @@ from typing import Protocol
 from nodeagent.errors import DriverError, GpuInUse, GpuLost
 from nodeagent.execute.made_devices import MadeDevices
 from nodeagent.execute.step_problems import (
+    error_sentence,
     not_as_planned,
-    reset_required,
-    sentence,
+    reset_pending,
     step_failed,
     unreachable,
 )
-from nodeagent.gpu.workers import ended
+from nodeagent.gpu.workers import end_of
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
@@ -153,10 +153,10 @@ class StepRun:
         clock = asyncio.get_running_loop().time
         began = clock()
         running = asyncio.ensure_future(self._apply(step, first_of))
-        cancelled = await ended(running)
+        cancelled = await end_of(running)
         error = running.exception()
         result = StepResult.FAILED if error else StepResult.DONE
-        message = sentence(error) if error else ""
+        message = error_sentence(error) if error else ""
         self._report(number, StepReport(step, result, clock() - began, message))
         if cancelled:
             raise asyncio.CancelledError
@@ -209,7 +209,7 @@ class StepRun:
             steps = (*plan.steps[:number], *again.steps)
             self.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
         else:
-            required = reset_required(seen, enabled=step.enabled)
+            required = reset_pending(seen, enabled=step.enabled)
             self.pending = next(iter(again.problems), required)
 
     async def observe(self) -> Gpu:

@@ -22,7 +22,7 @@ from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observer import Observer, answers
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.recent import FRESH
-from nodeagent.gpu.steps.change import Change, cannot_restore, in_use, not_as_planned
+from nodeagent.gpu.steps.change import Change, cannot_restore, in_use, other_than_planned
 from nodeagent.gpu.steps.instances import (
     create_compute_instance,
     create_gpu_instance,
@@ -33,7 +33,7 @@ from nodeagent.gpu.steps.instances import (
 from nodeagent.gpu.steps.modes import set_compute_mode, set_mig_mode
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.users import UsageReading, UsageSource
-from nodeagent.gpu.workers import ended
+from nodeagent.gpu.workers import end_of
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import (
@@ -151,7 +151,7 @@ class Driver(Observer):
             case ResetGpu():
                 await _uncancelled(self._reset(step))
             case StartMps() | StopMps():
-                raise not_as_planned("the driver was asked to start or stop an MPS daemon")
+                raise other_than_planned("the driver was asked to start or stop an MPS daemon")
             case _:
                 assert_never(step)
 
@@ -212,7 +212,7 @@ class Driver(Observer):
         """In the GPU's thread. Indices may have moved since the step was planned."""
         found = gpu.identity().uuid
         if found != step.gpu:
-            raise not_as_planned(f"GPU {gpu.index} is not {step.gpu} any more but {found}")
+            raise other_than_planned(f"GPU {gpu.index} is not {step.gpu} any more but {found}")
         return Change(gpu, time.monotonic() + self._deadline, readings)
 
     async def _set_time_slice(self, step: SetTimeSlice) -> None:
@@ -245,7 +245,7 @@ class Driver(Observer):
             before = await self._read(gpu)
             _require_idle(before)
             if not await self.pool.shut_down():
-                raise not_as_planned(
+                raise other_than_planned(
                     f"{name} is not reset: another GPU hangs in the driver, and NVML cannot be "
                     "closed before its call returns"
                 )
@@ -257,9 +257,9 @@ class Driver(Observer):
                 await self.pool.start()
             after = await self._read_without_users(gpu)
         if not answers(after):
-            raise not_as_planned(f"{name} was reset, but then {after.access_reason}")
+            raise other_than_planned(f"{name} was reset, but then {after.access_reason}")
         if after.mig and after.mig.current != after.mig.pending:
-            raise not_as_planned(f"{name} was reset, but its MIG mode is still pending")
+            raise other_than_planned(f"{name} was reset, but its MIG mode is still pending")
 
     async def _enumerate(self, step: Step) -> None:
         """A GPU that was never listed is looked for."""
@@ -269,7 +269,7 @@ class Driver(Observer):
     def _gpu(self, step: GpuStep) -> GpuDevice:
         gpu = self.pool.find(step.gpu)
         if gpu is None:
-            raise not_as_planned(f"the driver does not list GPU {step.gpu} any more")
+            raise other_than_planned(f"the driver does not list GPU {step.gpu} any more")
         return gpu
 
 
@@ -292,7 +292,7 @@ def _require_idle(gpu: Gpu) -> None:
 async def _uncancelled(change: Coroutine[object, object, None]) -> None:
     """Run a change that has deadlines of its own; cancellation takes effect after it."""
     task = asyncio.ensure_future(change)
-    if await ended(task):
+    if await end_of(task):
         task.exception()  # retrieved, so that asyncio does not log it
         raise asyncio.CancelledError
     return task.result()

@@ -337,7 +337,7 @@ def _late(message: str, call: str = "") -> DeadlineExceeded:
     )
 
 
-async def ended(running: asyncio.Future[None]) -> bool:
+async def end_of(running: asyncio.Future[None]) -> bool:
     """Wait for the end of `running` whatever happens; True if cancelled meanwhile."""
     cancelled = False
     while not running.done():

@@ -73,7 +73,7 @@ def daemon_lines(daemon: Json, what: str) -> tuple[Line, ...]:
     )
 
 
-def device_words(daemon: Json) -> str:
+def daemon_place_words(daemon: Json) -> str:
     """`GPU 0`, `GPU 0 3g.40gb at 4`, or the UUID where no more is known."""
     if "gpu" not in daemon:
         return str(daemon.get("device", "?"))
@@ -100,7 +100,7 @@ def pod_words(process: Json) -> str:
 
 
 def _place(daemon: Json) -> str:
-    return f"{device_words(daemon)}: "
+    return f"{daemon_place_words(daemon)}: "
 
 
 def _share_words(name: str, share: Json) -> str:
@@ -117,7 +117,7 @@ def _state_span(daemon: Json) -> Span:
 
 def _daemon_row(daemon: Json) -> list[str | Span]:
     return [
-        device_words(daemon),
+        daemon_place_words(daemon),
         _state_span(daemon),
         *(str(daemon.get(key, _UNKNOWN)) for key in ("pid", "user", "restarts")),
         str(len(daemon.get("clients", ()))),
@@ -131,7 +131,7 @@ def _client_row(daemon: Json, client: Json) -> list[str | Span]:
     share = client.get("slot") or client.get("share")
     none = Span("none", Tone.WARNING) if client.get("findings") else _UNKNOWN
     return [
-        device_words(daemon),
+        daemon_place_words(daemon),
         *(str(client.get(key, _UNKNOWN)) for key in ("pid", "command", "user")),
         str(share) if share else none,
         *(gibibytes(int(memory[k])) if k in memory else _UNKNOWN for k in ("used", "limit")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeagent.terminal.mps_page import daemon_lines, device_words, pod_words, process_words
+from nodeagent.terminal.mps_page import daemon_lines, daemon_place_words, pod_words, process_words
 from nodeagent.terminal.page import (
     BLANK,
     GpuTitle,
@@ -196,7 +196,7 @@ def _mps_elsewhere(gpus: Sequence[Json], daemons: Sequence[Json]) -> tuple[Line,
     """Daemons whose device is not there any more."""
     known = {name for gpu in gpus for name in _device_names(gpu)}
     lost = [daemon for daemon in daemons if daemon.get("device") not in known]
-    rows = tuple(row for daemon in lost for row in daemon_lines(daemon, device_words(daemon)))
+    rows = tuple(row for daemon in lost for row in daemon_lines(daemon, daemon_place_words(daemon)))
     return (*rows, BLANK) if rows else ()
 
 

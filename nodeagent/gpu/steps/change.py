@@ -79,13 +79,13 @@ def find_instance(
     except DriverError as error:
         if error.code != NOT_FOUND:
             raise
-        raise not_as_planned(
+        raise other_than_planned(
             f"GPU instance {instance} ({name} at {placement}) is not there any more"
         ) from error
     profile = gpu.profile(info.profile_id)
     if profile is None or profile.name != name or info.placement != placement:
         now = profile.name if profile else f"profile {info.profile_id}"
-        raise not_as_planned(
+        raise other_than_planned(
             f"GPU instance {instance} is not {name} at {placement} any more but "
             f"{now} at {info.placement}"
         )
@@ -114,11 +114,11 @@ def mig_device(uuid: str) -> Device:
         return nvml.device_by_uuid(uuid)
     except DriverError as error:
         if error.code in {NOT_FOUND, INVALID_ARGUMENT}:
-            raise not_as_planned(f"there is no MIG device {uuid} any more") from error
+            raise other_than_planned(f"there is no MIG device {uuid} any more") from error
         raise
 
 
-def not_as_planned(found: str) -> DriverError:
+def other_than_planned(found: str) -> DriverError:
     """What was found is not what the step was planned for, or not what it should have become."""
     return DriverError(
         found,

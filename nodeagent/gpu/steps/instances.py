@@ -16,7 +16,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.recent import KnownDevice
-from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, not_as_planned
+from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, other_than_planned
 from nodeagent.gpu.users import MigDevice, ProcessLists, WholeGpu, merged
 from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Usage
 from nodeagent.plan.steps import (
@@ -52,7 +52,7 @@ def create_gpu_instance(change: Change, step: CreateGpuInstance) -> None:
     gpu = change.gpu
     profile = gpu.profile(step.profile_id)
     if profile is None or profile.name != step.profile:
-        raise not_as_planned(f"the GPU has no profile {step.profile} with id {step.profile_id}")
+        raise other_than_planned(f"the GPU has no profile {step.profile} with id {step.profile_id}")
     change.require_time(f"creating {step.profile} at {step.placement}")
     instance = nvml.create_gpu_instance(gpu.handle, step.profile_id, step.placement)
     try:
@@ -85,7 +85,7 @@ def _create_compute(
     info = change.read_back(lambda: nvml.compute_instance_info(compute))
     if info.profile_id != wanted.id:
         nvml.destroy_compute_instance(compute)
-        raise not_as_planned(
+        raise other_than_planned(
             f"a compute instance of profile {wanted.id} was asked for in {profile.name}, but the "
             f"driver made one of profile {info.profile_id}"
         )
@@ -103,7 +103,7 @@ def compute_profile_for(
     fitting = [compute for compute in offered if compute.slices == slices]
     if not fitting:
         sizes = ", ".join(str(size) for size in sorted({c.slices for c in offered})) or "none"
-        raise not_as_planned(
+        raise other_than_planned(
             f"a compute instance of {slices} slices was asked for in {profile.name}, which offers "
             f"{sizes}"
         )
@@ -169,7 +169,7 @@ def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> No
     instance, _ = find_instance(gpu, step.instance, step.profile, step.placement)
     doomed = _find(change, instance, step.instance, step.device)
     if doomed.id != step.compute:
-        raise not_as_planned(
+        raise other_than_planned(
             f"{step.device} is not compute instance {step.compute} any more but {doomed.id}"
         )
     if not gpu.recent.is_proved_idle(step.device):
@@ -201,12 +201,12 @@ def _devices(step: Destruction) -> tuple[str, ...]:
 def _find(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: str) -> _Doomed:
     """The compute instance behind a MIG device."""
     if not uuid:
-        raise not_as_planned(
+        raise other_than_planned(
             "it has a compute instance without MIG device, so its users are unknown"
         )
     known = _known(change, uuid)
     if known.gpu_instance != instance_id:
-        raise not_as_planned(f"{uuid} is not in GPU instance {instance_id} any more")
+        raise other_than_planned(f"{uuid} is not in GPU instance {instance_id} any more")
     handle = nvml.compute_instance_by_id(instance, known.compute_instance)
     return _Doomed(known.compute_instance, uuid, handle)
 
@@ -269,7 +269,7 @@ def _require_no_other_instance(
         for handle in nvml.compute_instances(instance, compute.id, gpu.room_for(profile)):
             found = nvml.compute_instance_info(handle).id
             if found not in known:
-                raise not_as_planned(f"{profile.name} now also has compute instance {found}")
+                raise other_than_planned(f"{profile.name} now also has compute instance {found}")
 
 
 def _require_no_other_user(

@@ -15,7 +15,7 @@ from nodeagent.gpu.steps.change import (
     cannot_restore,
     in_use,
     mig_device,
-    not_as_planned,
+    other_than_planned,
 )
 from nodeagent.gpu.steps.instances import require_idle
 from nodeagent.gpu.users import WholeGpu, merged, whole_gpu, with_users
@@ -53,7 +53,7 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
             return
     if status:
         raise driver_error(status, "nvmlDeviceSetMigMode")
-    raise not_as_planned(
+    raise other_than_planned(
         f"MIG mode was to become {_word(step.enabled)} and the driver reported success, but it is "
         f"{_found(after)}"
     )
@@ -129,7 +129,7 @@ def set_compute_mode(change: Change, step: SetComputeMode, *, original: Original
         if found is not None:
             gpu.recent.set_mode(step.device, found)
         if found is not step.mode:
-            raise not_as_planned(
+            raise other_than_planned(
                 f"the compute mode of {name} was to become {step.mode} and the driver reported "
                 f"success, but it is {found or 'one that is not known'}"
             )
