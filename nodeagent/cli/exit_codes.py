@@ -47,8 +47,7 @@ def of_verdict(verdict: Verdict, problems: Iterable[Problem]) -> ExitCode:
         case Verdict.IN_SYNC | Verdict.APPLICABLE:
             return ExitCode.DONE
         case Verdict.BLOCKED:
-            # Blocked by a reset that must come first, or by a GPU that does not answer: nobody's
-            # leaving will mend that.
+            # Where a reset must come first, or a GPU does not answer, no user's end helps.
             in_use = any(problem.code is Code.IN_USE for problem in problems)
             return ExitCode.BLOCKED if in_use else ExitCode.FAILED
         case Verdict.UNSATISFIABLE:

@@ -42,7 +42,7 @@ def is_simulated(options: Options) -> bool:
 
 
 def is_throwaway(options: Options) -> bool:
-    """Whether nobody can find the node after this command."""
+    """Whether the node is gone after this command."""
     return is_simulated(options) and options.state is None
 
 

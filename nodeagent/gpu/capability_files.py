@@ -41,7 +41,7 @@ class CapabilityHolders(Struct, frozen=True):
         return Usage(self._holders_of(device), known=not problem, reason=problem)
 
     def users_of_gpu(self, _: WholeGpu) -> Usage:
-        """Nobody: only instances have such files."""
+        """None: only instances have such files."""
         return Usage()
 
     def _holders_of(self, device: MigDevice) -> tuple[User, ...]:

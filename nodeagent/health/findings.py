@@ -69,7 +69,7 @@ class Place(Struct, frozen=True, order=True):
 
     @property
     def ids(self) -> tuple[str, int, int]:
-        """Tells places apart and sorts them; -1 stands for the whole."""
+        """Distinguishes places and sorts them; -1 stands for the whole."""
         none = -1
         return (
             self.gpu,
@@ -95,7 +95,7 @@ Key = tuple[str, int, str, int, int]  # cause, code and the ids of the place
 class Finding(Struct, frozen=True):
     """One thing that is wrong. `cause` names a row of the check table.
 
-    `code` tells findings of one cause apart: the XID, or the number of a link; -1 where there is
+    `code` distinguishes findings of one cause: the XID, or the number of a link; -1 where there is
     but one. `since` is when it was found first, `last` when last, `count` how often. `pid` is 0
     where no process is known. `pods` are joined later and never forgotten while it lasts.
     """

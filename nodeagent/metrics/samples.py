@@ -39,7 +39,7 @@ class WholeGpu(Struct, frozen=True):
 
 
 class Slice(Struct, frozen=True):
-    """A GPU instance. `generation` tells apart those that had the same id one after the other."""
+    """A GPU instance. `generation` distinguishes those that had the same id one after the other."""
 
     gpu: GpuIdentity
     profile: str
@@ -210,7 +210,7 @@ class MonotonicCounters:
         entity, generation = subject.entity, 0
         if isinstance(entity, Slice) and entity.generation:
             generation = entity.generation
-            entity = replace(entity, generation=0)  # no label tells it apart
+            entity = replace(entity, generation=0)  # no label distinguishes it
         series = (number, entity, subject.attributes)
         counted = self._running.get(series) or self._stopped.pop(series, None)
         counted = counted or _Counted(generation)

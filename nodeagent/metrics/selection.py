@@ -121,10 +121,10 @@ def read_selection(text: str) -> Selection:
             case SelectedLabel() as label:
                 labels[label.name] = label
     if not metrics and not labels:
-        told = "; ".join(map(str, findings[:3])) or "it has no line that is no comment"
+        faults = "; ".join(map(str, findings[:3])) or "it has no line that is no comment"
         more = f" (and {len(findings) - 3} more)" if len(findings) > 3 else ""
         raise NoCounters(
-            f"the file of counters selects nothing: {told}{more}",
+            f"the file of counters selects nothing: {faults}{more}",
             remedy="each line needs a field, a type and a help, with commas between them",
         )
     return Selection(
@@ -144,7 +144,7 @@ def _read(record: CsvRecord, *, suggest: bool) -> SelectedField | SelectedLabel 
             f"{found} value{'s' if found != 1 else ''} where field, type and help are needed",
             remedy="put a help with commas into quotation marks" if found > 3 else "",
         )
-    name, kind, told = (value.strip() for value in record.fields)
+    name, kind, meaning = (value.strip() for value in record.fields)
     row = catalogue().by_name.get(name)
     if row is None:
         return _unknown(record.line, name, suggest=suggest)
@@ -166,7 +166,7 @@ def _read(record: CsvRecord, *, suggest: bool) -> SelectedField | SelectedLabel 
         )
     # One value for each thing is neither a histogram nor a summary, whatever the file calls it.
     written = kind if kind in _WRITTEN_AS_TYPES else row.type.value
-    return SelectedField(row, name, written, told)
+    return SelectedField(row, name, written, meaning)
 
 
 def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:

@@ -1,6 +1,6 @@
-"""Where a field's value comes from: a closed union of the ways NVML has of telling something.
+"""Where a field's value comes from: a closed union of the ways in which NVML reports values.
 
-A row of the catalogue names its source; whoever samples groups the rows by it, so that one call
+A row of the catalogue names its source; the sampler groups the rows by it, so that one call
 serves all rows that need it. Functions and constants have pynvml's names. What comes back is put
 into the exported unit by the source's conversion.
 """
