@@ -8,14 +8,14 @@ devices that are in the slices leave; devices with a NoSchedule taint are passed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.store import Key
 
 DRIVER = "gpu.nodeagent.io"
-Device = dict[str, Any]
+Device = Mapping[str, Any]
 
 
 class Scheduler:
@@ -30,54 +30,22 @@ class Scheduler:
 
     def allocate(self, namespace: str, name: str, wanted: Callable[[Device], bool]) -> str:
         """Give the claim the first device that fits; its name, "" when none does."""
-        taken = dict(self._allocated())
-        for pool, slices in sorted(self._pools().items()):
-            for device in (d for one in slices for d in one["spec"].get("devices", ())):
-                tainted = any(t["effect"] != "None" for t in device.get("taints", ()))
-                if (pool, device["name"]) in taken or tainted or not wanted(device):
-                    continue
-                if self._fits(device, pool, slices, {d for p, d in taken if p == pool}):
-                    self._write(namespace, name, pool, device["name"])
-                    return str(device["name"])
-        return ""
+        pools = complete_pools(self._api.store.all("resourceslices"))
+        found = first_fit(pools, set(self._allocated()), wanted)
+        if found is None:
+            return ""
+        self._write(namespace, name, *found)
+        return found[1]
 
     def delete(self, namespace: str, name: str) -> None:
         """The claim goes, with its allocation."""
         self._api.store.delete(Key("resourceclaims", namespace, name))
 
-    def _pools(self) -> dict[str, list[Device]]:
-        found: dict[str, list[Device]] = {}
-        for one in self._api.store.all("resourceslices"):
-            if one["spec"]["driver"] == DRIVER:
-                found.setdefault(one["spec"]["pool"]["name"], []).append(one)
-        newest = {
-            pool: [s for s in slices if _generation(s) == max(map(_generation, slices))]
-            for pool, slices in found.items()
-        }
-        return {
-            pool: sorted(slices, key=lambda one: str(one["metadata"]["name"]))
-            for pool, slices in newest.items()
-            if slices[0]["spec"]["pool"]["resourceSliceCount"] == len(slices)
-        }
-
-    def _allocated(self) -> Iterator[tuple[tuple[str, str], str]]:
+    def _allocated(self) -> Iterator[tuple[str, str]]:
         for claim in self._api.store.all("resourceclaims"):
             allocation = claim.get("status", {}).get("allocation")
             for result in allocation["devices"]["results"] if allocation else ():
-                yield (result["pool"], result["device"]), claim["metadata"]["name"]
-
-    def _fits(self, device: Device, pool: str, slices: list[Device], taken: set[str]) -> bool:
-        free = {
-            name: int(counter["value"])
-            for one in slices
-            for counters in one["spec"].get("sharedCounters", ())
-            for name, counter in counters["counters"].items()
-        }
-        for other in (d for one in slices for d in one["spec"].get("devices", ())):
-            if other["name"] in taken:
-                for name, amount in _consumed(other).items():
-                    free[name] -= amount
-        return all(free[name] >= amount for name, amount in _consumed(device).items())
+                yield result["pool"], result["device"]
 
     def _write(self, namespace: str, name: str, pool: str, device: str) -> None:
         result = {"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}
@@ -86,6 +54,53 @@ class Scheduler:
             return {**claim, "status": {"allocation": {"devices": {"results": [result]}}}}
 
         self._api.store.change(Key("resourceclaims", namespace, name), allocated)
+
+
+def complete_pools(slices: Iterable[Device]) -> dict[str, list[Device]]:
+    """The driver's slices by pool, of each its newest generation; none of incomplete pools."""
+    found: dict[str, list[Device]] = {}
+    for one in slices:
+        if one["spec"]["driver"] == DRIVER:
+            found.setdefault(one["spec"]["pool"]["name"], []).append(one)
+    newest = {
+        pool: [s for s in slices if _generation(s) == max(map(_generation, slices))]
+        for pool, slices in found.items()
+    }
+    return {
+        pool: sorted(slices, key=lambda one: str(one["metadata"]["name"]))
+        for pool, slices in newest.items()
+        if slices[0]["spec"]["pool"]["resourceSliceCount"] == len(slices)
+    }
+
+
+def first_fit(
+    pools: Mapping[str, Sequence[Device]],
+    taken: Collection[tuple[str, str]],
+    wanted: Callable[[Device], bool],
+) -> tuple[str, str] | None:
+    """Pool and name of the first device that is wanted and fits; `taken` are such of others."""
+    for pool, slices in sorted(pools.items()):
+        for device in (d for one in slices for d in one["spec"].get("devices", ())):
+            tainted = any(t["effect"] != "None" for t in device.get("taints", ()))
+            if (pool, device["name"]) in taken or tainted or not wanted(device):
+                continue
+            if _fits(device, slices, {d for p, d in taken if p == pool}):
+                return pool, str(device["name"])
+    return None
+
+
+def _fits(device: Device, slices: Sequence[Device], taken: Collection[str]) -> bool:
+    free = {
+        name: int(counter["value"])
+        for one in slices
+        for counters in one["spec"].get("sharedCounters", ())
+        for name, counter in counters["counters"].items()
+    }
+    for other in (d for one in slices for d in one["spec"].get("devices", ())):
+        if other["name"] in taken:
+            for name, amount in _consumed(other).items():
+                free[name] -= amount
+    return all(free[name] >= amount for name, amount in _consumed(device).items())
 
 
 def of_profile(profile: str) -> Callable[[Device], bool]:
