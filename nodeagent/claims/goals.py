@@ -64,11 +64,17 @@ def _own(record: ClaimRecord, gpu: Gpu) -> Iterator[ClaimedDevice]:
 
 
 def _beside(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> Iterator[Reserved]:
-    """What other claims hold, and every other instance that is there."""
+    """Claims that hold the GPU as a whole, and every instance that is not the claim's own.
+
+    What others are still to get is left out: two that cannot be there together would keep
+    everything else from changing.
+    """
     held = tuple(reserved_on(gpu.uuid, others))
-    yield from held
-    known = {(one.profile, one.placement) for one in held}
+    yield from (one for one in held if one.placement is None)
+    owners = {(one.profile, one.placement): one for one in held}
     for instance in gpu.instances:
-        mine = any(device.was_made_as(instance) for device in _own(record, gpu))
-        if (instance.profile, instance.placement) not in known and not mine:
-            yield Reserved(instance.profile, instance.placement, _NOBODY)
+        place = instance.profile, instance.placement
+        if place in owners:
+            yield owners[place]
+        elif not any(device.was_made_as(instance) for device in _own(record, gpu)):
+            yield Reserved(*place, _NOBODY)

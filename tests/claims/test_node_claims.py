@@ -89,6 +89,22 @@ async def test_two_claims_never_have_the_same_part(node: SimulatedNode, home: Ho
         assert home.records() == [f"{UIDS[0]}.json"]
 
 
+async def test_one_that_has_to_wait_holds_up_no_other(node: SimulatedNode, home: Home) -> None:
+    """A card has one instance with media extensions; other claims come and go beside who waits."""
+    async with home.agent() as (claims, rig):
+        waits = home.claim(2, (pool(rig), "mig-1g-10gb-me-6"))
+        await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-me-0")))
+        await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-3")))
+        with pytest.raises(StillInUse, match=r"1g.10gb\+me at slice 0 \(claim team/trainer-0\)"):
+            await claims.prepare(*waits)
+        await claims.prepare(*home.claim(3, (pool(rig), "mig-1g-10gb-4")))
+        await claims.release(UIDS[1])
+        assert laid_out(node) == [(0, 1), (4, 1)]
+        await claims.release(UIDS[0])
+        await claims.prepare(*waits)
+        assert laid_out(node) == [(4, 1), (6, 1)]
+
+
 async def test_a_foreign_instance_is_named_and_stays(node: SimulatedNode, home: Home) -> None:
     """One that no claim has, in the claim's place; also after an attempt and a release."""
     async with home.agent() as (claims, rig):
