@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import Home
+
+_IN_MEMORY = Path("/dev/shm")  # a folder of its own is made there
 
 
 @pytest.fixture
@@ -19,6 +23,16 @@ def node() -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where the machine has that: records are synced to the disk at each write."""
+    if not os.access(_IN_MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    with TemporaryDirectory(prefix="nodeagent-test-", dir=_IN_MEMORY) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def home(folder: Path) -> Home:
     """A machine on which nothing was claimed yet."""
-    return Home(tmp_path)
+    return Home(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,30 @@ from typing import Any
 from nodeagent.claims.cdi_files import ToolkitEdits
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.decisions import Allocated
-from nodeagent.claims.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
+from nodeagent.claims.upkeep import Upkeep
 from nodeagent.errors import NodeagentError
+from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.gpu.capability_files import Instance
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import Policy
+from nodeagent.plan.steps import Destruction, Step
+from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.reconcile.reconciler import NodeDriver
 from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase as NodePhase
-from tests.rig import Rig, running
+from tests.rig import Rig, open_driver, running
 
 NODE = "gpu-node-0"
-UIDS = [f"0000000{n}-1111-2222-3333-444444444444" for n in range(9)]
+
+
+def uid(number: int) -> str:
+    """Of the claim with this number."""
+    return f"{number:08x}-1111-2222-3333-444444444444"
+
+
+UIDS = [uid(number) for number in range(9)]
 TOOLKIT = {
     "cdiVersion": "0.5.0",
     "kind": "nvidia.com/gpu",
@@ -31,9 +44,9 @@ TOOLKIT = {
 
 
 def capabilities() -> dict[int, Instance]:
-    """As /proc/driver/nvidia-caps/mig-minors has it for two GPUs."""
+    """As /proc/driver/nvidia-caps/mig-minors has it for eight GPUs."""
     numbers: dict[int, Instance] = {}
-    for gpu in range(2):
+    for gpu in range(8):
         for instance in range(15):
             for compute in (None, *range(8)):
                 numbers[len(numbers) + 3] = (gpu, instance, compute)
@@ -42,6 +55,25 @@ def capabilities() -> dict[int, Instance]:
 
 async def no_daemons() -> None:
     """There are none to be asked."""
+
+
+def allocated(*devices: tuple[str, str]) -> dict[str, Any]:
+    """The status of a claim with these pools and devices."""
+    results = [
+        {"request": f"r{i}", "driver": "gpu.nodeagent.io", "pool": pool, "device": device}
+        for i, (pool, device) in enumerate(devices)
+    ]
+    return {"allocation": {"devices": {"results": results}}}
+
+
+class Hardware(NodeReader):
+    """The driver, with the node as it was observed last; there are no daemons."""
+
+    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
+        await self._driver.insist_on_idle(steps)
+
+    async def apply(self, step: Step) -> None:
+        await self._driver.apply(step)
 
 
 class Home:
@@ -53,7 +85,7 @@ class Home:
         self.api_away = False
         self.pods: list[Allocated] | None = []  # what the kubelet lists; None: it does not answer
         self.claims: dict[tuple[str, str], Any] = {}
-        (folder / "etc-cdi").mkdir()
+        (folder / "etc-cdi").mkdir(parents=True)
         (folder / "etc-cdi" / "nvidia.json").write_text(json.dumps(TOOLKIT))
         self.records_dir = folder / "state" / "claims"
         self.cdi = folder / "cdi"
@@ -61,15 +93,11 @@ class Home:
     def claim(self, number: int, *devices: tuple[str, str], name: str = "") -> tuple[str, str, str]:
         """Allocate pools and devices to a claim; what the kubelet calls it."""
         name = name or f"trainer-{number}"
-        results = [
-            {"request": f"r{i}", "driver": "gpu.nodeagent.io", "pool": pool, "device": device}
-            for i, (pool, device) in enumerate(devices)
-        ]
         self.claims["team", name] = {
-            "metadata": {"namespace": "team", "name": name, "uid": UIDS[number]},
-            "status": {"allocation": {"devices": {"results": results}}},
+            "metadata": {"namespace": "team", "name": name, "uid": uid(number)},
+            "status": allocated(*devices),
         }
-        return "team", name, UIDS[number]
+        return "team", name, uid(number)
 
     def run_pod(self, claim: tuple[str, str, str], *keys: tuple[str, str]) -> None:
         """A pod has the claim's devices, given as pool and device."""
@@ -83,6 +111,54 @@ class Home:
             raise NodeagentError("the kubelet does not answer")
         return tuple(self.pods)
 
+    async def fetch(self, namespace: str, name: str) -> object | None:
+        """As the API server answers."""
+        if self.api_away:
+            raise NodeagentError("the API server does not answer")
+        return self.claims.get((namespace, name))
+
+    def _claims(
+        self,
+        change: Change,
+        observe: Callable[[], Awaitable[ObservedNode]],
+        daemons: ClaimDaemons | None = None,
+    ) -> NodeClaims:
+        return NodeClaims(
+            ClaimPlaces(NODE, self.boot_id, self.records_dir, self.cdi),
+            change=change,
+            fetch=self.fetch,
+            observe=observe,
+            capabilities=capabilities,
+            toolkit=ToolkitEdits([self.folder / "etc-cdi"]).read,
+            daemons=daemons or ClaimDaemons("1000", self.folder / "run", False, no_daemons),
+        )
+
+    @asynccontextmanager
+    async def core(
+        self, *, step_deadline: float = 5.0
+    ) -> AsyncIterator[tuple[NodeClaims, Hardware]]:
+        """One life of the claims alone on the driver, without the loop beside them."""
+        driver, observation = open_driver(step_deadline=step_deadline), LastObservation()
+
+        async def observe() -> ObservedNode:
+            assert observation.node
+            return observation.node
+
+        async with Hardware(driver, lambda _: None, observation) as hardware:
+            await hardware.observe()
+            changes = GpuChanges(Policy(), changed=lambda: None)
+            changes.open(hardware)
+            claims = self._claims(changes.change, observe)
+            await claims.load()
+            try:
+                yield claims, hardware
+            finally:
+                await changes.close()
+
+    def upkeep(self, claims: NodeClaims) -> Upkeep:
+        """The agent's own, on a node without a plan."""
+        return Upkeep(claims, allocations=self.allocations, planned=frozenset)
+
     @asynccontextmanager
     async def agent(
         self,
@@ -92,12 +168,7 @@ class Home:
     ) -> AsyncIterator[tuple[NodeClaims, Rig]]:
         """One agent's life, without a plan; with MPS where its parts are given."""
 
-        async def fetch(namespace: str, name: str) -> object | None:
-            if self.api_away:
-                raise NodeagentError("the API server does not answer")
-            return self.claims.get((namespace, name))
-
-        async def observe() -> Any:
+        async def observe() -> ObservedNode:
             return rig.state.observed
 
         rig = Rig(
@@ -105,15 +176,7 @@ class Home:
             driver=driver,
             beside=lambda *goal: claims.beside(*goal),  # noqa: PLW0108  # made below
         )
-        claims = NodeClaims(
-            ClaimPlaces(NODE, self.boot_id, self.records_dir, self.cdi),
-            change=rig.changes.change,
-            fetch=fetch,
-            observe=observe,
-            capabilities=capabilities,
-            toolkit=ToolkitEdits([self.folder / "etc-cdi"]).read,
-            daemons=daemons or ClaimDaemons("1000", self.folder / "run", False, no_daemons),
-        )
+        claims = self._claims(rig.changes.change, observe, daemons)
         await claims.load()
         async with running(rig):
             rig.control.offer(NoPlan("no plan"))
@@ -126,7 +189,13 @@ class Home:
 
     def records(self) -> list[str]:
         """Names of the files."""
-        return sorted(path.name for path in self.records_dir.iterdir())
+        folder = self.records_dir
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def pool_of(node: SimulatedNode, gpu: int = 0) -> str:
+    """Of a simulated GPU by index."""
+    return f"{NODE}/{node.card(gpu).identity.uuid.lower()}"
 
 
 def pool(rig: Rig, gpu: int = 0) -> str:

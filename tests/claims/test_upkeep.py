@@ -20,15 +20,10 @@ from tests.rig import Rig
 DEVICE = "mig-1g-10gb-2"
 
 
-def upkeep(claims: NodeClaims, home: Home) -> Upkeep:
-    """The agent's own, on a node without a plan."""
-    return Upkeep(claims, allocations=home.allocations, planned=frozenset)
-
-
 async def messages(claims: NodeClaims, home: Home, rig: Rig) -> list[str]:
     """What is amiss after a round that sees the node as it is now."""
     await rig.round()
-    return [problem.message for problem in await upkeep(claims, home).round()]
+    return [problem.message for problem in await home.upkeep(claims).round()]
 
 
 def recorded(home: Home) -> ClaimRecord:
@@ -104,7 +99,7 @@ async def test_a_process_that_came_since_the_node_was_observed(
         await rig.round()
         home.claims.clear()
         node.occupy(device.uuid, pid=4711, command="train")
-        [problem] = await upkeep(claims, home).round()
+        [problem] = await home.upkeep(claims).round()
         assert problem.code is Code.IN_USE
         assert "4711" in problem.message
         assert laid_out(node) == [(2, 1)]
@@ -278,7 +273,7 @@ async def test_beside_calls_of_the_kubelets(node: SimulatedNode, home: Home) -> 
     """Rounds during prepare and release find nothing to mend, and take nothing away."""
     async with home.agent() as (claims, rig):
         names = [home.claim(n, (pool(rig), f"mig-1g-10gb-{n}")) for n in range(7)]
-        care = upkeep(claims, home)
+        care = home.upkeep(claims)
         for call in (
             [claims.prepare(*name) for name in names],
             [claims.release(uid) for uid in UIDS[:7]],
