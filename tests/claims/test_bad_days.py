@@ -1,0 +1,246 @@
+"""Bad days: what the user of a pod reads when something fails, and that it mends itself.
+
+Others are where their part is tested: a kubelet that restarts in `cluster/kubelet/plugin`, reboots
+and claims of vanished pods in `test_upkeep`, crashes in `test_crash_matrix`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from nodeagent.claims.allocation import ClaimRefused
+from nodeagent.claims.cdi import file_name
+from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.cluster.client import requests
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, StillWorking
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
+from nodeagent.errors import NodeagentError
+from nodeagent.simulation import SimulatedNode, simulated
+from tests.claims.borders import Border, WatchedHome, watched
+from tests.claims.machine import UIDS, Home, allocated, laid_out, pool_of
+from tests.cluster.client.rig import kubeconfig
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.store import Key
+
+DEVICE = "mig-1g-10gb-2"
+CREATE = "nvmlDeviceCreateGpuInstance*"
+SOON = 30.0  # seconds that anything may take on a busy machine
+
+
+class Cluster(Home):
+    """A machine whose claims are at an API server."""
+
+    access: ClusterAccess
+
+    async def fetch(self, namespace: str, name: str) -> object | None:
+        return await self.access.find(requests.get_claim(namespace, name))
+
+
+class Service:
+    """The claims as the kubelet's calls reach them."""
+
+    def __init__(self, claims: NodeClaims) -> None:
+        self._claims = claims
+
+    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+        await self._claims.prepare(claim.namespace, claim.name, claim.uid)
+        return ()
+
+    async def release(self, claim: ClaimName) -> None:
+        await self._claims.release(claim.uid)
+
+
+# --- the cluster ----------------------------------------------------------------------------------
+
+
+async def test_the_api_server_is_away(node: SimulatedNode, folder: Path) -> None:
+    """Nothing is made before the claim can be read; a claim that is deleted meanwhile is no
+    fault.
+    """
+    home = Cluster(folder)
+    async with ApiServer() as api:
+        home.access = ClusterAccess(kubeconfig(folder, api.url))
+        body = {"metadata": {"name": "trainer"}, "status": allocated((pool_of(node), DEVICE))}
+        made = api.store.create("resourceclaims", "team", body)
+        claim = "team", "trainer", str(made["metadata"]["uid"])
+        async with home.access, home.core() as (claims, _):
+            await api.stop()
+            with pytest.raises(NodeagentError) as away:
+                await claims.prepare(*claim)
+            assert str(away.value) == (
+                f"{api.url} does not answer the ResourceClaim team/trainer: Connection refused "
+                "(the agent goes on with what it knows and tries again)"
+            )
+            assert (laid_out(node), home.records()) == ([], [])
+            await api.start()
+            await claims.prepare(*claim)
+            assert laid_out(node) == [(2, 1)]
+            await api.stop()
+            await claims.release(claim[2])  # which needs no claim
+            assert (laid_out(node), home.records()) == ([], [])
+            await api.start()
+            api.store.delete(Key("resourceclaims", "team", "trainer"))
+            with pytest.raises(ClaimRefused) as gone:
+                await claims.prepare(*claim)
+            assert str(gone.value) == (
+                "claim team/trainer is gone (its pods are made again with it)"
+            )
+
+
+async def test_128_claims_at_once(home: Home) -> None:
+    """On eight cards with room for 56: whoever comes too late reads who has the device."""
+    with simulated("h100-80gb:8") as node:
+        devices = [(pool_of(node, n % 8), f"mig-1g-10gb-{n // 8 % 7}") for n in range(128)]
+        names = [home.claim(n, device) for n, device in enumerate(devices)]
+        async with home.core() as (claims, _):
+            answers = await asyncio.gather(
+                *(claims.prepare(*name) for name in names), return_exceptions=True
+            )
+            late = [(n, str(a)) for n, a in enumerate(answers) if isinstance(a, ClaimRefused)]
+            assert sum(isinstance(answer, tuple) for answer in answers) == 56
+            assert [n for n, _ in late] == list(range(56, 128))
+            for n, message in late:
+                pool, device = devices[n]
+                [holder] = [m for m in range(56) if devices[m] == (pool, device)]
+                assert message == (
+                    f"claim team/trainer-{n} was allocated what is held already: {device} of claim "
+                    f"team/trainer-{holder} (wait until that one's pods have ended, or delete this "
+                    "one's pods so that they are scheduled anew)"
+                )
+            assert sum(len(laid_out(node, gpu)) for gpu in range(8)) == 56
+            await asyncio.gather(*(claims.release(uid) for _, _, uid in names))
+        assert sum(len(laid_out(node, gpu)) for gpu in range(8)) == 0
+        assert (home.records(), home.files()) == ([], [])
+
+
+# --- the driver -----------------------------------------------------------------------------------
+
+
+async def test_a_driver_that_hangs_in_create(node: SimulatedNode, home: Home) -> None:
+    """The call ends in time, the work goes on, and the next call finds it done."""
+    async with home.core() as (claims, _):
+        calls = ClaimCalls(Service(claims), answer_within=0.2)
+        name = ClaimName(*home.claim(0, (pool_of(node), DEVICE)))
+        hang = node.inject(CREATE, hang=True)
+        for _ in range(2):
+            with pytest.raises(StillWorking) as caught:
+                await calls.prepare(name)
+            assert str(caught.value) == (
+                f"still working on claim team/trainer-0 (uid {UIDS[0]}): preparing it takes more "
+                "than 0.2 s (that goes on, and the kubelet's next call finds it done)"
+            )
+        node.clear_faults(hang)
+        await until_prepared(lambda: calls.prepare(name))
+        assert laid_out(node) == [(2, 1)]
+        assert len(node.journal.named(CREATE)) == 1
+
+
+async def test_a_driver_that_hangs_for_long(node: SimulatedNode, home: Home) -> None:
+    """The step is given up, and the card left alone; what the call made after all is adopted."""
+    async with home.core(step_deadline=1.0) as (claims, _):
+        name = home.claim(0, (pool_of(node), DEVICE))
+        hang = node.inject(CREATE, hang=True)
+        with pytest.raises(NodeagentError) as caught:
+            await claims.prepare(*name)
+        assert str(caught.value) == (
+            "claim team/trainer-0: GPU 0: could not create 1g.10gb at 2: GPU 0: creating 1g.10gb "
+            "at 2:1 did not return within 1 s; nvmlDeviceCreateGpuInstanceWithPlacement is still "
+            "in the driver (look for NVRM lines in the kernel log (dmesg); if it lasts, reboot "
+            "the node)"
+        )
+        node.clear_faults(hang)
+        await until_prepared(lambda: claims.prepare(*name))
+        assert laid_out(node) == [(2, 1)]
+        assert len(node.journal.named(CREATE)) == 1
+
+
+async def until_prepared(prepare: Callable[[], Awaitable[object]]) -> None:
+    """The kubelet asks again until it succeeds."""
+    async with asyncio.timeout(SOON):
+        while True:
+            try:
+                await prepare()
+            except NodeagentError:
+                await asyncio.sleep(0.01)
+            else:
+                return
+
+
+async def test_a_driver_that_refuses_to_destroy(node: SimulatedNode, home: Home) -> None:
+    """Others come and go meanwhile; when it lets go, the agent ends what the kubelet began."""
+    async with home.core(step_deadline=1.0) as (claims, hardware):
+        await claims.prepare(*home.claim(0, (pool_of(node), DEVICE)))
+        refusal = node.inject("nvmlGpuInstanceDestroy", error="IN_USE", times=None)
+        with pytest.raises(NodeagentError) as caught:
+            await claims.release(UIDS[0])
+        assert str(caught.value) == (
+            "claim team/trainer-0: GPU 0: could not destroy 1g.10gb at 2: GPU 0: the GPU "
+            "instance is still in use, or still has compute instances "
+            "[nvmlGpuInstanceDestroy: InUse, NVML code 19] (end what uses it, or wait for it)"
+        )
+        assert laid_out(node) == [(2, 1)]
+        await claims.prepare(*home.claim(1, (pool_of(node), "mig-1g-10gb-5")))
+        node.clear_faults(refusal)
+        await hardware.observe()
+        await home.upkeep(claims).round()
+        assert laid_out(node) == [(5, 1)]
+        assert (home.records(), home.files()) == ([f"{UIDS[1]}.json"], [file_name(UIDS[1])])
+
+
+# --- the disk -------------------------------------------------------------------------------------
+
+
+def no_space() -> OSError:
+    """What writing raises."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_full_disk_at_each_write(folder: Path) -> None:
+    """Of records and the CDI file: nothing is begun that is not written down, and when there is
+    room again, the next call goes on.
+    """
+    full = 0
+    while True:
+        border = Border(full, error=no_space, concerns=lambda what: what.startswith("write"))
+        home = WatchedHome(folder / str(full))
+        with simulated("h100-80gb:1") as node, watched(node, home, border):
+            name = home.claim(0, (pool_of(node), DEVICE))
+            async with home.core() as (claims, _):
+                calls = partial(claims.prepare, *name), partial(claims.release, name[2])
+                messages = [said for call in calls if (said := await failing_once(call))]
+                assert (laid_out(node), home.records(), home.files()) == ([], [], [])
+        if not border.failed:
+            break
+        record, file = home.records_dir / f"{UIDS[0]}.json", home.cdi / file_name(UIDS[0])
+        if file.name in border.failed:
+            expected = (
+                f"{file} cannot be written: No space left on device (run as root, or set cdi.dir "
+                "to a directory that can be written)"
+            )
+        else:
+            expected = (
+                f"the record of claim team/trainer-0 cannot be kept ({record}): No space left on "
+                f"device (make room in {record.parent} and let the agent write there; it is tried "
+                "again)"
+            )
+        assert messages == [expected]
+        full += 1
+    assert full > 5
+
+
+async def failing_once(call: Callable[[], Awaitable[object]]) -> str:
+    """What is said where the first call fails; the second does not."""
+    try:
+        await call()
+    except NodeagentError as error:
+        await call()
+        return str(error)
+    return ""
