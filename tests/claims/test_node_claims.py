@@ -11,7 +11,7 @@ from nodeagent.claims.model import Phase
 from nodeagent.claims.records import read_records
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.simulation import SimulatedNode
-from tests.claims.machine import UIDS, Home, capabilities, laid_out, pool
+from tests.claims.machine import UIDS, Home, capabilities, laid_out, pool, pool_of
 
 
 async def test_a_slice_comes_with_the_claim_and_goes_with_it(
@@ -176,6 +176,21 @@ async def test_after_a_reboot_it_is_made_again(node: SimulatedNode, home: Home) 
         await claims.prepare(*other)
         await claims.release(UIDS[0])
         assert laid_out(node) == [(2, 1)]
+
+
+async def test_ids_of_before_a_reboot_mean_nothing(node: SimulatedNode, home: Home) -> None:
+    """Another program made an instance with the same id in the same place; it stays."""
+    async with home.core() as (claims, _):
+        [device] = await claims.prepare(*home.claim(0, (pool_of(node), "mig-1g-10gb-2")))
+    node.reboot()
+    home.boot_id = "second"
+    card = node.card(0)
+    with node.changes():
+        card.state.mig = card.state.pending = True
+        assert card.create_instance(profile=19, place=(2, 1)).id == device.instance
+    async with home.core() as (claims, _):
+        await claims.release(UIDS[0])
+        assert (laid_out(node), home.records()) == ([(2, 1)], [])
 
 
 async def test_allocated_anew_under_the_same_uid(node: SimulatedNode, home: Home) -> None:
