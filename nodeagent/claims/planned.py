@@ -42,7 +42,7 @@ def planned(goal: DesiredGpu, gpu: Gpu, held: Iterable[Reserved]) -> Planned:
         FixedInstance(one.profile, one.placement.start, kept_back=_kept_back(one))
         for one in _kept(wanted, own)
     )
-    is_there = _is_laid_out(wanted, own)
+    is_there = is_laid_out(wanted, own)
     return Planned(goal.mig, fixed, goal.dra, is_there=is_there, path=goal.path)
 
 
@@ -67,7 +67,7 @@ def _kept_back(instance: GpuInstance) -> str:
     return "the plan shares it by MPS" if device.mps else ""
 
 
-def _is_laid_out(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) -> bool:
+def is_laid_out(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) -> bool:
     """Whether all that the layout asks for is there, and nothing else."""
     asked = Counter((one.profile, one.slices) for one in wanted)
     found = Counter((one.profile, c.slices) for one in own for c in one.compute)
@@ -102,9 +102,9 @@ def _keeping(goal: DesiredGpu, gpu: Gpu, used: Reserved) -> DesiredGpu:
     """The goal with the device where it is."""
     whole = used.placement is None
     match goal.mig:
-        case None:
+        case None if not (whole and goal.mps):
             return goal
-        case MigDisabled() if whole:
+        case MigDisabled() if whole and goal.mps is None:
             return goal
         case MigEnabled() if not whole:
             return goal
@@ -117,14 +117,17 @@ def _keeping(goal: DesiredGpu, gpu: Gpu, used: Reserved) -> DesiredGpu:
 def _pinned(
     layout: Layout, gpu: Gpu, used: Reserved, reserved: Sequence[Reserved]
 ) -> Layout | None:
-    """The layout with one of its instances fixed there; None where that cannot be."""
+    """The layout with one of its instances fixed there, to be used as it is; None where that
+    cannot be.
+    """
     profile = gpu.profile(used.profile)
     if profile is None or used.placement is None:
         return None
     place = used.placement.start
     for start in (place, None):  # one that is there in any case, before one that may be anywhere
         for number, one in enumerate(layout.instances):
-            if (one.profile, one.slices, one.start) == (profile.name, profile.slices, start):
+            same = (one.profile, one.slices, one.start) == (profile.name, profile.slices, start)
+            if same and one.mps is None:
                 there = replace(one, start=place)
                 wanted = (*layout.instances[:number], there, *layout.instances[number + 1 :])
                 possible = best_layout(Card.of(gpu), wanted, (), reserved=reserved) is not None

@@ -8,11 +8,12 @@ from nodeagent.claims.goals import to_prepare, to_release
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.planned import beside_claims, planned
 from nodeagent.claims.wanted import FixedInstance, Planned
-from nodeagent.plan.desired import DesiredGpu, MigDisabled, MigEnabled, Reserved
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, Reserved
 from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.steps import StartMps
 from nodeagent.structs import replace
 from tests.claims.boards import mig_off, with_devices
 from tests.claims.samples import mig_device, mig_result, record
@@ -181,6 +182,31 @@ def test_a_whole_gpu_in_a_claim() -> None:
     assert "claim team/trainer" in on.problems[0].message
     off = DesiredGpu(MigDisabled(PATH), PATH)
     assert beside_claims(off, gpu, (), using) == off
+
+
+def test_a_plan_that_would_share_what_a_claim_uses() -> None:
+    """Its daemon would keep the claim's pods from their device, so it waits for the claim."""
+    gpu = with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1)])
+    using = [fixed_record(gpu, ("1g.10gb", 1))]
+    layout = wanted(gpu, [("1g.10gb", 2)])
+    one, other = layout.mig.instances if isinstance(layout.mig, Layout) else ()
+    one_shared = Layout((replace(one, mps=A), other), PATH)
+    found = plan_gpu(beside_claims(replace(layout, mig=one_shared), gpu, (), using), gpu)
+    [start] = [step for step in found.steps if isinstance(step, StartMps)]
+    assert start.placement == Placement(0, 1)
+    full = wanted(gpu, [("1g.10gb", 7)])
+    assert isinstance(full.mig, Layout)
+    all_shared = Layout(tuple(replace(one, mps=A) for one in full.mig.instances), PATH)
+    found = plan_gpu(beside_claims(replace(full, mig=all_shared), gpu, (), using), gpu)
+    assert found.verdict is Verdict.BLOCKED
+    assert "claim team/trainer" in found.problems[0].message
+    whole = mig_device(
+        gpu=gpu.uuid, profile="", placement=None, fixed=True, result=mig_result(device="gpu")
+    )
+    bare = without_mig(gpu)
+    for mig in (None, MigDisabled(PATH)):
+        goal = beside_claims(DesiredGpu(mig, PATH, mps=A), bare, (), [record(whole)])
+        assert plan_gpu(goal, bare).verdict is Verdict.BLOCKED
 
 
 def test_a_claim_that_only_uses_changes_nothing() -> None:
