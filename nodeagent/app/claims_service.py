@@ -21,6 +21,7 @@ from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
 from nodeagent.claims.node_offers import NodeOffers, goals_of
+from nodeagent.claims.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.records import FOLDER
 from nodeagent.claims.resource_slices import NodeReference
 from nodeagent.claims.upkeep import EVERY, Upkeep
@@ -31,7 +32,8 @@ from nodeagent.gpu.capability_files import capabilities
 from nodeagent.gpu.kernel import boot_id
 from nodeagent.gpu.pool import GpuPool
 from nodeagent.mps.setup import has_private_shm, places_of
-from nodeagent.plan.observed import ObservedNode, Placement
+from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.settings import Settings
@@ -51,7 +53,7 @@ _LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
 class ClaimsService:
     """Made where `dra.mode` is not off and there is a cluster; `load` before anything is planned.
 
-    Its `claims` say what of a plan's goal is possible beside them.
+    `places` are those of the plan's instances.
     """
 
     def __init__(
@@ -96,8 +98,20 @@ class ClaimsService:
                 gpu, goals_of(states.newest.plan), self.claims.records
             ),
         )
+        self.places = PlannedPlaces(planned_places_file(places.kept(FILE_NAME)))
         states.subscribe(lambda _: self._changed.set())
         cluster.publisher.on_allocatable.append(self._changed.set)
+
+    async def load(self) -> None:
+        """Read the records of claims and the places of planned instances. Raises nothing."""
+        await self.claims.load()
+        await asyncio.to_thread(self.places.load)
+
+    def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
+        """A plan's goal of the GPU beside what claims have there, with its instances in the places
+        that they had.
+        """
+        return self.places.as_before(self.claims.beside(goal, gpu), gpu)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -179,13 +193,14 @@ class ClaimsService:
                 self._refuse_beside_others(self._publisher)
                 state = self._states.newest
                 facts = await self._facts.read(state.observed.gpus)
-                offers = await asyncio.to_thread(
-                    self._offers.make,
+                gpus, goals, records = (
                     state.observed.gpus,
                     goals_of(state.plan),
                     self.claims.records,
-                    facts,
-                    int(time.time()),
+                )
+                await asyncio.to_thread(self.places.note, gpus, goals, records)
+                offers = await asyncio.to_thread(
+                    self._offers.make, gpus, goals, records, facts, int(time.time())
                 )
                 self._publisher.publish(offers)
                 await self._next()

@@ -144,7 +144,7 @@ class Agent:
         self._active_plan = ActivePlan(
             self._control,
             self._mps.host_for,
-            beside=self._claims.claims.beside if self._claims else lambda goal, _: goal,
+            beside=self._claims.beside if self._claims else lambda goal, _: goal,
         )
         self._sampling = SamplingService(
             driver,
@@ -163,7 +163,10 @@ class Agent:
         self._own_files = OwnFiles(
             places,
             lock,
-            (self._health.file, last_good, original.file),
+            (
+                *(self._health.file, last_good, original.file),
+                *((self._claims.places.file,) if self._claims else ()),
+            ),
             changed=lambda: self._control.nudge("the agent's own files changed"),
             repaired=self._mps.node.publish,
         )
@@ -234,7 +237,7 @@ class Agent:
         """Run until `stop`; raises the first failure of a service, alone or in a group."""
         await self._health.load()
         if self._claims:
-            await self._claims.claims.load()
+            await self._claims.load()
         self._events.add(EventType.STARTED, f"the agent of {self._node_name} started")
         if self._control.stopping:
             return

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.offer import WITHDRAWN
+from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import plan_text
 from tests.acceptance.test_claims import Cluster, cluster, folder
 from tests.cluster.client.rig import until
@@ -106,6 +107,24 @@ async def test_a_plan_and_pods_share_a_card(cluster: Cluster) -> None:
             cluster.scheduler.delete("team", claim.name)
         await until_status(cluster.api, in_sync(SEVEN))
         assert cluster.slices() == [(0, 8)]
+
+
+async def test_a_plan_comes_back_in_its_places(cluster: Cluster) -> None:
+    """After a reboot its instances lie where they lay, and so claims find the same devices."""
+    named, free = plan_text("[{profile: 1g.10gb, start: 2}]"), plan_text("{1g.10gb: 1}")
+    noted = cluster.folder / "state" / "planned-places.json"
+    async with serving(cluster):
+        for plan in (named, free):
+            cluster.api.annotate(NAME, **{PLAN: plan})
+            await until_status(cluster.api, in_sync(plan))
+        await until(lambda: "mig-1g-10gb-2" in devices(cluster) and noted.exists())
+        assert cluster.slices() == [(2, 1)]
+    with SimulatedNode(state=cluster.folder / "node.json") as node:
+        node.reboot()
+    assert cluster.slices() == []
+    async with serving(cluster):
+        await until(cluster.slices)
+        assert cluster.slices() == [(2, 1)]
 
 
 async def test_mode_static_on_an_older_cluster(cluster: Cluster) -> None:
