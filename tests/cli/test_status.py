@@ -3,119 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import pty
 import signal
 import socket
-import socketserver
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+from tests.cli.agent_server import STATUS, answering
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
-
-STATUS: dict[str, Any] = {
-    "node": "gpu-node-0",
-    "phase": "Blocked",
-    "digest": "sha256:0123456789abcdef",
-    "source": "file",
-    "observedAt": "2026-01-02T03:04:05.678Z",
-    "gpus": [
-        {
-            "index": 0,
-            "uuid": "GPU-0",
-            "name": "NVIDIA H100 80GB HBM3",
-            "pciBusId": "00000000:1A:00.0",
-            "mig": {"current": "enabled", "pending": "enabled"},
-            "slots": 8,
-            "instances": [
-                {
-                    "uuid": "MIG-0",
-                    "profile": "3g.40gb",
-                    "start": 4,
-                    "size": 4,
-                    "gi": 2,
-                    "ci": 0,
-                    "inUse": True,
-                    "users": [
-                        {
-                            "pid": 4711,
-                            "command": "train",
-                            "pod": {"namespace": "ml", "name": "job-1", "container": "c"},
-                        }
-                    ],
-                    "memory": {"used": 2 << 30, "total": 40 << 30},
-                },
-                {"profile": "1g.10gb", "start": 0, "size": 1, "gi": 9, "inUse": False},
-            ],
-            "free": {"slots": [1, 2, 3], "creatable": {"1g.10gb": 3, "2g.20gb": 1}},
-            "health": {"status": "healthy", "findings": []},
-        },
-        {"index": 1, "uuid": "GPU-1", "health": {"status": "unhealthy", "findings": []}},
-    ],
-    "mps": [],
-    "problems": [{"code": "InUse", "message": "something is in use", "remedy": "end it"}],
-}
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    answer: bytes = b""
-    status = 200
-
-    def do_GET(self) -> None:
-        assert self.path == "/v1/status"
-        self.send_response(self.status)
-        self.send_header("Content-Length", str(len(self.answer)))
-        self.end_headers()
-        self.wfile.write(self.answer)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def address_string(self) -> str:
-        return ""
-
-
-class _UnixServer(socketserver.UnixStreamServer):
-    def get_request(self) -> tuple[socket.socket, Any]:
-        connection, _ = super().get_request()
-        return connection, ("", 0)
-
-
-@contextmanager
-def _answering(
-    answer: bytes, *, path: Path | None = None, status: int = 200
-) -> Iterator[tuple[str, type[_Handler]]]:
-    """A server at a Unix socket or a TCP port; gives `HOST:PORT` and what it answers from."""
-    handler = type("Handler", (_Handler,), {"answer": answer, "status": status})
-    server: socketserver.BaseServer
-    if path is not None:
-        server, where = _UnixServer(str(path), handler), ""
-    else:
-        tcp = http.server.HTTPServer(("127.0.0.1", 0), handler)
-        server, where = tcp, f"127.0.0.1:{tcp.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield where, handler
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_the_node_is_drawn(program: Program) -> None:
     """Phase, slices to scale, users with their pod, room, health, problems with remedy."""
-    with _answering(json.dumps(STATUS).encode()) as (where, _):
+    with answering(json.dumps(STATUS).encode()) as (where, _):
         shown = program("status", "--listen", where)
     assert (shown.code, shown.err) == (0, "")
     assert (
@@ -147,7 +55,7 @@ def test_a_gpu_that_does_not_answer_is_drawn_as_it_was(program: Program) -> None
     """What was seen last is not called idle, nor said to be so now."""
     first = dict(STATUS["gpus"][0], health={"status": "unhealthy", "findings": []})
     del first["free"]
-    with _answering(json.dumps({**STATUS, "gpus": [first]}).encode()) as (where, _):
+    with answering(json.dumps({**STATUS, "gpus": [first]}).encode()) as (where, _):
         shown = program("status", "--listen", where).out
     assert "  was     │1g.10gb│" in shown
     assert "now" not in shown
@@ -158,7 +66,7 @@ def test_a_gpu_that_does_not_answer_is_drawn_as_it_was(program: Program) -> None
 def test_json_is_passed_through(program: Program) -> None:
     """Whatever the agent says, also keys of a later version; YAML is the same."""
     answer = {**STATUS, "later": {"a": [1]}}
-    with _answering(json.dumps(answer).encode()) as (where, _):
+    with answering(json.dumps(answer).encode()) as (where, _):
         assert program("status", "--listen", where, "-o", "json").json == answer
         assert yaml.safe_load(program("status", "--listen", where, "-o", "yaml").out) == answer
 
@@ -166,7 +74,7 @@ def test_json_is_passed_through(program: Program) -> None:
 def test_the_socket_is_asked_first(program: Program) -> None:
     """An agent that listens only on its Unix socket in `run.dir` is found."""
     path = program.directory / "agent.sock"
-    with _answering(json.dumps(STATUS).encode(), path=path):
+    with answering(json.dumps(STATUS).encode(), path=path):
         shown = program("status", "--run-dir", program.directory)
     assert shown.code == 0
     assert "gpu-node-0" in shown.out
@@ -174,7 +82,7 @@ def test_the_socket_is_asked_first(program: Program) -> None:
 
 def test_settings_say_where_the_agent_is(program: Program) -> None:
     """`api.listen` of the settings file, when there is no socket."""
-    with _answering(json.dumps(STATUS).encode()) as (where, _):
+    with answering(json.dumps(STATUS).encode()) as (where, _):
         settings = program.file(f"api: {{listen: '{where}'}}\nrun: {{dir: /nowhere}}", "s.yaml")
         assert program("status", "--settings", settings).code == 0
 
@@ -196,7 +104,7 @@ def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
 )
 def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program) -> None:
     """Another program at that address is distinguished from an agent."""
-    with _answering(answer, status=status) as (where, _):
+    with answering(answer, status=status) as (where, _):
         failed = program("status", "--listen", where)
     assert (failed.code, failed.out) == (1, "")
     assert len(failed.err.splitlines()) == 1
@@ -209,7 +117,7 @@ def test_bad_settings_are_code_2(program: Program) -> None:
 
 def test_watch_prints_every_change_once(program: Program) -> None:
     """One JSON document a line; the time of observation alone is no change."""
-    with _answering(json.dumps(STATUS).encode()) as (where, handler):
+    with answering(json.dumps(STATUS).encode()) as (where, handler):
         words = ("status", "--watch", "-o", "json", "--listen", where)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with program.process(*words, **pipes) as process:
@@ -228,7 +136,7 @@ def test_watch_prints_every_change_once(program: Program) -> None:
 
 def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
     """The page takes the whole screen, in colour, and Ctrl-C restores what was there."""
-    with _answering(json.dumps(STATUS).encode()) as (where, _):
+    with answering(json.dumps(STATUS).encode()) as (where, _):
         ours, theirs = pty.openpty()
         words = ("status", "--watch", "--listen", where)
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
@@ -265,7 +173,7 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
         {"evidence": "XID 78", "suggestedAction": "none", "advice": "", "start": 2, "size": 1},
     ]
     sick = dict(STATUS["gpus"][1], health={"status": "unhealthy", "findings": findings})
-    with _answering(json.dumps({**STATUS, "gpus": [sick]}).encode()) as (where, _):
+    with answering(json.dumps({**STATUS, "gpus": [sick]}).encode()) as (where, _):
         shown = program("status", "--listen", where).out
     assert (
         """\
@@ -283,7 +191,7 @@ def test_what_a_healthy_gpu_reported_is_shown(program: Program) -> None:
     """A finding that leaves the GPU well is shown, but not as a warning."""
     findings = [{"evidence": "XID 31", "suggestedAction": "restart application"}]
     well = dict(STATUS["gpus"][1], health={"status": "healthy", "findings": findings})
-    with _answering(json.dumps({**STATUS, "gpus": [well]}).encode()) as (where, _):
+    with answering(json.dumps({**STATUS, "gpus": [well]}).encode()) as (where, _):
         shown = program("status", "--listen", where).out
     assert "  healthy, though:\n    XID 31\n      restart application\n" in shown
     assert "!" not in shown.split("healthy, though")[0].split("GPU 1")[-1]
