@@ -102,6 +102,14 @@ reports no process' share of the time.
   named. `nodeagent_gpu_xid_total`, `nodeagent_gpu_health` and `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`
   show the same without a window.
 
+## Fragmentation
+
+`nodeagent_mig_fragmentation_ratio` compares two sums over all profiles: how many more instances of
+each fit now (`nodeagent_mig_creatable`), and how many would fit if the instances that are there
+could be moved to where they leave most room for that profile. The ratio is the share of the second
+that the first lacks: 0 where moving would help nothing, 1 where something would fit and nothing
+does. `nodeagent_mig_slots_unusable_ratio` speaks of memory slices that nothing can use at all.
+
 `promtool check metrics` has nothing to say of the agent's own. Of DCGM's it dislikes the names:
 `modelName`, counters without `_total`.
 

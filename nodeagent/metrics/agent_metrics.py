@@ -83,6 +83,11 @@ MIG_UNUSABLE = _gauge(
     "Share of the free memory slices that no profile can use as the instances lie (0 to 1)",
     *_GPU,
 )
+MIG_FRAGMENTATION = _gauge(
+    "nodeagent_mig_fragmentation_ratio",
+    "Share of further instances that would fit if those that are there lay better (0 to 1)",
+    *_GPU,
+)
 MIG_DEVICE_INFO = _gauge(
     "nodeagent_mig_device_info",
     "A MIG device: where it lies in memory slices, and which share of the GPU's slices it has",

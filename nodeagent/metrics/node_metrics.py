@@ -12,6 +12,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
+from nodeagent.plan.fragmentation import fragmentation
 from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
 from nodeagent.views.mps_state import ClientState, DaemonState
@@ -59,6 +60,9 @@ def _layout(gpu: Gpu) -> Iterator[AgentSample]:
     if free:
         reached = reduce(or_, usable, 0).bit_count()
         yield AgentSample(agent_metrics.MIG_UNUSABLE, 1 - reached / len(free), labels)
+    fragmented = fragmentation(gpu)
+    if fragmented is not None:
+        yield AgentSample(agent_metrics.MIG_FRAGMENTATION, fragmented, labels)
     for instance in gpu.instances:
         for device in instance.compute:
             info = _device_info(gpu, instance, device, card.slots)

@@ -74,6 +74,9 @@ def test_fragmentation(there: list[tuple[str, int]], share: str | None, largest:
     lines = _lines(with_instances(card("h100-80gb"), there))
     assert lines.get(f"nodeagent_mig_slots_unusable_ratio{{{WHERE}}}") == share
     assert lines[f"nodeagent_mig_largest_creatable_slots{{{WHERE}}}"] == largest
+    # Two that lie in both halves leave less room than they could.
+    lost = float(lines[f"nodeagent_mig_fragmentation_ratio{{{WHERE}}}"])
+    assert (lost > 0) == (len(there) == 2)
 
 
 def test_a_mig_device_can_be_joined() -> None:
