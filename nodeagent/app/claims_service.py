@@ -9,19 +9,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
 from nodeagent.app.paths import Paths
+from nodeagent.claims.attempts import Attempts, Operation
 from nodeagent.claims.cdi import Edits
 from nodeagent.claims.cdi_files import ToolkitEdits
+from nodeagent.claims.claim_pods import ClaimPods
 from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.decisions import Allocated
 from nodeagent.claims.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
 from nodeagent.claims.node_offers import NodeOffers, goals_of
+from nodeagent.claims.overview import ClaimFacts, served_claims
 from nodeagent.claims.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.reasons import ClaimUnread, reason_of
 from nodeagent.claims.records import FOLDER
 from nodeagent.claims.resource_slices import NodeReference
 from nodeagent.claims.upkeep import EVERY, Upkeep
@@ -37,6 +43,7 @@ from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.settings import Settings
+from nodeagent.views.claims import Claim
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -48,6 +55,7 @@ log = structlog.get_logger(__name__)
 _TOOLKIT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _RETRY = 5.0  # seconds until sockets that could not be made are tried again
 _LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
+_LISTED_WITHIN = 1.0  # seconds after its answer, in which the kubelet lists a pod's devices
 
 
 class ClaimsService:
@@ -79,10 +87,16 @@ class ClaimsService:
         self._observation = observation
         self._nudge = nudge
         self._changed = asyncio.Event()
+        self._prepared = asyncio.Event()
         self._facts = FactsReader(pool, None if simulation else SYSFS)
         self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
+        self._upkeep: Upkeep | None = None
+        self._pods = ClaimPods()
+        self.attempts = Attempts(
+            clock=asyncio.get_running_loop().time, wall=time.time, reason_of=reason_of
+        )
         state_dir = simulation.directory if simulation else settings.state.dir
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
@@ -123,6 +137,23 @@ class ClaimsService:
         )
         return (*self.claims.problems, *self._amiss, *(problem for problem in own if problem))
 
+    @property
+    def served(self) -> tuple[Claim, ...]:
+        """The claims of this node, as they are now."""
+        return served_claims(self._claim_facts())
+
+    def _claim_facts(self) -> ClaimFacts:
+        records = self.claims.records
+        return ClaimFacts(
+            self._observation.node or self._states.newest.observed,
+            self.claims.places.boot_id,
+            self._pods,
+            records,
+            self.claims.unreadable,
+            self.attempts.newest({record.uid for record in records}),
+            self._upkeep.amiss if self._upkeep else {},
+        )
+
     async def run(self) -> NoReturn:
         """Serve the kubelet and publish until cancelled."""
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
@@ -147,7 +178,9 @@ class ClaimsService:
     async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
         from nodeagent.cluster.kubelet.plugin.claims import PreparedDevice
 
-        devices = await self.claims.prepare(claim.namespace, claim.name, claim.uid)
+        with self.attempts.attempt(Operation.PREPARE, claim.namespace, claim.name, claim.uid):
+            devices = await self.claims.prepare(claim.namespace, claim.name, claim.uid)
+        self._prepared.set()
         log.info("claim prepared", claim=str(claim), devices=[d.result.device for d in devices])
         self._changed.set()
         return tuple(
@@ -157,14 +190,21 @@ class ClaimsService:
         )
 
     async def release(self, claim: ClaimName) -> None:
-        await self.claims.release(claim.uid)
+        with self.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
+            await self.claims.release(claim.uid)
         log.info("claim released", claim=str(claim))
         self._changed.set()
 
     async def _fetch(self, namespace: str, name: str) -> object | None:
         from nodeagent.cluster.client import requests
+        from nodeagent.cluster.client.faults import ClusterFault
 
-        return await self._cluster.access.find(requests.get_claim(namespace, name))
+        try:
+            found = await self._cluster.access.find(requests.get_claim(namespace, name))
+        except ClusterFault as fault:
+            raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
+        self._pods.reserve((namespace, name), found)
+        return found
 
     async def _observed(self) -> ObservedNode:
         if self._observation.node is None:
@@ -225,16 +265,34 @@ class ClaimsService:
 
         kubelet = self._settings.kubelet
         client = PodResourcesClient(kubelet.socket, deadline=kubelet.deadline)
-        upkeep = Upkeep(
-            self.claims, allocations=client.claimed_devices, planned=self._planned_instances
+
+        async def allocations() -> tuple[Allocated, ...]:
+            found = await client.claimed_devices()
+            if self._pods.observe(found, self._claim_facts().keys):
+                self._nudge("pods of claims are others")
+            return found
+
+        self._upkeep = upkeep = Upkeep(
+            self.claims, allocations=allocations, planned=self._planned_instances
         )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_pods(allocations), name="pods of claims")
+            while True:
+                amiss = await upkeep.round()
+                if amiss != self._amiss:
+                    self._amiss = amiss
+                    self._nudge("claims were looked after")
+                self._changed.set()
+                await asyncio.sleep(EVERY)
+
+    async def _follow_pods(self, allocations: Callable[[], Awaitable[object]]) -> NoReturn:
+        """The kubelet names the containers of a pod soon after its claims are prepared."""
         while True:
-            amiss = await upkeep.round()
-            if amiss != self._amiss:
-                self._amiss = amiss
-                self._nudge("claims were looked after")
-            self._changed.set()
-            await asyncio.sleep(EVERY)
+            await self._prepared.wait()
+            self._prepared.clear()
+            await asyncio.sleep(_LISTED_WITHIN)
+            with suppress(NodeagentError):  # the next round of upkeep reports it
+                await allocations()
 
     def _planned_instances(self) -> frozenset[tuple[str, Placement]]:
         """Whatever lies on a GPU that a plan names is the plan's, but for what claims have."""

@@ -277,7 +277,7 @@ class Agent:
     # --- the node's state ---------------------------------------------------------------------
 
     def _current(self) -> NodeState:
-        """With the daemons, health and the cluster as they are at this moment."""
+        """With the daemons, health, the cluster and claims as they are at this moment."""
         state, cluster = self._states.newest, self._cluster
         of_cluster = cluster.publisher.problems if cluster else ()
         return replace(
@@ -285,6 +285,7 @@ class Agent:
             mps=self._mps.overview().daemons,
             health=self._health.state,
             cluster=cluster.publisher.state if cluster else None,
+            claims=self._claims.served if self._claims else None,
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
         )
 

@@ -28,12 +28,13 @@ class ClaimState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """A device that the kubelet gave to a pod for a claim, from its pod-resources."""
+    """A device that the kubelet gave to a container for a claim, from its pod-resources."""
 
     namespace: str
     claim: str
     pod: str
     key: tuple[str, str, str]  # as `Result.key`
+    container: str = ""
 
     def __str__(self) -> str:
         return f"pod {self.namespace}/{self.pod}"

@@ -46,6 +46,7 @@ from nodeagent.claims.model import (
     Standing,
     standing,
 )
+from nodeagent.claims.outcomes import require_daemons, require_done
 from nodeagent.claims.planned import beside_claims
 from nodeagent.claims.records import (
     UnreadableRecord,
@@ -58,11 +59,9 @@ from nodeagent.claims.terms import Terms
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import DesiredGpu, Reserved
 from nodeagent.plan.observed import Gpu, ObservedNode
-from nodeagent.plan.plan import GpuOutcome, Verdict
+from nodeagent.plan.plan import GpuOutcome
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.reserved import without
 from nodeagent.structs import replace
-from nodeagent.views.mps_problems import unready_daemons
 
 Change = Callable[[str, Callable[[Gpu], Awaitable[DesiredGpu]]], Awaitable[GpuOutcome]]
 """Makes of the GPU with this UUID what the function wants of it, and reads it back."""
@@ -262,11 +261,11 @@ class NodeClaims:
                 return await self._admit(asked, gpu)
 
             outcome = await self._change(uuid, admit)
-            _check(outcome, record)
+            require_done(outcome, record)
             record = with_instances(self._records[record.uid], outcome.after)
             await self._keep(record)
             require_there(record, outcome.after)
-            _check_daemons(outcome, record)
+            require_daemons(outcome, record)
         if record.phase is Phase.INTENT:
             record = replace(record, phase=Phase.MADE)
             await self._keep(record)
@@ -304,12 +303,12 @@ class NodeClaims:
             return self._dismissed(record, gpu)
 
         try:
-            _check(await self._change(uuid, goal), record)
+            require_done(await self._change(uuid, goal), record)
         except StillInUse:
             if not any(device.mps and device.gpu == uuid for device in record.devices):
                 raise
             await self._daemons.poll()  # clients that have just ended are known until they answer
-            _check(await self._change(uuid, goal), record)
+            require_done(await self._change(uuid, goal), record)
 
     def _dismissed(self, record: ClaimRecord, gpu: Gpu) -> DesiredGpu:
         if used := users_of_lasting(record, gpu):
@@ -327,23 +326,3 @@ class NodeClaims:
         if self._records.get(record.uid) != record:
             await asyncio.to_thread(write_record, self.places.records, record)
             self._records[record.uid] = record
-
-
-def _check(outcome: GpuOutcome, record: ClaimRecord) -> None:
-    """Raise what is in the way of the claim."""
-    problems = outcome.problems or outcome.plan.problems
-    impossible = outcome.plan.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE)
-    if impossible or outcome.failed or outcome.problems:
-        first = problems[0] if problems else Problem(Code.STEP_FAILED, "a step failed")
-        kind = StillInUse if first.code is Code.IN_USE else NodeagentError
-        raise kind(f"{record.title}: {first.message}", remedy=first.remedy)
-
-
-def _check_daemons(outcome: GpuOutcome, record: ClaimRecord) -> None:
-    """Raise NodeagentError while a daemon of the claim's own devices is not Ready.
-
-    One that did not start in time needs no step any more: it is tried again by itself.
-    """
-    goal = outcome.plan.goal
-    for problem in unready_daemons(without(outcome.after, goal.reserved if goal else ())):
-        raise NodeagentError(f"{record.title}: {problem.message}", remedy=problem.remedy)

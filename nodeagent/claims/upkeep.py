@@ -54,6 +54,7 @@ class Upkeep:
         self._claims = claims
         self._allocations = allocations
         self._planned = planned
+        self.amiss: Mapping[str, Problem] = {}  # by the claim's uid, as the last round left it
 
     async def round(self) -> tuple[Problem, ...]:
         """What is still amiss after one round, beside the records that cannot be used."""
@@ -66,6 +67,11 @@ class Upkeep:
         snapshot = await self._snapshot(observed, claims, allocations)
         decisions = await asyncio.to_thread(reconcile, snapshot)
         found = await asyncio.gather(*(self._settle(one, observed) for one in decisions))
+        self.amiss = {
+            one.uid: problem
+            for one, problem in zip(decisions, found, strict=True)
+            if problem and not isinstance(one, ReportForeign)
+        }
         try:
             await self._claims.sweep()
         except NodeagentError as error:

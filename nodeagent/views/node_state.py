@@ -15,6 +15,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct
+from nodeagent.views.claims import Claim
 from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.shapes import Cluster
@@ -71,7 +72,7 @@ class NodeState(Struct, frozen=True):
     `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
     empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
     are the node's MPS daemons. `cluster` is None for a node without one, `health` where it is not
-    watched.
+    watched, `claims` where none are served.
     """
 
     node: str
@@ -90,6 +91,7 @@ class NodeState(Struct, frozen=True):
     mps: tuple[DaemonState, ...] = ()
     cluster: Cluster | None = None
     health: HealthState | None = None
+    claims: tuple[Claim, ...] | None = None
 
     @property
     def sentence(self) -> str:

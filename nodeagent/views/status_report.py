@@ -15,6 +15,7 @@ from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
 from nodeagent.structs import replace
 from nodeagent.views import shapes, status_shapes
+from nodeagent.views.claims import Claim
 from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_report import daemon_shapes
@@ -52,9 +53,15 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         health=health_shape(of_gpu(state.health, "")) if state.health else None,
         gpus=[_gpu(g, state.health) for g in gpus],
         mps=daemon_shapes(daemons, state.observed),
+        claims=None if state.claims is None else [c for c in state.claims if _concerns(c, gpu)],
         problems=[problem_shape(p) for p in problems],
     )
     return as_json(report)
+
+
+def _concerns(claim: Claim, gpu: str | None) -> bool:
+    """Whether it has something of the GPU, or nothing yet of any."""
+    return gpu is None or not claim.devices or any(one.gpu == gpu for one in claim.devices)
 
 
 # --- GPUs -----------------------------------------------------------------------------------------

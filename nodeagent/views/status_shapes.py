@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from nodeagent.health.findings import Action, Severity
 from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.views.claims import Claim
 from nodeagent.views.node_state import Phase
 from nodeagent.views.shapes import (
     Bytes,
@@ -140,4 +141,5 @@ class Status(Shape, frozen=True, kw_only=True):
     health: Annotated[Health, Meta(description="of the node itself")] | None = None
     gpus: list[Gpu]
     mps: list[MpsDaemon]
+    claims: Annotated[list[Claim], Meta(description="absent where none are served")] | None = None
     problems: list[Problem]

@@ -28,6 +28,7 @@ from nodeagent.plan.observed import (
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.structs import replace
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from nodeagent.views.status_report import status_json
 
@@ -189,6 +190,30 @@ def test_one_gpu_by_its_uuid() -> None:
     assert [gpu["uuid"] for gpu in report["gpus"]] == ["GPU-1"]
     assert [problem["message"] for problem in report["problems"]] == ["one", "node"]
     assert status_json(state(), gpu="GPU-9") is None
+
+
+def test_claims_are_there_where_they_are_served() -> None:
+    """All of them; of one GPU those that have something of it, or nothing yet."""
+    report = status_json(state())
+    assert report is not None
+    assert "claims" not in report
+    device = ClaimDevice(request="r", pool="p", device="gpu", gpu="GPU-0")
+    known: dict[str, Any] = {"phase": ClaimPhase.WAITING, "pods": [], "problems": []}
+    claims = (
+        Claim(namespace="ml", name="first", uid="1", devices=[device], **known),
+        Claim(namespace="ml", name="second", uid="2", devices=[], **known),
+    )
+    for gpu, names in (
+        (None, ["first", "second"]),
+        ("GPU-0", ["first", "second"]),
+        ("GPU-1", ["second"]),
+    ):
+        report = status_json(state(claims=claims), gpu)
+        assert report is not None
+        assert [claim["name"] for claim in report["claims"]] == names
+    report = status_json(state(claims=()))
+    assert report is not None
+    assert report["claims"] == []
 
 
 def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:

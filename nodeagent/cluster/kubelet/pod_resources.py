@@ -84,7 +84,7 @@ class PodResourcesClient:
         """
         answer = await self._list()
         found = (device for pod in answer.pod_resources for device in _claimed(pod))
-        return tuple(dict.fromkeys(found))  # containers of a pod may have one together
+        return tuple(dict.fromkeys(found))  # kubelets that were restarted list them twice
 
     async def _list(self) -> ListPodResourcesResponse:
         await asyncio.to_thread(_check_socket, self._socket)
@@ -177,4 +177,5 @@ def _claimed(pod: PodResources) -> Iterator[Allocated]:
             for one in claim.claim_resources:
                 if one.driver_name == DRIVER:
                     key = (one.pool_name, one.device_name, one.share_id)
-                    yield Allocated(claim.claim_namespace, claim.claim_name, pod.name, key)
+                    namespace, name = claim.claim_namespace, claim.claim_name
+                    yield Allocated(namespace, name, pod.name, key, container.name)

@@ -66,7 +66,7 @@ async def test_claimed_devices_are_holdings(kubelet: Kubelet) -> None:
 
 
 async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
-    """Each once for each pod that has it; they are no holdings of another driver."""
+    """Each once for each container that has it; they are no holdings of another driver."""
     own = {"driver": "gpu.nodeagent.io", "pool": "node-0/gpu-1", "namespace": "team"}
     for container in ("main", "sidecar"):
         kubelet.claim("trainer", "mig-1g-10gb-0", name="slice", container=container, **own)
@@ -75,8 +75,9 @@ async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
     key = ("node-0/gpu-1", "mig-1g-10gb-0", "")
     client = client_of(kubelet)
     assert await client.claimed_devices() == (
-        Allocated("team", "slice", "trainer", key),
-        Allocated("team", "slice", "server", key),
+        Allocated("team", "slice", "trainer", key, "main"),
+        Allocated("team", "slice", "trainer", key, "sidecar"),
+        Allocated("team", "slice", "server", key, "main"),
     )
     assert await client.allocations() == (Holding(PodName("team", "server"), "main", ByFile(0)),)
     kubelet.refuse["List"] = RATE_LIMITED
@@ -93,7 +94,7 @@ async def test_a_claimed_device_byte_by_byte(kubelet: Kubelet) -> None:
     container = b"\x0a\x04main" + b"\x2a" + bytes([len(claim)]) + claim
     pod = b"\x0a\x03pod" + b"\x12\x02ns" + b"\x1a" + bytes([len(container)]) + container
     kubelet.spoilt["List"] = b"\x0a" + bytes([len(pod)]) + pod
-    expected = (Allocated("ns", "c", "pod", ("pool", "gpu", "5e7")),)
+    expected = (Allocated("ns", "c", "pod", ("pool", "gpu", "5e7"), "main"),)
     assert await client_of(kubelet).claimed_devices() == expected
 
 

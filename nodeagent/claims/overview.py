@@ -1,0 +1,157 @@
+"""The claims of this node for people and metrics, from all that is known of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, assert_never
+
+from nodeagent.claims.attempts import Attempt, Operation
+from nodeagent.claims.claim_pods import ClaimKey, ClaimPods
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
+from nodeagent.views.plan_report import problem_shape
+from nodeagent.views.text import time_json
+
+if TYPE_CHECKING:
+    from nodeagent.claims.records import UnreadableRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFacts:
+    """All that is known; `attempts` and `amiss` (what the last round of upkeep left) are by uid.
+    `boot_id` is this start of the machine.
+    """
+
+    node: ObservedNode
+    boot_id: str
+    pods: ClaimPods
+    records: tuple[ClaimRecord, ...] = ()
+    unreadable: tuple[UnreadableRecord, ...] = ()
+    attempts: Mapping[str, Attempt] = field(default_factory=dict)
+    amiss: Mapping[str, Problem] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> frozenset[ClaimKey]:
+        """Namespace and name of each claim."""
+        recorded = {(record.namespace, record.name) for record in self.records}
+        return frozenset(recorded | {(a.namespace, a.name) for a in self.attempts.values()})
+
+
+def served_claims(facts: ClaimFacts) -> tuple[Claim, ...]:
+    """By namespace and name: those with a record, and those that the kubelet asks for."""
+    recorded = {record.uid for record in facts.records} | {one.uid for one in facts.unreadable}
+    found = [_recorded(record, facts) for record in facts.records]
+    found += [_unreadable(one, facts) for one in facts.unreadable]
+    found += [
+        _claim(facts, uid, (attempt.namespace, attempt.name), _phase_unready(attempt))
+        for uid, attempt in facts.attempts.items()
+        if uid not in recorded
+    ]
+    return tuple(sorted(found, key=lambda one: (one.namespace, one.name, one.uid)))
+
+
+def _recorded(record: ClaimRecord, facts: ClaimFacts) -> Claim:
+    key, attempt = (record.namespace, record.name), facts.attempts.get(record.uid)
+    match record.phase:
+        case Phase.READY:
+            phase = ClaimPhase.READY
+        case Phase.RELEASING:
+            phase = ClaimPhase.RELEASING
+        case Phase.INTENT | Phase.MADE:
+            phase = _phase_unready(attempt)
+        case _:
+            assert_never(record.phase)
+    found = [facts.amiss[record.uid]] if record.uid in facts.amiss else []
+    problems = tuple(dict.fromkeys((*found, *_hardware_problems(record, facts.node))))
+    same_boot = record.boot_id == facts.boot_id
+    devices = [_device(one, facts.node, with_ids=same_boot) for one in record.devices]
+    return _claim(facts, record.uid, key, phase, devices=devices, problems=problems)
+
+
+def _unreadable(one: UnreadableRecord, facts: ClaimFacts) -> Claim:
+    """Its name is known where the kubelet asked for it."""
+    attempt = facts.attempts.get(one.uid)
+    key = (attempt.namespace, attempt.name) if attempt else ("", "")
+    problem = Problem(Code.STATE_FILE, one.message, one.remedy)
+    return _claim(facts, one.uid, key, ClaimPhase.UNREADABLE, problems=(problem,))
+
+
+def _claim(
+    facts: ClaimFacts,
+    uid: str,
+    key: ClaimKey,
+    phase: ClaimPhase,
+    *,
+    devices: Iterable[ClaimDevice] = (),
+    problems: Iterable[Problem] = (),
+) -> Claim:
+    attempt = facts.attempts.get(uid)
+    return Claim(
+        namespace=key[0],
+        name=key[1],
+        uid=uid,
+        phase=phase,
+        since=_since(phase, attempt),
+        pods=facts.pods.of(key),
+        devices=list(devices),
+        refusal=attempt.refusal if attempt else None,
+        problems=[problem_shape(problem) for problem in problems],
+    )
+
+
+def _phase_unready(attempt: Attempt | None) -> ClaimPhase:
+    """Of a claim of which nothing is ready."""
+    if attempt and attempt.operation is Operation.RELEASE:
+        return ClaimPhase.RELEASING
+    return ClaimPhase.PREPARING if attempt and attempt.running else ClaimPhase.WAITING
+
+
+def _since(phase: ClaimPhase, attempt: Attempt | None) -> str:
+    """Nothing where the agent did not see it begin."""
+    is_release = phase is ClaimPhase.RELEASING
+    if attempt is None or (attempt.operation is Operation.RELEASE) is not is_release:
+        return ""
+    if attempt.ready is not (phase is ClaimPhase.READY):
+        return ""
+    return time_json(datetime.fromtimestamp(attempt.since, UTC))
+
+
+def _device(one: ClaimedDevice, node: ObservedNode, *, with_ids: bool) -> ClaimDevice:
+    """Ids count in one start of the machine alone."""
+    gpu, place = node.gpu(one.gpu), one.placement
+    return ClaimDevice(
+        request=one.result.request,
+        pool=one.result.pool,
+        device=one.result.device,
+        share_id=one.result.share_id,
+        admin_access=one.result.admin_access,
+        gpu=one.gpu,
+        index=gpu.index if gpu else None,
+        profile=one.profile,
+        start=place.start if place else None,
+        size=place.size if place else None,
+        gi=one.instance if with_ids else None,
+        ci=one.compute if with_ids else None,
+        uuid=one.uuid if with_ids else "",
+    )
+
+
+def _hardware_problems(record: ClaimRecord, node: ObservedNode) -> Iterator[Problem]:
+    """GPUs that do not answer, and devices on what is unhealthy."""
+    for device in record.devices:
+        gpu = node.gpu(device.gpu)
+        if gpu is None:
+            continue
+        limits, mask = gpu.health_limits, device.placement.mask if device.placement else -1
+        if gpu.access is not Access.OK:
+            message = f"{gpu.title} does not answer: {gpu.access_reason}"
+            remedy = "nodeagent status shows what is wrong with it"
+            yield Problem(Code.GPU_UNKNOWN, message, remedy, gpu.uuid)
+        elif limits.whole or limits.slices & mask:
+            message = f"{device.result.device} lies on what is unhealthy of {gpu.title}"
+            why = f": {limits.why}" if limits.why else ""
+            yield Problem(Code.GPU_UNHEALTHY, message + why, limits.remedy, gpu.uuid)

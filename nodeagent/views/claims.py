@@ -1,0 +1,57 @@
+"""Claims as every surface shows them: each struct is the JSON, and its schema."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from nodeagent.views.shapes import FirstSlice, Pod, Problem, Shape, Slices, Time
+
+
+class ClaimPhase(StrEnum):
+    """How far a claim has come on this node."""
+
+    WAITING = "Waiting"  # asked for and not ready; the kubelet asks again
+    PREPARING = "Preparing"
+    READY = "Ready"
+    RELEASING = "Releasing"
+    UNREADABLE = "Unreadable"  # its record cannot be used
+
+
+class ClaimDevice(Shape, frozen=True, kw_only=True):
+    """A device that a claim was allocated, with what was made for it."""
+
+    request: Annotated[str, Meta(description="of the claim, main or main/sub")]
+    pool: str
+    device: Annotated[str, Meta(description="its name in the pool")]
+    share_id: str = ""
+    admin_access: Annotated[bool, Meta(description="looked at beside its holder")] = False
+    gpu: Annotated[str, Meta(description="UUID of the GPU")]
+    index: Annotated[int, Meta(description="index of the GPU")] | None = None
+    profile: Annotated[str, Meta(description="of a MIG device")] = ""
+    start: FirstSlice | None = None
+    size: Slices | None = None
+    gi: int | None = None
+    ci: int | None = None
+    uuid: Annotated[str, Meta(description="of a MIG device that was made")] = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a GPU as a whole; no MIG device, and no share of a GPU."""
+        return self.device == "gpu"
+
+
+class Claim(Shape, frozen=True, kw_only=True):
+    """A claim that the kubelet asked for, or that has something of this node."""
+
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    phase: ClaimPhase
+    since: Annotated[
+        Time, Meta(description="when it began to wait or to end, or was ready; absent: not known")
+    ] = ""
+    pods: list[Pod]
+    devices: list[ClaimDevice]
+    refusal: Problem | None = None
+    problems: Annotated[list[Problem], Meta(description="what else is wrong with it")]

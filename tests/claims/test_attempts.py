@@ -1,0 +1,121 @@
+"""What came of the kubelet's calls for claims: since when, how long, why not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nodeagent.claims.attempts import FORGOTTEN_AFTER, Attempt, Attempts, Operation
+from nodeagent.claims.outcomes import NotAdmitted
+from nodeagent.claims.reasons import reason_of
+from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.plan.problems import Code, Problem
+from tests.claims.samples import record
+
+UID = "11111111"
+
+
+class Clocked:
+    """Attempts at one claim, by a clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.ended: list[tuple[Operation, float, str]] = []
+        self.attempts = Attempts(
+            clock=lambda: self.now - 900, wall=lambda: self.now, reason_of=reason_of
+        )
+        self.attempts.on_end.append(lambda *ended: self.ended.append(ended))
+
+    def work(
+        self, operation: Operation, error: BaseException | None = None, *, seconds: float = 2.0
+    ) -> None:
+        """An attempt that takes so long, and raises the error."""
+        with self.attempts.attempt(operation, "team", "trainer", UID):
+            self.now += seconds
+            if error is not None:
+                raise error
+
+    def fail(self, operation: Operation, error: BaseException) -> None:
+        with pytest.raises(type(error)):
+            self.work(operation, error)
+
+    @property
+    def newest(self) -> Attempt:
+        return self.attempts.newest(())[UID]
+
+
+def test_a_claim_waits_since_its_first_attempt() -> None:
+    """With the last refusal, also while the next attempt runs; then it is ready since that."""
+    claim = Clocked()
+    claim.fail(Operation.PREPARE, NodeagentError("the API server is away", remedy="wait"))
+    claim.now += 10
+    claim.fail(Operation.PREPARE, StillInUse("pid 4711 uses it", remedy="end it"))
+    waiting = claim.newest
+    assert (waiting.since, waiting.last, waiting.running, waiting.ready) == (
+        1000,
+        1014,
+        False,
+        False,
+    )
+    assert waiting.refusal is not None
+    assert (waiting.refusal.code, waiting.refusal.message, waiting.refusal.remedy) == (
+        "InUse",
+        "pid 4711 uses it",
+        "end it",
+    )
+    with claim.attempts.attempt(Operation.PREPARE, "team", "trainer", UID):
+        assert claim.newest.running
+        assert claim.newest.since == 1000
+        assert claim.newest.refusal == waiting.refusal
+        claim.now += 1
+    assert (claim.newest.since, claim.newest.ready) == (1015, True)
+    assert claim.newest.refusal is None
+    claim.work(Operation.PREPARE)  # the kubelet was restarted
+    assert claim.newest.since == 1015
+    assert [reason for _, _, reason in claim.ended] == ["Other", "InUse", "", ""]
+    assert [seconds for _, seconds, _ in claim.ended] == [2, 2, 1, 2]
+
+
+def test_one_that_was_ready_waits_since_that_failed() -> None:
+    """A repair that fails is a new wait."""
+    claim = Clocked()
+    claim.work(Operation.PREPARE)
+    claim.now += 100
+    claim.fail(Operation.PREPARE, NotAdmitted(Problem(Code.DOES_NOT_FIT, "no room"), record()))
+    assert (claim.newest.since, claim.newest.ready) == (1102, False)
+    assert claim.ended[-1] == (Operation.PREPARE, 2.0, "DoesNotFit")
+
+
+def test_a_release_is_a_matter_of_its_own() -> None:
+    """It waits since its own first attempt, and in the end nothing is known of the claim."""
+    claim = Clocked()
+    claim.work(Operation.PREPARE)
+    claim.fail(Operation.RELEASE, StillInUse("pid 4711 uses it"))
+    assert (claim.newest.operation, claim.newest.since) == (Operation.RELEASE, 1002)
+    claim.work(Operation.RELEASE)
+    assert not claim.attempts.newest(())
+    assert claim.ended[-1] == (Operation.RELEASE, 2.0, "")
+
+
+def test_a_fault_of_ours_is_counted_and_a_cancelled_attempt_is_not() -> None:
+    """The agent stops; nothing came of that attempt."""
+    claim = Clocked()
+    claim.fail(Operation.PREPARE, KeyError("x"))
+    assert claim.ended == [(Operation.PREPARE, 2.0, "Internal")]
+    assert claim.newest.refusal is not None
+    assert "KeyError" in claim.newest.refusal.message
+    claim.fail(Operation.PREPARE, asyncio.CancelledError())
+    assert len(claim.ended) == 1
+    assert not claim.newest.running
+
+
+def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
+    """After some minutes, unless there is a record of it."""
+    claim = Clocked()
+    claim.fail(Operation.PREPARE, NodeagentError("not now"))
+    claim.now += FORGOTTEN_AFTER
+    assert UID in claim.attempts.newest(())
+    claim.now += 1
+    assert UID in claim.attempts.newest({UID})
+    assert UID not in claim.attempts.newest(())

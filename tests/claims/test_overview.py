@@ -1,0 +1,142 @@
+"""What people see of claims follows from records, attempts, upkeep and hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.attempts import Attempt, Operation
+from nodeagent.claims.claim_pods import ClaimPods
+from nodeagent.claims.model import Phase
+from nodeagent.claims.overview import ClaimFacts, served_claims
+from nodeagent.claims.records import UnreadableRecord
+from nodeagent.plan.observed import Access, Gpu, HealthLimits, ObservedNode
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.claims import Claim
+from nodeagent.views.shapes import Problem as Shown
+from nodeagent.views.shapes import as_json
+from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
+
+REFUSAL = Shown(code="InUse", message="pid 4711 uses it", remedy="end it")
+MADE = mig_device(instance=7, compute=0, uuid="MIG-1")
+
+
+def facts(*gpus: Gpu, **known: Any) -> ClaimFacts:
+    """Of one start of the machine."""
+    given = {"node": ObservedNode(gpus or (Gpu(3, GPU),)), "boot_id": "boot-1", "pods": ClaimPods()}
+    return ClaimFacts(**{**given, **known})
+
+
+def only(**known: Any) -> Claim:
+    """The only claim there is then."""
+    (claim,) = served_claims(facts(**known))
+    return claim
+
+
+def attempt(operation: Operation = Operation.PREPARE, **known: Any) -> Attempt:
+    """The newest one at team/trainer."""
+    return Attempt("team", "trainer", operation, **known)
+
+
+def test_a_claim_that_is_ready() -> None:
+    """Each key of the JSON."""
+    pods = ClaimPods()
+    pods.reserve(("team", "trainer"), {"status": {"reservedFor": [{"name": "pod-1"}]}})
+    ready = attempt(since=1893553445.5, last=0.0, running=False, ready=True)
+    assert as_json(only(records=(record(MADE),), pods=pods, attempts={UID: ready})) == {
+        "namespace": "team",
+        "name": "trainer",
+        "uid": UID,
+        "phase": "Ready",
+        "since": "2030-01-02T03:04:05.500Z",
+        "pods": [{"namespace": "team", "name": "pod-1", "container": ""}],
+        "devices": [
+            {
+                "request": "gpu",
+                "pool": POOL,
+                "device": "mig-1g-10gb-4",
+                "gpu": GPU,
+                "index": 3,
+                "profile": "1g.10gb",
+                "start": 4,
+                "size": 1,
+                "gi": 7,
+                "ci": 0,
+                "uuid": "MIG-1",
+            }
+        ],
+        "problems": [],
+    }
+
+
+PREPARING: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": True}
+REFUSED: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": False, "refusal": REFUSAL}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "last", "phase", "since"),
+    [
+        (None, attempt(**PREPARING), "Preparing", True),
+        (None, attempt(**REFUSED), "Waiting", True),
+        (None, attempt(Operation.RELEASE, **REFUSED), "Releasing", True),
+        (Phase.INTENT, None, "Waiting", False),
+        (Phase.INTENT, attempt(**PREPARING), "Preparing", True),
+        (Phase.MADE, attempt(**REFUSED), "Waiting", True),
+        (Phase.READY, None, "Ready", False),
+        (Phase.READY, attempt(**REFUSED), "Ready", False),
+        (Phase.RELEASING, None, "Releasing", False),
+        (Phase.RELEASING, attempt(Operation.RELEASE, **REFUSED), "Releasing", True),
+        (Phase.RELEASING, attempt(**PREPARING), "Releasing", False),
+    ],
+)
+def test_how_far_it_is(
+    recorded: Phase | None, last: Attempt | None, phase: str, since: bool
+) -> None:
+    """A record counts more than an attempt; since when is said of nothing else than the phase."""
+    records = (record(phase=recorded),) if recorded else ()
+    claim = only(records=records, attempts={UID: last} if last else {})
+    assert (claim.phase, bool(claim.since)) == (phase, since)
+    assert claim.refusal == (last.refusal if last else None)
+
+
+def test_ids_of_an_earlier_start_are_not_shown() -> None:
+    """They are used again, for others."""
+    (device,) = only(records=(record(MADE, boot_id="boot-0"),)).devices
+    assert (device.gi, device.ci, device.uuid) == (None, None, "")
+
+
+def test_what_is_wrong_with_it() -> None:
+    """What upkeep found, a GPU that does not answer, and slices that are unhealthy."""
+    amiss = {UID: Problem(Code.IN_USE, "claim team/trainer: the claim is gone, but it is used")}
+    whole = mig_device(result=mig_result(device="gpu"), profile="", placement=None)
+    for gpu, device, codes in (
+        (Gpu(3, GPU), MADE, ["InUse"]),
+        (Gpu(3, GPU, access=Access.LOST), MADE, ["InUse", "GpuUnknown"]),
+        (Gpu(3, GPU, health_limits=HealthLimits(slices=1 << 4)), MADE, ["InUse", "GpuUnhealthy"]),
+        (Gpu(3, GPU, health_limits=HealthLimits(slices=1 << 5)), MADE, ["InUse"]),
+        (Gpu(3, GPU, health_limits=HealthLimits(slices=1 << 5)), whole, ["InUse", "GpuUnhealthy"]),
+        (Gpu(3, GPU, health_limits=HealthLimits(whole=True)), MADE, ["InUse", "GpuUnhealthy"]),
+        (Gpu(0, "GPU-other"), MADE, ["InUse"]),
+    ):
+        (claim,) = served_claims(facts(gpu, records=(record(device),), amiss=amiss))
+        assert [problem.code for problem in claim.problems] == codes
+
+
+def test_a_record_that_cannot_be_read_is_a_claim_too() -> None:
+    """Its name is known where the kubelet asks for it."""
+    broken = UnreadableRecord(Path("/claims/x.json"), UID, "it is damaged")
+    unread = only(unreadable=(broken,))
+    assert (unread.name, unread.uid, unread.phase) == ("", UID, "Unreadable")
+    assert "x.json" in unread.problems[0].message
+    assert only(unreadable=(broken,), attempts={UID: attempt(**REFUSED)}).name == "trainer"
+
+
+def test_they_are_in_the_order_of_their_names() -> None:
+    """So that the same state is the same text."""
+    attempts = {
+        uid: Attempt("team", name, Operation.PREPARE, 1.0, 1.0)
+        for uid, name in (("3", "b"), ("2", "c"), ("1", "a"))
+    }
+    assert [claim.name for claim in served_claims(facts(attempts=attempts))] == ["a", "b", "c"]
