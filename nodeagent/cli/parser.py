@@ -147,6 +147,10 @@ COMMANDS = {
         (_flag("--watch", "follow the changes"), _SETTINGS, _LISTEN, _RUN_DIR),
     ),
     "mps": Command("the MPS daemons of the running agent: show, restart, drain them"),
+    "claims": Command(
+        "the resource claims that the running agent serves: state, pods, devices, what is wrong",
+        (_SETTINGS, _LISTEN, _RUN_DIR),
+    ),
     "check": Command(
         "preflight: what would keep the agent from working, with a remedy for each",
         (_SETTINGS, _PLAN, *_CLUSTER, *_DIRECTORIES),

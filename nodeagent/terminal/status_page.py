@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nodeagent.terminal.claims_page import claim_lines, claims_without_device
 from nodeagent.terminal.mps_page import daemon_lines, daemon_place_words, pod_words, process_words
 from nodeagent.terminal.page import (
     BLANK,
@@ -45,15 +46,24 @@ def status_page(status: Json, width: int) -> tuple[Line, ...]:
     """The whole page; keys that are absent are not known and left out."""
     gpus: Sequence[Json] = status.get("gpus", ())
     daemons: Sequence[Json] = status.get("mps", ())
+    claims: Sequence[Json] = status.get("claims", ())
     lines = [
         *_headline(status.get("headline") or {}),
         *_title(status),
         BLANK,
         *gpu_blocks(
-            (_gpu_title(gpu), (*_gpu_body(gpu, width - 2), *_mps_lines(gpu, daemons)))
+            (
+                _gpu_title(gpu),
+                (
+                    *_gpu_body(gpu, width - 2),
+                    *claim_lines(claims, str(gpu.get("uuid"))),
+                    *_mps_lines(gpu, daemons),
+                ),
+            )
             for gpu in gpus
         ),
         *_mps_elsewhere(gpus, daemons),
+        *_claims_elsewhere(claims),
     ]
     problems = [row for problem in status.get("problems", ()) for row in _problem(problem)]
     return (*lines, *problems) if problems else tuple(lines[:-1])
@@ -197,6 +207,12 @@ def _mps_elsewhere(gpus: Sequence[Json], daemons: Sequence[Json]) -> tuple[Line,
     known = {name for gpu in gpus for name in _device_names(gpu)}
     lost = [daemon for daemon in daemons if daemon.get("device") not in known]
     rows = tuple(row for daemon in lost for row in daemon_lines(daemon, daemon_place_words(daemon)))
+    return (*rows, BLANK) if rows else ()
+
+
+def _claims_elsewhere(claims: Sequence[Json]) -> tuple[Line, ...]:
+    """Claims that have nothing yet."""
+    rows = tuple(claims_without_device(claims))
     return (*rows, BLANK) if rows else ()
 
 

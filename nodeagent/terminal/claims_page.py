@@ -1,0 +1,121 @@
+"""Claims as a table, and as lines of larger pages, drawn from the JSON of the agent's status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, line, remark, table
+
+Json = Mapping[str, Any]
+
+_PHASE_TONES = {
+    "Waiting": Tone.WARNING,
+    "Preparing": Tone.NEW,
+    "Ready": Tone.GOOD,
+    "Releasing": Tone.WARNING,
+    "Unreadable": Tone.BAD,
+}
+_UNKNOWN = "-"
+_HEADER = ("CLAIM", "PHASE", "AGE", "PODS", "GPU", "DEVICE", "UUID", "CLAIM UID")
+_NUMBERS = frozenset({2, 4})
+_AGES = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+_SMALLEST = 2  # of a unit, so that 90 s are not 1m
+
+
+def claims_page(claims: Sequence[Json], now: datetime) -> tuple[Line, ...]:
+    """One row for each device of each claim; below the table, what is in the way."""
+    if not claims:
+        return (line("No pod's claim asks for anything of this node."),)
+    cells = (row for claim in claims for row in _rows(claim, now))
+    rows = table(_HEADER, cells, right=_NUMBERS)
+    notes = [note for claim in claims for note in _notes(claim)]
+    return (*rows, BLANK, *notes) if notes else rows
+
+
+def claim_lines(claims: Sequence[Json], gpu: str) -> Iterator[Line]:
+    """One line for each device of this GPU (a UUID) that a claim has."""
+    for claim in claims:
+        for device in claim.get("devices", ()):
+            if device.get("gpu") == gpu:
+                yield line(Span(f"{_device_words(device)}: ", Tone.IN_USE), *_words(claim))
+
+
+def claims_without_device(claims: Sequence[Json]) -> Iterator[Line]:
+    """One line for each claim that has nothing of any GPU yet."""
+    for claim in claims:
+        if not claim.get("devices"):
+            yield line(*_words(claim))
+
+
+def age_words(since: str, now: datetime) -> str:
+    """`90s`, `5m`, `3h`; `-` where it is not known."""
+    try:
+        seconds = max(0, int((now - datetime.fromisoformat(since)).total_seconds()))
+    except (TypeError, ValueError):
+        return _UNKNOWN
+    size, unit = next((s, u) for s, u in _AGES if seconds >= _SMALLEST * s or s == 1)
+    return f"{seconds // size}{unit}"
+
+
+def _words(claim: Json) -> tuple[str | Span, ...]:
+    """`claim team/trainer Ready, pod trainer-0`, and the first of what is in its way."""
+    pods = [str(pod.get("name")) for pod in claim.get("pods", ())]
+    whose = f", pod {', '.join(pods)}" if pods else ""
+    reason = next((f": {one['message']}" for one in _problems(claim) if one.get("message")), "")
+    return f"claim {_title(claim)} ", _phase(claim), whose, reason
+
+
+def _title(claim: Json) -> str:
+    """`namespace/name`, or the uid where no more can be read."""
+    if claim.get("name"):
+        return f"{claim.get('namespace', '')}/{claim['name']}"
+    return str(claim.get("uid") or _UNKNOWN)
+
+
+def _phase(claim: Json) -> Span:
+    phase = str(claim.get("phase", "?"))
+    return Span(phase, _PHASE_TONES.get(phase, Tone.PLAIN))
+
+
+def _device_words(device: Json) -> str:
+    """What it is called below its GPU, as in `nodeagent status`."""
+    if device.get("profile"):
+        return f"{device['profile']} at {device.get('start')}"
+    return "GPU" if device.get("device") == "gpu" else str(device.get("device"))
+
+
+def _rows(claim: Json, now: datetime) -> Iterator[list[str | Span]]:
+    """The claim's own cells stand in the first of its rows alone."""
+    pods = [str(pod.get("name")) for pod in claim.get("pods", ())]
+    age = age_words(str(claim.get("since", "")), now)
+    own: list[str | Span] = [_title(claim), _phase(claim), age, ", ".join(pods) or _UNKNOWN]
+    uid = dim(str(claim.get("uid") or _UNKNOWN))
+    devices: Sequence[Json] = claim.get("devices", ())
+    for device in devices or ({},):
+        yield [*own, *_device_cells(device), uid]
+        own, uid = [""] * len(own), dim("")
+
+
+def _device_cells(device: Json) -> list[str | Span]:
+    if not device:
+        return [_UNKNOWN] * 3
+    name = str(device.get("device"))
+    if device.get("profile"):
+        name = f"{device['profile']}@{device.get('start')}"
+    uuid = device.get("uuid") or (_UNKNOWN if device.get("profile") else device.get("gpu"))
+    return [str(device.get("index", _UNKNOWN)), name, dim(str(uuid))]
+
+
+def _problems(claim: Json) -> list[Json]:
+    refusal = claim.get("refusal")
+    return [*([refusal] if refusal else []), *claim.get("problems", ())]
+
+
+def _notes(claim: Json) -> Iterator[Line]:
+    """Each message once, after the claim's name where it does not have that."""
+    title = _title(claim)
+    found = {str(one.get("message", "")): str(one.get("remedy", "")) for one in _problems(claim)}
+    for message, remedy in found.items():
+        yield from remark(message if title in message else f"{title}: {message}", remedy)

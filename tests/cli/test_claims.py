@@ -1,0 +1,100 @@
+"""`nodeagent claims`, against a server that answers as the agent does."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+from tests.cli.agent_server import STATUS, answering
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+CLAIM: dict[str, Any] = {
+    "namespace": "team",
+    "name": "trainer",
+    "uid": "0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b",
+    "phase": "Releasing",
+    "pods": [{"namespace": "team", "name": "trainer-0", "container": ""}],
+    "devices": [
+        {
+            "request": "gpu",
+            "pool": "gpu-node-0/gpu-0",
+            "device": "mig-3g-40gb-4",
+            "gpu": "GPU-0",
+            "index": 0,
+            "profile": "3g.40gb",
+            "start": 4,
+            "size": 4,
+            "gi": 2,
+            "ci": 0,
+            "uuid": "MIG-0",
+        }
+    ],
+    "refusal": {
+        "code": "InUse",
+        "message": "claim team/trainer is used by pid 4711",
+        "remedy": "end it",
+    },
+    "problems": [],
+}
+SERVED = {**STATUS, "claims": [CLAIM]}
+
+
+def test_claims_are_listed(program: Program) -> None:
+    """What they have, and what is in the way of their end."""
+    with answering(json.dumps(SERVED).encode()) as (where, _):
+        shown = program("claims", "--listen", where)
+    assert (shown.code, shown.err) == (0, "")
+    assert (
+        shown.out
+        == """\
+CLAIM         PHASE      AGE  PODS       GPU  DEVICE     UUID   CLAIM UID
+team/trainer  Releasing    -  trainer-0    0  3g.40gb@4  MIG-0  0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b
+
+! claim team/trainer is used by pid 4711
+  end it
+"""
+    )
+
+
+def test_programs_get_what_the_agent_says(program: Program) -> None:
+    """As `/v1/status` has it, also keys of a later version, and nothing else of the node."""
+    answer = {**SERVED, "claims": [{**CLAIM, "later": 1}]}
+    with answering(json.dumps(answer).encode()) as (where, _):
+        found = program("claims", "--listen", where, "-o", "json").json
+    assert found == {key: answer[key] for key in ("node", "observedAt", "claims")}
+
+
+def test_an_agent_that_serves_none_says_so(program: Program) -> None:
+    """That is no failure; for a program the key is not there."""
+    with answering(json.dumps(STATUS).encode()) as (where, _):
+        shown = program("claims", "--listen", where)
+        assert "claims" not in program("claims", "--listen", where, "-o", "json").json
+    assert shown.code == 0
+    assert "dra.mode" in shown.out
+
+
+def test_no_agent_is_code_1(program: Program) -> None:
+    """With how to start one."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        failed = program("claims", "--listen", f"127.0.0.1:{port}")
+    assert (failed.code, failed.out) == (1, "")
+    assert "nodeagent run" in failed.err
+
+
+def test_the_status_page_has_claims_at_their_devices(program: Program) -> None:
+    """One line each, below the users of the GPU; those without a device at the end."""
+    waiting = {"namespace": "team", "name": "next", "phase": "Waiting", "pods": [], "devices": []}
+    answer = {**STATUS, "claims": [CLAIM, waiting]}
+    with answering(json.dumps(answer).encode()) as (where, _):
+        shown = program("status", "--listen", where).out
+    line = (
+        "  3g.40gb at 4: claim team/trainer Releasing, pod trainer-0: "
+        "claim team/trainer is used by pid 4711\n"
+    )
+    assert line in shown.split("\nGPU 1")[0]
+    assert "\nclaim team/next Waiting\n" in shown.split("\nGPU 1")[1]

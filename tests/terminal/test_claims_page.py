@@ -1,0 +1,124 @@
+"""Claims as people see them in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from nodeagent.terminal.claims_page import (
+    age_words,
+    claim_lines,
+    claims_page,
+    claims_without_device,
+)
+from nodeagent.terminal.page import Line, plain_text
+
+NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+DEVICE = {
+    "request": "gpu",
+    "device": "mig-1g-10gb-4",
+    "gpu": "GPU-0",
+    "index": 0,
+    "profile": "1g.10gb",
+    "start": 4,
+    "size": 1,
+    "uuid": "MIG-1",
+}
+WHOLE = {"request": "all", "device": "gpu", "gpu": "GPU-1", "index": 1}
+READY: dict[str, Any] = {
+    "namespace": "team",
+    "name": "trainer",
+    "uid": "0000-1111",
+    "phase": "Ready",
+    "since": "2030-01-02T03:00:00.000Z",
+    "pods": [{"namespace": "team", "name": "trainer-0", "container": "main"}],
+    "devices": [DEVICE, WHOLE],
+    "problems": [],
+}
+WAITING: dict[str, Any] = {
+    "namespace": "team",
+    "name": "second",
+    "uid": "0000-2222",
+    "phase": "Waiting",
+    "pods": [],
+    "devices": [],
+    "refusal": {
+        "code": "ClaimRefused",
+        "message": "claim team/second was allocated what is held already: gpu of claim a/b",
+        "remedy": "wait until that one's pods have ended",
+    },
+    "problems": [{"code": "StateFile", "message": "the disk is full"}],
+}
+
+
+def text(lines: Iterable[Line]) -> str:
+    """As a terminal without colours has it."""
+    return plain_text(lines)
+
+
+def test_each_device_is_a_row() -> None:
+    """The claim stands before the first of its devices; what is in the way stands below."""
+    assert (
+        text(claims_page([READY, WAITING], NOW))
+        == """\
+CLAIM         PHASE    AGE  PODS       GPU  DEVICE     UUID   CLAIM UID
+team/trainer  Ready     4m  trainer-0    0  1g.10gb@4  MIG-1  0000-1111
+                                         1  gpu        GPU-1
+team/second   Waiting    -  -            -  -          -      0000-2222
+
+! claim team/second was allocated what is held already: gpu of claim a/b
+  wait until that one's pods have ended
+! team/second: the disk is full
+"""
+    )
+
+
+def test_without_claims() -> None:
+    """A sentence in the place of an empty table."""
+    assert text(claims_page([], NOW)) == "No pod's claim asks for anything of this node.\n"
+
+
+def test_a_claim_is_a_line_at_its_device() -> None:
+    """On a page of GPUs; one without a device stands by itself, with the first that is wrong."""
+    assert text(claim_lines([READY, WAITING], "GPU-0")) == (
+        "1g.10gb at 4: claim team/trainer Ready, pod trainer-0\n"
+    )
+    assert text(claim_lines([READY], "GPU-1")) == "GPU: claim team/trainer Ready, pod trainer-0\n"
+    assert text(claims_without_device([READY, WAITING])) == (
+        "claim team/second Waiting: "
+        "claim team/second was allocated what is held already: gpu of claim a/b\n"
+    )
+
+
+def test_a_record_that_cannot_be_read_has_only_its_uid() -> None:
+    """Or not even that."""
+    broken = {"phase": "Unreadable", "uid": "0000-3333", "pods": [], "devices": [], "problems": []}
+    assert "0000-3333  Unreadable" in text(claims_page([broken], NOW))
+    assert text(claims_without_device([{**broken, "uid": ""}])) == "claim - Unreadable\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-5, "0s"),
+        (0, "0s"),
+        (119, "119s"),
+        (120, "2m"),
+        (7199, "119m"),
+        (7200, "2h"),
+        (172800, "2d"),
+    ],
+)
+def test_ages(seconds: int, words: str) -> None:
+    """In one unit, with two digits where there are as many."""
+    since = (NOW - timedelta(seconds=seconds)).isoformat()
+    assert age_words(since, NOW) == words
+
+
+@pytest.mark.parametrize("since", ["", "soon", "2030-01-02T03:04:05"])
+def test_an_age_that_is_not_known(since: str) -> None:
+    """Also of an agent that says it in another way."""
+    assert age_words(since, NOW) == "-"
