@@ -70,11 +70,13 @@ values, and its `nodeagent_reader_success` is 0; those of a GPU that is lost end
 is always the GPU's. `nodeagent_mig_device_info` has the MIG devices' own, to be joined on `UUID`
 and `GPU_I_ID`. Metrics of an NVLink begin with `nvlink`.
 
-`container`, `namespace` and `pod` are those of the pod that has the GPU or the instance: by what
-the kubelet gave it, or by the cgroups of its processes. Outside a cluster `container` is the
-beginning of a container's id; a process in none has `unit` (of systemd) or `user` (a number).
-A process of a login session counts for its user. In a container the agent knows this only with the
-host's process ids (`hostPID: true`).
+`container`, `namespace` and `pod` are those of the pod that has the GPU or the instance: by the
+claim that it was made for, by what the kubelet gave it, or by the cgroups of its processes. The pod
+of a claim is there from the moment that the claim is ready, its container as soon as the kubelet
+lists it. Outside a cluster `container` is the beginning of a container's id; a process in none has
+`unit` (of systemd) or `user` (a number). A process of a login session counts for its user. In a
+container the agent knows the owners of processes only with the host's process ids
+(`hostPID: true`).
 
 Time is counted in the same way: `nodeagent_gpu_seconds_held_total` and its like, and
 `nodeagent_held_idle_seconds`, have `namespace` and `pod` for a pod, else one of `container`, `unit`

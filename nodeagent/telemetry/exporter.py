@@ -21,10 +21,17 @@ from nodeagent.metrics.exposition import Family, LabelBlocks, Page, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slice, Subject, merged
 from nodeagent.metrics.selection import Selection
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
 from nodeagent.telemetry.accounting import Accounts, activity
-from nodeagent.telemetry.ownership import Device, Use, by_owner, pids_without_pod, uses
+from nodeagent.telemetry.ownership import (
+    Device,
+    Use,
+    by_owner,
+    claimed,
+    pids_without_pod,
+    uses,
+)
 from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
 from nodeagent.views.node_state import NodeState
 
@@ -91,7 +98,7 @@ class Exporter:
         now = self._clock()
         between, self._renewed_at = now - self._renewed_at, now
         state = self._state()
-        who = self._uses(state.observed)
+        who = self._uses(state)
         sample = self._sample(who)
         self._accounts.observe(now, state.observed, who, activity(sample))
         if self._is_expected(now, within=2 * between):
@@ -146,7 +153,7 @@ class Exporter:
         self._between_scrapes, self._scraped_at = now - self._scraped_at, now
         if self._page is None:
             state = self._state()
-            who = self._uses(state.observed)
+            who = self._uses(state)
             self._page = self._write(state, who, self._sample(who))
         samples = [*reader_samples(self._readers, now), *cost]
         samples += [
@@ -180,8 +187,9 @@ class Exporter:
             self._rendered_state = known
         return self._of_state
 
-    def _uses(self, observed: ObservedNode) -> Mapping[Device, Use]:
-        return uses(observed, self._all_processes(), self._owners.get)
+    def _uses(self, state: NodeState) -> Mapping[Device, Use]:
+        held = claimed(state.claims or ())
+        return uses(state.observed, self._all_processes(), self._owners.get, held)
 
     def _sample(self, who: Mapping[Device, Use]) -> SampleSet:
         slices = {

@@ -1,4 +1,4 @@
-"""Finds the owners of each GPU and GPU instance, by allocations and by processes.
+"""Finds the owners of each GPU and GPU instance, by claims, allocations and processes.
 
 A device with one owner is labelled with that owner. A device shared by MPS or by time-slicing has
 no owner's label, except for memory and utilization: the device's value is split into one series for
@@ -9,6 +9,7 @@ so that the sum is the device's. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value, WholeGpu
@@ -16,6 +17,7 @@ from nodeagent.metrics.sources import Number
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode, User
 from nodeagent.structs import Struct, field, replace
 from nodeagent.telemetry.samples import Process
+from nodeagent.views.claims import Claim
 
 FB_USED = 252  # DCGM's field ids; MiB
 GPU_UTIL = 203  # percent
@@ -46,20 +48,36 @@ def uses(
     observed: ObservedNode,
     processes: Mapping[Device, tuple[Process, ...]],
     owner_of: Callable[[int], Owner | None],
+    held: Mapping[Device, tuple[Owner, ...]] = MappingProxyType({}),
 ) -> Mapping[Device, Use]:
     """The use of each device that has an owner.
 
     `processes` are newer than `observed` and take precedence. `owner_of` finds the owner of a
-    process of which `observed` has no pod.
+    process of which `observed` has no pod. `held` has the pods of claims, also of devices that are
+    newer than `observed`.
     """
     found: dict[Device, Use] = {}
     for gpu in observed.gpus:
         if gpu.access is not Access.OK:
             continue
         for device, users, servers in _devices(gpu):
-            use = _use(users, servers, processes.get(device), owner_of)
+            use = _use(users, servers, processes.get(device), owner_of, held.get(device, ()))
             if use.owners:
                 found[device] = use
+    answering = {gpu.uuid for gpu in observed.gpus if gpu.access is Access.OK}
+    made = {d: Use(tuple(sorted(owners))) for d, owners in held.items() if d[0] in answering}
+    return {**made, **found}
+
+
+def claimed(claims: Iterable[Claim]) -> Mapping[Device, tuple[Owner, ...]]:
+    """The pods of claims by the devices that these have; an administrator only looks at them."""
+    found: dict[Device, tuple[Owner, ...]] = {}
+    for claim in claims:
+        owners = tuple(Owner(pod.namespace, pod.name, pod.container) for pod in claim.pods)
+        for one in claim.devices:
+            if owners and not one.admin_access and (one.gi is not None or not one.profile):
+                device = one.gpu, one.gi
+                found[device] = (*found.get(device, ()), *owners)
     return found
 
 
@@ -94,6 +112,7 @@ def _use(
     servers: frozenset[int],
     processes: tuple[Process, ...] | None,
     owner_of: Callable[[int], Owner | None],
+    held: Iterable[Owner],
 ) -> Use:
     pods = {user.pid: Owner(user.namespace, user.pod, user.container) for user in users if user.pod}
     if processes is None:
@@ -103,6 +122,7 @@ def _use(
         for user in users
         if user.pod and not user.pid  # an allocation
     ]
+    holders += (owner for owner in held if owner.container)
     memory: dict[Owner, int] = {}
     busy: dict[Owner, float] = {}
     owners = dict.fromkeys(holders)
@@ -116,7 +136,10 @@ def _use(
             memory[owner] = memory.get(owner, 0) + process.memory
         if process.multiprocessors is not None:
             busy[owner] = busy.get(owner, 0.0) + process.multiprocessors
-    return Use(tuple(sorted(owners)), memory, busy)
+    known = {(owner.namespace, owner.pod) for owner in owners}
+    # A pod of which a container is known is no other owner beside it.
+    rest = {owner for owner in held if (owner.namespace, owner.pod) not in known}
+    return Use(tuple(sorted(rest.union(owners))), memory, busy)
 
 
 def _completed(owner: Owner, holders: Iterable[Owner]) -> Owner:

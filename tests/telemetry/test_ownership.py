@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import SampleSet, Subject, Value, WholeGpu
 from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
@@ -12,10 +14,13 @@ from nodeagent.telemetry.ownership import (
     Device,
     Use,
     by_owner,
+    claimed,
     pids_without_pod,
     uses,
 )
 from nodeagent.telemetry.samples import Process
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
+from nodeagent.views.shapes import Pod
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
 A, B = Owner("team", "a", "main"), Owner("team", "b", "main")
@@ -94,6 +99,58 @@ def test_only_processes_without_a_pod_are_looked_up() -> None:
     """Those that were observed without one, and those that are new."""
     node = whole(user(0, "a"), user(1, "a"), user(2))
     assert pids_without_pod(node, {WHOLE: (Process(1), Process(3))}) == {2, 3}
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+POD = Owner("team", "a")
+
+
+def _claim(*devices: ClaimDevice, pods: tuple[Pod, ...]) -> Claim:
+    return Claim(phase=ClaimPhase.READY, pods=list(pods), devices=list(devices), problems=[])
+
+
+def _part(number: int | None, **known: Any) -> ClaimDevice:
+    given = {"request": "r", "pool": "p", "device": "d", "gpu": GPU.uuid}
+    return ClaimDevice(**{**given, "profile": "1g.10gb", "gi": number, **known})
+
+
+def test_a_claim_gives_its_device_to_its_pods() -> None:
+    """By the instance that was made; one that is not made, or only looked at, is nobody's."""
+    pod = Pod(namespace="team", name="a", container="")
+    other = Pod(namespace="team", name="b", container="main")
+    claims = (
+        _claim(_part(7), _part(None), _part(8, admin_access=True), pods=(pod,)),
+        _claim(_part(None, profile=""), pods=(other,)),
+        _claim(_part(9), pods=()),
+    )
+    assert claimed(claims) == {(GPU.uuid, 7): (POD,), (GPU.uuid, None): (B,)}
+    assert claimed((*claims, _claim(_part(7), pods=(other,))))[GPU.uuid, 7] == (POD, B)
+
+
+def test_a_claims_pod_has_the_device_before_it_is_observed() -> None:
+    """A slice that was just made; but nothing is said of a GPU that does not answer."""
+    held: dict[Device, tuple[Owner, ...]] = {(GPU.uuid, 7): (POD,)}
+    node = divided({0: []})
+    assert uses(node, {}, _no_owner, held)[GPU.uuid, 7].sole == POD
+    lost = ObservedNode((replace(node.gpus[0], access=Access.LOST),))
+    assert uses(lost, {}, _no_owner, held) == {}
+
+
+def test_a_claims_pod_is_one_owner_with_its_process() -> None:
+    """Whichever of the two knows the container."""
+    for known, found in ((POD, A), (A, POD)):
+        held = {WHOLE: (known,)}
+        newer = {WHOLE: (Process(1, 5 * MIB),)}
+        use = uses(whole(), newer, {1: found}.get, held)[WHOLE]
+        assert use.owners == (A,)
+        assert use.memory == {A: 5 * MIB}
+
+
+def test_two_pods_of_a_claim_share_it() -> None:
+    """Then it carries the labels of neither."""
+    held = {WHOLE: (POD, B)}
+    assert uses(whole(), {}, _no_owner, held)[WHOLE].owners == (POD, B)
 
 
 # --- shared devices: the sum is the device's ------------------------------------------------------
