@@ -104,6 +104,16 @@ reports no process' share of the time.
   named. `nodeagent_gpu_xid_total`, `nodeagent_gpu_health` and `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`
   show the same without a window.
 
+## Claims
+
+They are there where the agent serves claims ([dra.md](dra.md)). `nodeagent_claim_slices` has `pod`
+where one pod has the claim; a share of a GPU has no slices of its own and is not in it, and a GPU
+without MIG counts as one slice. The `reason` of `nodeagent_claim_failures_total` is one of:
+`ClaimRefused` (the claim is wrong, or allocated what another one has), `InUse`, `Driver`, `Cluster`
+(the API server does not answer), `StateFile` (a record cannot be written), `Cdi`, `UnknownDevice`,
+`Other`, `Internal`, or the code of what the planner or a step met, such as `StepFailed` or
+`GpuUnhealthy`.
+
 ## Fragmentation
 
 `nodeagent_mig_fragmentation_ratio` compares two sums over all profiles: how many more instances of

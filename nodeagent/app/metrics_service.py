@@ -101,6 +101,13 @@ class MetricsService:
         """The node's state is another one."""
         self._exporter.changed()
 
+    def claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
+        """An attempt to prepare or release a claim took so long, and failed for a `reason`; "": it
+        did not.
+        """
+        self._exporter.claim_work.add(operation, seconds, reason)
+        self._exporter.changed()
+
     def round_over(self, outcome: NodeOutcome | None, seconds: float) -> None:
         """The reconciler has finished a round, with this outcome if something was done."""
         self._exporter.work.add_round(outcome, seconds)

@@ -156,6 +156,8 @@ class Agent:
         self._metrics = MetricsService(
             settings, self._sampling, current=self._current, owners=owners_of(simulation)
         )
+        if self._claims:
+            self._claims.attempts.on_end.append(self._metrics.claim_attempt_over)
         self._sampling.on_samples.append(self._health.take_samples)
         self._sampling.on_events.append(self._health.take_events)
         self._sampling.on_listener.append(self._health.take_listener)

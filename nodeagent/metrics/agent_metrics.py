@@ -105,6 +105,33 @@ MIG_OUT_OF_USE = _counter(
     "slot",
 )
 
+# --- claims of pods -------------------------------------------------------------------------------
+
+CLAIMS = _gauge(
+    "nodeagent_claims", "Resource claims that the node serves, by how far they are", "phase"
+)
+CLAIM_SLICES = _gauge(
+    "nodeagent_claim_slices",
+    "Memory slices of a GPU that a claim has; all of them where it has the GPU as a whole",
+    *(*_SLICE, "namespace", "claim", "pod"),
+)
+CLAIM_PREPARE_DURATION = AgentMetric(
+    "nodeagent_claim_prepare_duration_seconds",
+    Kind.HISTOGRAM,
+    "How long it took to make or verify the devices of a claim, where that succeeded",
+)
+CLAIM_RELEASE_DURATION = AgentMetric(
+    "nodeagent_claim_release_duration_seconds",
+    Kind.HISTOGRAM,
+    "How long it took to take down what a claim had, where that succeeded",
+)
+CLAIM_FAILURES = _counter(
+    "nodeagent_claim_failures_total",
+    "Attempts to prepare or release a claim that failed, each repeated by the kubelet",
+    "operation",
+    "reason",
+)
+
 # --- MPS ------------------------------------------------------------------------------------------
 
 MPS_DAEMON_UP = _gauge(

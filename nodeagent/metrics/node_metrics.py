@@ -1,4 +1,4 @@
-"""What the agent says of its node in metrics: plan, MIG, MPS and health."""
+"""What the agent says of its node in metrics: plan, MIG, MPS, claims and health."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
+from nodeagent.metrics.claim_samples import claim_samples
 from nodeagent.plan.fragmentation import fragmentation
 from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
@@ -30,6 +31,7 @@ def node_samples(state: NodeState) -> Iterator[AgentSample]:
     devices = _devices(state)
     for daemon in state.mps:
         yield from _daemon(daemon, devices.get(daemon.device) or _unseen(daemon.device))
+    yield from claim_samples(state)
 
 
 def _plan(state: NodeState) -> Iterator[AgentSample]:

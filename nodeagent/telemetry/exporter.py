@@ -16,6 +16,7 @@ from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
+from nodeagent.metrics.claim_samples import ClaimWork
 from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import Family, LabelBlocks, Page, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
@@ -57,6 +58,7 @@ class Exporter:
         current: Callable[[], NodeState],
     ) -> None:
         self.work = Work()
+        self.claim_work = ClaimWork()
         self._selection = selection
         self._families = partial(families, renamed=renamed, repeat_whole=repeat_whole)
         self._build = build
@@ -175,13 +177,14 @@ class Exporter:
             *self._of_node(state),
             *agent_families([*self._accounts.samples(), ignored, self._build]),
             *self.work.families(),
+            *self.claim_work.families(),
             *agent_families(health),
         )
         return Page(render(page))
 
     def _of_node(self, state: NodeState) -> list[Family]:
         """What the node's state gives; as long as it is the same, this is too."""
-        known = (state.observed, state.mps, state.phase, state.digest)
+        known = (state.observed, state.mps, state.claims, state.phase, state.digest)
         if self._rendered_state is None or known != self._rendered_state:
             self._of_state = agent_families(node_samples(state))
             self._rendered_state = known

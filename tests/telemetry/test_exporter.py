@@ -14,9 +14,10 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState
-from nodeagent.views.shapes import Cluster
+from nodeagent.views.shapes import Cluster, Pod
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
 USED, POWER, ENERGY = 252, 155, 156
@@ -142,6 +143,41 @@ def test_what_was_observed_after_the_last_look_is_exported() -> None:
     rig.sample({}, _part(0))
     rig.observe(divided({0: [], 1: []}))
     assert len(rig.series("nodeagent_mig_device_info")) == 2
+
+
+def test_a_slice_that_was_made_for_a_claim_has_its_pod_at_once() -> None:
+    """With the first sample of it, before the node was observed anew; what the claim has, too."""
+    rig = Rig(divided({}))
+    device = ClaimDevice(
+        request="r",
+        pool="p",
+        device="d",
+        gpu=GPU.uuid,
+        index=0,
+        profile="1g.10gb",
+        start=3,
+        size=1,
+        gi=3,
+    )
+    pods = [Pod(namespace="team", name="a", container="")]
+    claim = Claim(
+        namespace="team",
+        name="trainer",
+        phase=ClaimPhase.READY,
+        pods=pods,
+        devices=[device],
+        problems=[],
+    )
+    rig.state = replace(rig.state, claims=())
+    assert not rig.series("nodeagent_claim_slices")
+    rig.sample({USED: ((_part(3), 1),)}, _part(3))
+    rig.state = replace(rig.state, claims=(claim,))
+    rig.exporter.claim_work.add("prepare", 0.01, "")
+    rig.exporter.changed()
+    part = ',GPU_I_PROFILE="1g.10gb",GPU_I_ID="3"'
+    assert rig.series("DCGM_FI_DEV_FB_USED") == [f'{{{part},namespace="team",pod="a"}} 1']
+    assert len(rig.series("nodeagent_claim_slices")) == 1
+    assert rig.series("nodeagent_claim_prepare_duration_seconds_count") == [" 1"]
 
 
 def test_counters_go_on_where_the_driver_began_anew() -> None:
