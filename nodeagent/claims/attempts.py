@@ -23,10 +23,8 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The newest attempt at a claim. Times are in seconds since 1970.
-
-    `since` is when the first of these attempts was begun, or, once it is `ready`, when that was so.
-    `refusal` is why the last one that ended failed.
+    """The newest attempt at a claim, where it runs or was refused. `since` is when the first of
+    these attempts was begun, `last` when the newest one ended, in seconds since 1970.
     """
 
     namespace: str
@@ -35,7 +33,6 @@ class Attempt:
     since: float
     last: float
     running: bool = True
-    ready: bool = False
     refusal: Problem | None = None
 
 
@@ -66,36 +63,22 @@ class Attempts:
     @contextmanager
     def attempt(self, operation: Operation, namespace: str, name: str, uid: str) -> Iterator[None]:
         """Around the work on a claim."""
-        now, began = self._wall(), self._clock()
+        began, now = self._clock(), self._wall()
         before = self._newest.get(uid)
         if before is None or before.operation is not operation:
             before = Attempt(namespace, name, operation, now, now)
-        self._newest[uid] = replace(before, last=now, running=True)
+        self._newest[uid] = replace(before, running=True)
         try:
             yield
         except Exception as error:
-            since = now if before.ready else before.since
             reason = self._reason_of(error)
-            self._newest[uid] = replace(
-                before,
-                since=since,
-                last=self._wall(),
-                running=False,
-                ready=False,
-                refusal=_refusal(error, reason),
-            )
+            self._keep(uid, replace(before, refusal=_refusal(error, reason)))
             self._report(operation, began, reason)
             raise
         except BaseException:  # the agent stops
-            self._newest[uid] = replace(before, running=False)
+            self._keep(uid, before)
             raise
-        if operation is Operation.RELEASE:
-            del self._newest[uid]
-        else:
-            since = before.since if before.ready else self._wall()
-            self._newest[uid] = replace(
-                before, since=since, last=self._wall(), running=False, ready=True, refusal=None
-            )
+        self._newest.pop(uid, None)
         self._report(operation, began, "")
 
     def newest(self, recorded: Collection[str]) -> Mapping[str, Attempt]:
@@ -109,6 +92,9 @@ class Attempts:
             if uid in recorded or one.running or one.last >= until
         }
         return self._newest
+
+    def _keep(self, uid: str, ended: Attempt) -> None:
+        self._newest[uid] = replace(ended, last=self._wall(), running=False)
 
     def _report(self, operation: Operation, began: float, reason: str) -> None:
         for notify in self.on_end:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final
 
@@ -128,7 +128,7 @@ class ClaimedDevice:
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
     """What the agent keeps of one claim. `boot_id`: the start of the machine in which its ids
-    count.
+    count. `since`: when its phase began, in seconds since 1970, 0: not known.
     """
 
     uid: str
@@ -137,6 +137,7 @@ class ClaimRecord:
     phase: Phase
     boot_id: str
     devices: tuple[ClaimedDevice, ...]
+    since: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a uid that makes no file name, and for a claim without devices."""

@@ -8,6 +8,7 @@ until it succeeds, finishes it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -323,6 +324,9 @@ class NodeClaims:
 
     async def _keep(self, record: ClaimRecord) -> None:
         """On the disk first: what is not written down is not begun."""
-        if self._records.get(record.uid) != record:
+        before = self._records.get(record.uid)
+        if before != record:
+            same_phase = before if before and before.phase is record.phase else None
+            record = replace(record, since=same_phase.since if same_phase else time.time())
             await asyncio.to_thread(write_record, self.places.records, record)
             self._records[record.uid] = record

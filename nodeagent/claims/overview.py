@@ -12,6 +12,7 @@ from nodeagent.claims.claim_pods import ClaimKey, ClaimPods
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.plan_report import problem_shape
 from nodeagent.views.text import time_json
@@ -56,6 +57,7 @@ def served_claims(facts: ClaimFacts) -> tuple[Claim, ...]:
 
 def _recorded(record: ClaimRecord, facts: ClaimFacts) -> Claim:
     key, attempt = (record.namespace, record.name), facts.attempts.get(record.uid)
+    since = record.since
     match record.phase:
         case Phase.READY:
             phase = ClaimPhase.READY
@@ -63,13 +65,15 @@ def _recorded(record: ClaimRecord, facts: ClaimFacts) -> Claim:
             phase = ClaimPhase.RELEASING
         case Phase.INTENT | Phase.MADE:
             phase = _phase_unready(attempt)
+            since = attempt.since if attempt else since
         case _:
             assert_never(record.phase)
     found = [facts.amiss[record.uid]] if record.uid in facts.amiss else []
     problems = tuple(dict.fromkeys((*found, *_hardware_problems(record, facts.node))))
     same_boot = record.boot_id == facts.boot_id
     devices = [_device(one, facts.node, with_ids=same_boot) for one in record.devices]
-    return _claim(facts, record.uid, key, phase, devices=devices, problems=problems)
+    claim = _claim(facts, record.uid, key, phase, problems)
+    return replace(claim, since=_time(since), devices=devices)
 
 
 def _unreadable(one: UnreadableRecord, facts: ClaimFacts) -> Claim:
@@ -77,7 +81,7 @@ def _unreadable(one: UnreadableRecord, facts: ClaimFacts) -> Claim:
     attempt = facts.attempts.get(one.uid)
     key = (attempt.namespace, attempt.name) if attempt else ("", "")
     problem = Problem(Code.STATE_FILE, one.message, one.remedy)
-    return _claim(facts, one.uid, key, ClaimPhase.UNREADABLE, problems=(problem,))
+    return _claim(facts, one.uid, key, ClaimPhase.UNREADABLE, (problem,))
 
 
 def _claim(
@@ -85,19 +89,18 @@ def _claim(
     uid: str,
     key: ClaimKey,
     phase: ClaimPhase,
-    *,
-    devices: Iterable[ClaimDevice] = (),
     problems: Iterable[Problem] = (),
 ) -> Claim:
+    """As the kubelet's attempts have it."""
     attempt = facts.attempts.get(uid)
     return Claim(
         namespace=key[0],
         name=key[1],
         uid=uid,
         phase=phase,
-        since=_since(phase, attempt),
+        since=_time(attempt.since) if attempt else "",
         pods=facts.pods.of(key),
-        devices=list(devices),
+        devices=[],
         refusal=attempt.refusal if attempt else None,
         problems=[problem_shape(problem) for problem in problems],
     )
@@ -110,14 +113,9 @@ def _phase_unready(attempt: Attempt | None) -> ClaimPhase:
     return ClaimPhase.PREPARING if attempt and attempt.running else ClaimPhase.WAITING
 
 
-def _since(phase: ClaimPhase, attempt: Attempt | None) -> str:
-    """Nothing where the agent did not see it begin."""
-    is_release = phase is ClaimPhase.RELEASING
-    if attempt is None or (attempt.operation is Operation.RELEASE) is not is_release:
-        return ""
-    if attempt.ready is not (phase is ClaimPhase.READY):
-        return ""
-    return time_json(datetime.fromtimestamp(attempt.since, UTC))
+def _time(moment: float) -> str:
+    """Nothing where it is not known."""
+    return time_json(datetime.fromtimestamp(moment, UTC)) if moment else ""
 
 
 def _device(one: ClaimedDevice, node: ObservedNode, *, with_ids: bool) -> ClaimDevice:

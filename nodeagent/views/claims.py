@@ -48,9 +48,7 @@ class Claim(Shape, frozen=True, kw_only=True):
     name: str = ""
     uid: str = ""
     phase: ClaimPhase
-    since: Annotated[
-        Time, Meta(description="when it began to wait or to end, or was ready; absent: not known")
-    ] = ""
+    since: Annotated[Time, Meta(description="when the phase began; absent: not known")] = ""
     pods: list[Pod]
     devices: list[ClaimDevice]
     refusal: Problem | None = None

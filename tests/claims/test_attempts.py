@@ -46,18 +46,13 @@ class Clocked:
 
 
 def test_a_claim_waits_since_its_first_attempt() -> None:
-    """With the last refusal, also while the next attempt runs; then it is ready since that."""
+    """With the last refusal, also while the next attempt runs; nothing is left of a success."""
     claim = Clocked()
     claim.fail(Operation.PREPARE, NodeagentError("the API server is away", remedy="wait"))
     claim.now += 10
     claim.fail(Operation.PREPARE, StillInUse("pid 4711 uses it", remedy="end it"))
     waiting = claim.newest
-    assert (waiting.since, waiting.last, waiting.running, waiting.ready) == (
-        1000,
-        1014,
-        False,
-        False,
-    )
+    assert (waiting.since, waiting.last, waiting.running) == (1000, 1014, False)
     assert waiting.refusal is not None
     assert (waiting.refusal.code, waiting.refusal.message, waiting.refusal.remedy) == (
         "InUse",
@@ -69,33 +64,23 @@ def test_a_claim_waits_since_its_first_attempt() -> None:
         assert claim.newest.since == 1000
         assert claim.newest.refusal == waiting.refusal
         claim.now += 1
-    assert (claim.newest.since, claim.newest.ready) == (1015, True)
-    assert claim.newest.refusal is None
-    claim.work(Operation.PREPARE)  # the kubelet was restarted
-    assert claim.newest.since == 1015
-    assert [reason for _, _, reason in claim.ended] == ["Other", "InUse", "", ""]
-    assert [seconds for _, seconds, _ in claim.ended] == [2, 2, 1, 2]
-
-
-def test_one_that_was_ready_waits_since_that_failed() -> None:
-    """A repair that fails is a new wait."""
-    claim = Clocked()
-    claim.work(Operation.PREPARE)
-    claim.now += 100
-    claim.fail(Operation.PREPARE, NotAdmitted(Problem(Code.DOES_NOT_FIT, "no room"), record()))
-    assert (claim.newest.since, claim.newest.ready) == (1102, False)
-    assert claim.ended[-1] == (Operation.PREPARE, 2.0, "DoesNotFit")
+    assert not claim.attempts.newest({UID})
+    assert [reason for _, _, reason in claim.ended] == ["Other", "InUse", ""]
+    assert [seconds for _, seconds, _ in claim.ended] == [2, 2, 1]
 
 
 def test_a_release_is_a_matter_of_its_own() -> None:
-    """It waits since its own first attempt, and in the end nothing is known of the claim."""
+    """It waits since its own first attempt, and what was in the way of a prepare is past."""
     claim = Clocked()
-    claim.work(Operation.PREPARE)
-    claim.fail(Operation.RELEASE, StillInUse("pid 4711 uses it"))
-    assert (claim.newest.operation, claim.newest.since) == (Operation.RELEASE, 1002)
-    claim.work(Operation.RELEASE)
-    assert not claim.attempts.newest(())
-    assert claim.ended[-1] == (Operation.RELEASE, 2.0, "")
+    claim.fail(Operation.PREPARE, NotAdmitted(Problem(Code.DOES_NOT_FIT, "no room"), record()))
+    claim.now += 10
+    with claim.attempts.attempt(Operation.RELEASE, "team", "trainer", UID):
+        newest = claim.newest
+        assert (newest.operation, newest.since, newest.refusal) == (Operation.RELEASE, 1012, None)
+    assert [ended[::2] for ended in claim.ended] == [
+        (Operation.PREPARE, "DoesNotFit"),
+        (Operation.RELEASE, ""),
+    ]
 
 
 def test_a_fault_of_ours_is_counted_and_a_cancelled_attempt_is_not() -> None:

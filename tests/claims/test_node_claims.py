@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from nodeagent.claims.model import Phase
+from nodeagent.claims.model import ClaimRecord, Phase
 from nodeagent.claims.records import read_records
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.simulation import SimulatedNode
@@ -229,3 +229,24 @@ async def test_a_record_that_cannot_be_written_comes_before_the_hardware(
         home.records_dir.unlink()
         await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
         assert laid_out(node) == [(0, 1)]
+
+
+async def test_a_record_says_since_when_its_phase_is(node: SimulatedNode, home: Home) -> None:
+    """Verifying it again begins no new phase, nor does another agent; a release does."""
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), "mig-1g-10gb-0"))
+        [device] = await claims.prepare(*name)
+        ready = claims.records[0].since
+        assert ready > 0
+        (home.cdi / home.files()[0]).unlink()
+        await claims.prepare(*name)
+        assert claims.records[0].since == ready
+    async with home.agent() as (claims, _):
+        assert claims.records[0].since == ready
+        node.occupy(device.uuid, pid=4711, command="train")
+        with pytest.raises(StillInUse):
+            await claims.release(UIDS[0])
+        [record] = read_records(home.records_dir)
+        assert isinstance(record, ClaimRecord)
+        assert record.phase is Phase.RELEASING
+        assert record.since > ready

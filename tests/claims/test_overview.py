@@ -44,8 +44,8 @@ def test_a_claim_that_is_ready() -> None:
     """Each key of the JSON."""
     pods = ClaimPods()
     pods.reserve(("team", "trainer"), {"status": {"reservedFor": [{"name": "pod-1"}]}})
-    ready = attempt(since=1893553445.5, last=0.0, running=False, ready=True)
-    assert as_json(only(records=(record(MADE),), pods=pods, attempts={UID: ready})) == {
+    ready = record(MADE, since=1893553445.5)
+    assert as_json(only(records=(ready,), pods=pods)) == {
         "namespace": "team",
         "name": "trainer",
         "uid": UID,
@@ -76,29 +76,34 @@ REFUSED: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": False, "refusal
 
 
 @pytest.mark.parametrize(
-    ("recorded", "last", "phase", "since"),
+    ("recorded", "last", "phase", "second"),
     [
-        (None, attempt(**PREPARING), "Preparing", True),
-        (None, attempt(**REFUSED), "Waiting", True),
-        (None, attempt(Operation.RELEASE, **REFUSED), "Releasing", True),
-        (Phase.INTENT, None, "Waiting", False),
-        (Phase.INTENT, attempt(**PREPARING), "Preparing", True),
-        (Phase.MADE, attempt(**REFUSED), "Waiting", True),
-        (Phase.READY, None, "Ready", False),
-        (Phase.READY, attempt(**REFUSED), "Ready", False),
-        (Phase.RELEASING, None, "Releasing", False),
-        (Phase.RELEASING, attempt(Operation.RELEASE, **REFUSED), "Releasing", True),
-        (Phase.RELEASING, attempt(**PREPARING), "Releasing", False),
+        (None, attempt(**PREPARING), "Preparing", "05"),
+        (None, attempt(**REFUSED), "Waiting", "05"),
+        (None, attempt(Operation.RELEASE, **REFUSED), "Releasing", "05"),
+        (Phase.INTENT, None, "Waiting", "03"),
+        (Phase.INTENT, attempt(**PREPARING), "Preparing", "05"),
+        (Phase.MADE, attempt(**REFUSED), "Waiting", "05"),
+        (Phase.READY, None, "Ready", "03"),
+        (Phase.READY, attempt(**REFUSED), "Ready", "03"),
+        (Phase.RELEASING, None, "Releasing", "03"),
+        (Phase.RELEASING, attempt(Operation.RELEASE, **REFUSED), "Releasing", "03"),
+        (Phase.RELEASING, attempt(**PREPARING), "Releasing", "03"),
     ],
 )
 def test_how_far_it_is(
-    recorded: Phase | None, last: Attempt | None, phase: str, since: bool
+    recorded: Phase | None, last: Attempt | None, phase: str, second: str
 ) -> None:
-    """A record counts more than an attempt; since when is said of nothing else than the phase."""
-    records = (record(phase=recorded),) if recorded else ()
+    """A record counts more than an attempt, but for what waits: since its first attempt."""
+    records = (record(phase=recorded, since=3.0),) if recorded else ()
     claim = only(records=records, attempts={UID: last} if last else {})
-    assert (claim.phase, bool(claim.since)) == (phase, since)
+    assert (claim.phase, claim.since) == (phase, f"1970-01-01T00:00:{second}.000Z")
     assert claim.refusal == (last.refusal if last else None)
+
+
+def test_since_when_may_not_be_known() -> None:
+    """Of a record that an earlier release wrote."""
+    assert only(records=(record(),)).since == ""
 
 
 def test_ids_of_an_earlier_start_are_not_shown() -> None:
