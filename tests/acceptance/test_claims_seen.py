@@ -1,0 +1,118 @@
+"""What users see of claims on a node, from the kubelet's first call to the end of the slice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from tests.acceptance.metrics_rig import SOON
+from tests.acceptance.test_claims import TEAM, Cluster, cluster, folder, grpc_ends
+from tests.simulated_cluster.kubelet_claims import Claim, PodFailed
+from tests.simulated_cluster.store import Key
+
+__all__ = ["cluster", "folder", "grpc_ends"]
+
+pytestmark = pytest.mark.usefixtures("grpc_ends")
+
+
+async def listed(cluster: Cluster) -> list[dict[str, Any]]:
+    """What `nodeagent claims` has."""
+    where = ("--run-dir", str(cluster.folder / "run"))
+    asking = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nodeagent", "claims", *where, "-o", "json"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await asking.communicate()
+    assert asking.returncode == 0
+    found: list[dict[str, Any]] = json.loads(out)["claims"]
+    return found
+
+
+async def scraped(cluster: Cluster) -> list[str]:
+    """The series that a scrape gets now."""
+    reader, writer = await asyncio.open_unix_connection(cluster.folder / "run" / "agent.sock")
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    return text.splitlines()
+
+
+async def until_scraped(cluster: Cluster, *patterns: str) -> None:
+    """Wait until a scrape has a series for each pattern."""
+    async with asyncio.timeout(SOON):
+        while True:
+            lines = await scraped(cluster)
+            missing = [p for p in patterns if not any(re.match(p, line) for line in lines)]
+            if not missing:
+                return
+            await asyncio.sleep(0.05)
+
+
+def reserve(cluster: Cluster, claim: str, pod: str) -> None:
+    """As the scheduler does before it binds the pod."""
+
+    def reserved(found: dict[str, Any]) -> dict[str, Any]:
+        consumer = {"resource": "pods", "name": pod, "uid": f"uid-of-{pod}"}
+        return {**found, "status": {**found["status"], "reservedFor": [consumer]}}
+
+    cluster.api.store.change(Key("resourceclaims", TEAM, claim), reserved)
+
+
+def allocated_alike(cluster: Cluster, name: str, other: str) -> Claim:
+    """A claim that a racing scheduler gave the other's device."""
+    made = cluster.scheduler.claim(TEAM, name)
+    [one] = [c for c in cluster.api.store.all("resourceclaims") if c["metadata"]["name"] == other]
+    key = Key("resourceclaims", TEAM, name)
+    cluster.api.store.change(key, lambda found: {**found, "status": one["status"]})
+    return Claim(name, made["metadata"]["uid"], TEAM)
+
+
+async def test_a_claim_is_seen_from_its_first_second(cluster: Cluster) -> None:
+    """With its slice and pod in `claims` as soon as it is ready, in metrics with the first sample;
+    one that is refused with the reason; nothing of either when both are over.
+    """
+    async with cluster.agent():
+        assert await listed(cluster) == []
+        claim = cluster.pod("trainer", "1g.10gb")
+        assert claim
+        reserve(cluster, "trainer", "trainer-0")
+        await cluster.kubelet.prepare("trainer", claim)
+        [seen] = await listed(cluster)
+        [device] = seen["devices"]
+        assert (seen["namespace"], seen["name"], seen["uid"]) == (TEAM, "trainer", claim.uid)
+        assert (seen["phase"], seen["problems"], "refusal" in seen) == ("Ready", [], False)
+        assert [pod["name"] for pod in seen["pods"]] == ["trainer-0"]
+        assert device["uuid"].startswith("MIG-")
+        assert [(device["start"], device["size"])] == cluster.slices()
+        part = f'GPU_I_PROFILE="1g.10gb",GPU_I_ID="{device["gi"]}"'
+        whose = 'namespace="team",pod="trainer-0"'
+        await until_scraped(
+            cluster,
+            rf"DCGM_FI_DEV_FB_USED{{.*{part}.*{whose}}} ",
+            rf"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{.*{part}.*{whose}}} ",
+            rf'nodeagent_claim_slices{{.*{part},namespace="team",claim="trainer",pod=.*}} 1$',
+            r"nodeagent_claim_prepare_duration_seconds_count 1$",
+        )
+
+        rival = allocated_alike(cluster, "rival", "trainer")
+        with pytest.raises(PodFailed, match="held already"):
+            await cluster.kubelet.prepare("rival", rival)
+        waiting = next(one for one in await listed(cluster) if one["name"] == "rival")
+        assert (waiting["phase"], waiting["devices"]) == ("Waiting", [])
+        assert waiting["refusal"]["code"] == "ClaimRefused"
+        assert waiting["since"]
+        failed = 'nodeagent_claim_failures_total{operation="prepare",reason="ClaimRefused"} 1'
+        assert failed in await scraped(cluster)
+
+        await cluster.end(rival)
+        await cluster.end(claim)
+        assert await listed(cluster) == []
+        await until_scraped(cluster, r"nodeagent_claim_release_duration_seconds_count 2$")
+        of_now = ("DCGM_", "nodeagent_claim_slices")  # what was held before is counted on
+        assert not [s for s in await scraped(cluster) if s.startswith(of_now) and "trainer" in s]
