@@ -107,10 +107,13 @@ def _claim(
 
 
 def _phase_unready(attempt: Attempt | None) -> ClaimPhase:
-    """Of a claim of which nothing is ready."""
+    """Of a claim of which nothing is ready. One that was refused waits, also while the kubelet's
+    next attempt runs.
+    """
     if attempt and attempt.operation is Operation.RELEASE:
         return ClaimPhase.RELEASING
-    return ClaimPhase.PREPARING if attempt and attempt.running else ClaimPhase.WAITING
+    first = attempt is not None and attempt.running and attempt.refusal is None
+    return ClaimPhase.PREPARING if first else ClaimPhase.WAITING
 
 
 def _time(moment: float) -> str:

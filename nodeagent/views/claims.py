@@ -11,7 +11,7 @@ from nodeagent.views.shapes import FirstSlice, Pod, Problem, Shape, Slices, Time
 class ClaimPhase(StrEnum):
     """How far a claim has come on this node."""
 
-    WAITING = "Waiting"  # asked for and not ready; the kubelet asks again
+    WAITING = "Waiting"  # it was refused; the kubelet asks again
     PREPARING = "Preparing"
     READY = "Ready"
     RELEASING = "Releasing"

@@ -80,6 +80,7 @@ REFUSED: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": False, "refusal
     [
         (None, attempt(**PREPARING), "Preparing", "05"),
         (None, attempt(**REFUSED), "Waiting", "05"),
+        (None, attempt(**{**REFUSED, "running": True}), "Waiting", "05"),
         (None, attempt(Operation.RELEASE, **REFUSED), "Releasing", "05"),
         (Phase.INTENT, None, "Waiting", "03"),
         (Phase.INTENT, attempt(**PREPARING), "Preparing", "05"),
