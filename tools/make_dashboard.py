@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.dashboard.agent_rows import AGENT_ROWS
+from tools.dashboard.claim_rows import CLAIM_ROWS
 from tools.dashboard.gpu_rows import GPU_ROWS
 from tools.dashboard.panels import GPU, NODE, Panel
 
@@ -75,7 +76,7 @@ def _variable(variable: tuple[str, str]) -> Json:
 def _panels() -> Iterator[Json]:
     """All panels from left to right and top to bottom, 24 columns wide."""
     y, number = 0, 0
-    for title, panels in (*GPU_ROWS, *AGENT_ROWS):
+    for title, panels in (*GPU_ROWS, *CLAIM_ROWS, *AGENT_ROWS):
         number += 1
         yield {
             "id": number,

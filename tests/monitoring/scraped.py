@@ -15,11 +15,12 @@ from nodeagent.health.readings import RemappedRows
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
+from nodeagent.metrics.claim_samples import ClaimWork
 from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import LabelBlocks, block, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.selection import default_selection
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -31,9 +32,10 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.steps import DestroyGpuInstance, SetMigMode
 from nodeagent.telemetry.process_reader import process_samples
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import MpsServer
+from nodeagent.views.shapes import MpsServer, Pod
 from tests.health.rig import Node
 from tests.health.rig import gpu as reading
 from tests.metrics.node import gpu, sample
@@ -127,8 +129,18 @@ def _own(phase: Phase) -> str:
         ),
     )
     state = NodeState(
-        "n", "file", phase=phase, digest="x", observed=ObservedNode((divided,)), mps=daemons
+        "n",
+        "file",
+        phase=phase,
+        digest="x",
+        observed=ObservedNode((divided,)),
+        mps=daemons,
+        claims=(_claim(divided),),
     )
+    claim_work = ClaimWork()
+    for operation in ("prepare", "release"):
+        claim_work.add(operation, 0.04, "")
+        claim_work.add(operation, 0.04, "InUse")
     step = SetMigMode(divided.uuid, True, "")
     lost = divided.instances[0]
     gone = DestroyGpuInstance(divided.uuid, lost.id, lost.profile, lost.placement, (), "")
@@ -165,7 +177,33 @@ def _own(phase: Phase) -> str:
         *held,
         AgentSample(agent_metrics.BUILD_INFO, 1, ("0.1.0", "3.11")),
     )
-    return render([*agent_families(samples), *work.families()]).decode()
+    families_of_work = (*work.families(), *claim_work.families())
+    return render([*agent_families(samples), *families_of_work]).decode()
+
+
+def _claim(divided: Gpu) -> Claim:
+    """A pod's, of the GPU's first instance."""
+    lies = divided.instances[0]
+    device = ClaimDevice(
+        request="gpu",
+        pool="node/gpu",
+        device="mig-3g-40gb-0",
+        gpu=divided.uuid,
+        index=divided.index,
+        profile=lies.profile,
+        start=lies.placement.start,
+        size=lies.placement.size,
+        gi=lies.id,
+    )
+    pod = Pod(namespace="team-a", name="job-0", container="main")
+    return Claim(
+        namespace="team-a",
+        name="job-0-gpu",
+        phase=ClaimPhase.READY,
+        pods=[pod],
+        devices=[device],
+        problems=[],
+    )
 
 
 # --- health ---------------------------------------------------------------------------------------

@@ -75,13 +75,16 @@ GPU_ROWS: Rows = (
                 ),
                 about="How many no instance has, and how many of them the largest profile gets.",
             ),
-            graph(
+            Panel(
                 "Fragmentation",
-                f"nodeagent_mig_slots_unusable_ratio{{{GPU}}}",
-                NAME,
+                (
+                    (f"nodeagent_mig_fragmentation_ratio{{{GPU}}}", NAME),
+                    (f"nodeagent_mig_slots_unusable_ratio{{{GPU}}}", f"{NAME} unusable slices"),
+                ),
                 unit="percentunit",
                 limits=(0, 1),
-                about="Share of the free memory slices that no profile can use.",
+                about="Share of further instances that would fit if those that are there lay "
+                "better, and of the free memory slices that no profile can use.",
             ),
             graph(
                 "Utilization",
