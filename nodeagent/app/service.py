@@ -23,7 +23,7 @@ from nodeagent.cluster.kubelet.device_users import kubelet_users
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.execute.writer_lock import WriterLock
 from nodeagent.files.watch import changes
-from nodeagent.gpu.capability_files import UsageProbe
+from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
 from nodeagent.gpu.original_settings import OriginalSettings
@@ -103,11 +103,12 @@ class Agent:
         # One for life: a driver that hangs is not called again and again in new threads.
         mps_places = simulation.mps if simulation else places_of(settings)
         original = OriginalSettings(mps_places.memory)
+        deadline = settings.driver.observe_deadline
+        opened = None if simulation else CapabilityUsers(UsageProbe().read, deadline=deadline)
         driver = Driver(
-            observe_deadline=settings.driver.observe_deadline,
+            observe_deadline=deadline,
             step_deadline=settings.driver.step_deadline,
-            usage=None if simulation else UsageProbe(),
-            allocations=kubelet,
+            sources=[source for source in (opened, kubelet) if source],
             topology=Topology(),
             original=original,
             nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,

@@ -23,7 +23,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.shares import Account, Host
 from nodeagent.processes import commands
 from nodeagent.settings import Settings
-from nodeagent.simulation.mps.installation import directory_beside
+from nodeagent.simulation.state_file import directory_beside
 from nodeagent.terminal.check_page import check_page
 
 if TYPE_CHECKING:

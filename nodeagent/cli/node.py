@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
-from nodeagent.execute.writer_lock import FILE_NAME, writer_lock
-from nodeagent.gpu.capability_files import UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.plan.observed import ObservedNode
@@ -20,7 +18,7 @@ from nodeagent.settings import Settings
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.kubelet.device_users import KubeletUsage
+    from nodeagent.gpu.users import UsageSource
     from nodeagent.simulation import SimulatedNode
 
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
@@ -58,22 +56,28 @@ def make_driver(
     return Driver(
         observe_deadline=settings.driver.observe_deadline,
         step_deadline=settings.driver.step_deadline,
-        usage=None if simulated else UsageProbe(),
-        allocations=_kubelet(settings, simulated=simulated),
+        sources=tuple(_sources(settings, simulated=simulated)),
         nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
         original=original,
         time_slices=time_slices,
     )
 
 
-def _kubelet(settings: Settings, *, simulated: bool) -> KubeletUsage | None:
+def _sources(settings: Settings, *, simulated: bool) -> Iterator[UsageSource]:
+    """Those that know users beside NVML. Simulated processes have no files."""
+    if not simulated:
+        from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
+
+        yield CapabilityUsers(UsageProbe().read, deadline=settings.driver.observe_deadline)
     if settings.kubelet.use == "never" or (simulated and settings.kubelet.use == "auto"):
-        return None  # as it would say itself; but most commands can do without importing it
+        return  # as it would say itself; but most commands can do without importing it
     from nodeagent.cluster.client.presence import is_in_cluster
     from nodeagent.cluster.kubelet.device_users import kubelet_users
 
     in_cluster = is_in_cluster(settings.kubernetes)
-    return kubelet_users(settings.kubelet, in_cluster=in_cluster, simulated=simulated)
+    kubelet = kubelet_users(settings.kubelet, in_cluster=in_cluster, simulated=simulated)
+    if kubelet:
+        yield kubelet
 
 
 async def observed_node(options: Options, settings: Settings) -> ObservedNode:
@@ -115,7 +119,7 @@ def simulation(options: Options, *, shared: bool) -> Iterator[SimulatedGpus | No
 def _directory(state: Path | None) -> Iterator[Path]:
     """Beside the state file, or, where there is none, thrown away in the end."""
     if state is not None:
-        from nodeagent.simulation.mps.installation import directory_beside
+        from nodeagent.simulation.state_file import directory_beside
 
         yield directory_beside(state)
         return
@@ -129,7 +133,7 @@ def _directory(state: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _known_to_nvidia_smi(state: Path) -> Iterator[None]:
-    from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
+    from nodeagent.simulation.state_file import STATE_VARIABLE
 
     os.environ[STATE_VARIABLE] = str(state)
     try:
@@ -144,9 +148,11 @@ def writing(options: Options, settings: Settings) -> Iterator[None]:
     if is_throwaway(options):
         yield  # no other program sees this node
         return
+    from nodeagent.execute.writer_lock import writer_lock
+
     directory = settings.state.dir
     if options.state is not None:
-        from nodeagent.simulation.mps.installation import directory_beside
+        from nodeagent.simulation.state_file import directory_beside
 
         directory = directory_beside(options.state)
     with writer_lock(lock_file(options, settings.run.dir), directory):
@@ -155,6 +161,8 @@ def writing(options: Options, settings: Settings) -> Iterator[None]:
 
 def lock_file(options: Options, run_dir: Path) -> Path:
     """The lock of the machine's GPUs, or that of a simulated node beside its state file."""
+    from nodeagent.execute.writer_lock import FILE_NAME
+
     if options.state is not None:
         return options.state.with_name(f"{options.state.name}.{FILE_NAME}")
     return run_dir / FILE_NAME

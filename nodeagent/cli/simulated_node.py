@@ -14,7 +14,7 @@ from nodeagent.errors import UsageError
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.settings import load_settings
 from nodeagent.simulation import SimulatedNode
-from nodeagent.simulation.mps.installation import directory_beside
+from nodeagent.simulation.state_file import directory_beside
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.users import MigDevice, UnknownUsers, UsageReading, WholeGpu, with_users
@@ -218,17 +218,13 @@ class SharedRead(Generic[Reading]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Readable(Protocol):
-    """What can be read in a thread: `UsageProbe`. Raises nothing, but may block."""
-
-    def read(self) -> UsageReading: ...
-
-
 class CapabilityUsers:
-    """A probe as a source of users, read in a thread of its own."""
+    """Open capability files as a source of users, read in a thread of its own. `read` is that of
+    a `UsageProbe`: it raises nothing, but may block, at most `deadline` seconds.
+    """
 
-    def __init__(self, probe: Readable, *, deadline: float) -> None:
-        self._probe = probe
+    def __init__(self, read: Callable[[], UsageReading], *, deadline: float) -> None:
+        self._read_all = read
         self._deadline = deadline
         self._worker = Worker("the look for users")
         self._shared = SharedRead(self._read)
@@ -247,7 +243,7 @@ class CapabilityUsers:
     async def _read(self) -> UsageReading:
         try:
             return await self._worker.call(
-                self._probe.read, what="looking for users", deadline=self._deadline
+                self._read_all, what="looking for users", deadline=self._deadline
             )
         except DriverError as error:
             return UnknownUsers(error.message)

@@ -12,10 +12,9 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from nodeagent.errors import DriverError, GpuInUse
-from nodeagent.gpu.capability_files import CapabilityUsers, Readable
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import about
@@ -31,7 +30,6 @@ from nodeagent.gpu.steps.instances import (
     require_idle_devices,
 )
 from nodeagent.gpu.steps.modes import set_compute_mode, set_mig_mode
-from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.users import UsageReading, UsageSource
 from nodeagent.gpu.workers import end_of
 from nodeagent.plan.observed import Gpu
@@ -52,6 +50,9 @@ from nodeagent.plan.steps import (
     StopMps,
 )
 
+if TYPE_CHECKING:  # commands do without it
+    from nodeagent.gpu.topology import Topology
+
 GpuChange = TypeVar("GpuChange", bound=GpuStep)
 ChangeFunction = Callable[[Change, GpuChange], None]
 
@@ -64,13 +65,12 @@ class Driver(Observer):
     It can be entered again after it was left: a call that hung then is known and not repeated.
 
     Deadlines are seconds: `observe_deadline` for reading one whole GPU (and for starting NVML),
-    `step_deadline` for one step. `usage` knows users of MIG devices that NVML does not see; None
-    where there are no others, as under simulation. `allocations` knows the pods to which devices
-    and GPUs are allocated; None outside Kubernetes. `nvidia_smi` is the program that resets GPUs
-    and sets time slices, with leading arguments, if any. `topology` reads NUMA nodes and
-    NVLinks; without it they stay unknown. `original` keeps what devices were before they were
-    changed; without it, for the driver's life. `clock`, in seconds, is for the age of what was
-    read of users before a step.
+    `step_deadline` for one step. `sources` know users that NVML does not see: open capability
+    files, pods to which devices are allocated. `nvidia_smi` is the program that resets GPUs and
+    sets time slices, with leading arguments, if any. `topology` reads NUMA nodes and NVLinks;
+    without it they stay unknown. `original` keeps what devices were before they were changed;
+    without it, for the driver's life. `clock`, in seconds, is for the age of what was read of
+    users before a step.
     """
 
     def __init__(
@@ -78,19 +78,13 @@ class Driver(Observer):
         *,
         observe_deadline: float,
         step_deadline: float,
-        usage: Readable | None = None,
-        allocations: UsageSource | None = None,
+        sources: Sequence[UsageSource] = (),
         nvidia_smi: Sequence[str] = ("nvidia-smi",),
         topology: Topology | None = None,
         original: OriginalSettings | None = None,
         time_slices: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        sources: list[UsageSource] = []
-        if usage:
-            sources.append(CapabilityUsers(usage, deadline=observe_deadline))
-        if allocations:
-            sources.append(allocations)
         super().__init__(
             deadline=observe_deadline,
             sources=sources,

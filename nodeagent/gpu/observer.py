@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
 from nodeagent.gpu.device import GpuDevice
@@ -21,11 +21,13 @@ from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.change import mig_device
-from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.users import UsageSource
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
+
+if TYPE_CHECKING:  # commands do without it
+    from nodeagent.gpu.topology import Topology
 
 _LEAVING = 1.0  # seconds to wait at the end for a driver that hangs
 _TIME_SLICE_IS_FRESH = 30.0  # seconds; only nvidia-smi reports it, slowly

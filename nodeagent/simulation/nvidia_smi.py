@@ -25,8 +25,8 @@ from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.simulation.card import Card
 from nodeagent.simulation.codes import TEXTS, Code, Refused
 from nodeagent.simulation.node import SimulatedNode
+from nodeagent.simulation.state_file import STATE_VARIABLE
 
-STATE_VARIABLE = "NODEAGENT_SIMULATED_STATE"
 _BAD_USAGE, _OTHER = 2, 255
 _LONG = {"-r": "--gpu-reset", "-i": "--id", "-mig": "--multi-instance-gpu", "-l": "--list"}
 _IN_USE = (

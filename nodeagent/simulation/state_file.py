@@ -21,10 +21,19 @@ import msgspec
 from nodeagent.errors import NodeagentError
 from nodeagent.simulation.state import NodeState
 
+STATE_VARIABLE = "NODEAGENT_SIMULATED_STATE"  # names the file to the stand-in for nvidia-smi
 _HERE = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
 
 _COUNTER = 8  # bytes
+
+
+def directory_beside(state: Path) -> Path:
+    """Where a simulated node with this state file keeps all that is MPS: `programs_in` it the
+    stand-ins, in `run` what its daemons have in run.dir on a real node.
+    """
+    state = state.absolute()
+    return state.with_name(f"{state.name}.mps")
 
 
 class StateFile:

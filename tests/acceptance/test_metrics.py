@@ -144,7 +144,7 @@ async def _shared(
         for replica, pod in enumerate("ab"):
             kubelet.allocate(pod, [f"{uuid}::{replica}"], namespace="team")
         usage = KubeletUsage(kubelet.socket, deadline=30, processes=pods)
-        driver = Driver(observe_deadline=30, step_deadline=30, allocations=usage)
+        driver = Driver(observe_deadline=30, step_deadline=30, sources=[usage])
         async with driver:
             watched = Watched(driver)
             watched.observed(await driver.observe())

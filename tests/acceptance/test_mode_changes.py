@@ -20,7 +20,7 @@ import pytest
 from nodeagent.cli import main
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode, Switches
-from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
+from nodeagent.simulation.state_file import STATE_VARIABLE
 
 LAYOUTS = {
     "a30:1": "{1g.6gb: 2}",

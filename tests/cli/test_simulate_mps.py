@@ -19,13 +19,9 @@ from nodeagent.mps.files.client_files import env_file
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import Share
 from nodeagent.simulation import SimulatedNode
-from nodeagent.simulation.mps.installation import (
-    CONTROL_PROGRAM,
-    directory_beside,
-    install,
-    programs_in,
-)
+from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
 from nodeagent.simulation.mps.knobs import KNOBS
+from nodeagent.simulation.state_file import directory_beside
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Ended, Program

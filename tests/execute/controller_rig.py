@@ -125,7 +125,7 @@ class NodeRig(FleetRig):
             observe_deadline=30,
             step_deadline=30,
             nvidia_smi=SMI,
-            allocations=allocations,
+            sources=[allocations] if allocations else (),
             original=memory,
             time_slices=time_slices,
         )

@@ -9,7 +9,7 @@ from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice
 from nodeagent.simulation import SimulatedNode
-from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
+from nodeagent.simulation.state_file import STATE_VARIABLE
 from tests.execute.controller_rig import (
     DEFAULT,
     EXCLUSIVE,

@@ -294,7 +294,7 @@ class Source:
 async def test_many_who_ask_at_once_cost_one_look() -> None:
     """Eight GPUs observed side by side need not search all processes eight times."""
     source = Source()
-    reader = CapabilityUsers(source, deadline=30)
+    reader = CapabilityUsers(source.read, deadline=30)
     await asyncio.gather(*(reader.ask() for _ in range(8)))
     assert len(source.begun) == 1
     await reader.close()
@@ -303,7 +303,7 @@ async def test_many_who_ask_at_once_cost_one_look() -> None:
 async def test_no_caller_gets_a_look_that_began_before_it_asked() -> None:
     """A process may have come in between, so who asks later gets the next one."""
     source = Source(0.05)
-    reader = CapabilityUsers(source, deadline=30)
+    reader = CapabilityUsers(source.read, deadline=30)
     first = asyncio.create_task(reader.ask())
     await asyncio.sleep(0.02)
     asked = time.monotonic()
@@ -318,12 +318,11 @@ async def test_a_look_that_hangs_is_a_reading_in_which_nothing_is_known() -> Non
     """Then everything counts as in use, and nothing is destroyed."""
     held = threading.Event()
 
-    class Hanging:
-        def read(self) -> UsageReading:
-            held.wait()
-            return CapabilityHolders()
+    def hang() -> UsageReading:
+        held.wait()
+        return CapabilityHolders()
 
-    reader = CapabilityUsers(Hanging(), deadline=0.05)
+    reader = CapabilityUsers(hang, deadline=0.05)
     usage = (await reader.ask()).users(ANY_DEVICE)
     assert not usage.known
     assert "did not return" in usage.reason
@@ -334,7 +333,7 @@ async def test_a_look_that_hangs_is_a_reading_in_which_nothing_is_known() -> Non
 
 async def test_cancelling_one_who_asks_leaves_the_others_their_answer() -> None:
     """The look is shared, its cancellation is not."""
-    reader = CapabilityUsers(Source(), deadline=30)
+    reader = CapabilityUsers(Source().read, deadline=30)
     one, other = asyncio.create_task(reader.ask()), asyncio.create_task(reader.ask())
     await asyncio.sleep(0.005)
     one.cancel()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 from nodeagent.errors import DriverError, NodeagentError
-from nodeagent.gpu.capability_files import UsageProbe
+from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.plan.names import ProfileName
@@ -55,6 +55,11 @@ class Subject:
         return [gpu for gpu in await self.gpus() if gpu.access is Access.OK]
 
 
+def opened() -> CapabilityUsers:
+    """The machine's own capability files."""
+    return CapabilityUsers(UsageProbe().read, deadline=60)
+
+
 @pytest.fixture(params=["simulator", pytest.param("library", marks=pytest.mark.nvml)])
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """For looking only."""
@@ -65,7 +70,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
                 node.occupy(3)
                 yield Subject(driver, ())
     else:
-        async with Driver(observe_deadline=60, step_deadline=60, usage=UsageProbe()) as driver:
+        async with Driver(observe_deadline=60, step_deadline=60, sources=[opened()]) as driver:
             yield Subject(driver, ())
 
 
@@ -80,7 +85,7 @@ async def board(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Driver, G
                     yield driver, gpu
     else:
         named = os.environ["NODEAGENT_TEST_GPUS"].split(",")
-        async with Driver(observe_deadline=60, step_deadline=60, usage=UsageProbe()) as driver:
+        async with Driver(observe_deadline=60, step_deadline=60, sources=[opened()]) as driver:
             gpu = await driver.observe_gpu(named[0].strip())
             if gpu.mig is None or not gpu.idle:
                 pytest.skip(f"{gpu.name} has no MIG, or is in use")
@@ -100,7 +105,7 @@ async def undivided(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Drive
                     yield driver, gpu
     else:
         named = os.environ["NODEAGENT_TEST_GPUS"].split(",")
-        async with Driver(observe_deadline=60, step_deadline=60, usage=UsageProbe()) as driver:
+        async with Driver(observe_deadline=60, step_deadline=60, sources=[opened()]) as driver:
             gpu = await driver.observe_gpu(named[0].strip())
             if (gpu.mig and gpu.mig.current) or not gpu.idle or gpu.compute_mode is None:
                 pytest.skip(f"{gpu.name} is divided, in use, or does not tell its compute mode")

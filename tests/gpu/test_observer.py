@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, GpuLost
-from nodeagent.gpu.capability_files import UsageProbe
+from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, Placement
 from nodeagent.plan.steps import SetMigMode
@@ -159,8 +159,8 @@ async def test_open_capability_files_are_in_the_picture(tmp_path: Path) -> None:
     minors = proc / "driver/nvidia-caps/mig-minors"
     minors.parent.mkdir(parents=True)
     with simulated("h100-80gb:1"):
-        usage = UsageProbe(proc)
-        async with Driver(observe_deadline=30, step_deadline=30, usage=usage) as driver:
+        opened = CapabilityUsers(UsageProbe(proc).read, deadline=30)
+        async with Driver(observe_deadline=30, step_deadline=30, sources=[opened]) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
             assert gpu.idle
             (fds / "7").symlink_to("/dev/nvidia-caps/nvidia-cap13")

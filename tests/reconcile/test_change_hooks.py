@@ -16,7 +16,7 @@ from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate
 from nodeagent.simulation import simulated
-from nodeagent.simulation.nvidia_smi import STATE_VARIABLE
+from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import Phase
 from tests.rig import Rig, plan_text, running
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nodeagent.claims.records import FOLDER
-from nodeagent.simulation.mps.installation import directory_beside
+from nodeagent.simulation.state_file import directory_beside
 from tests.simulated_cluster.agent import NAME, PLAN, STATUS, command, kubeconfig, status_of
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet

@@ -9,13 +9,9 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_named, pipes_of, simulated_node, state_file
 from nodeagent.errors import UsageError
-from nodeagent.simulation.mps.installation import (
-    CONTROL_PROGRAM,
-    directory_beside,
-    install,
-    programs_in,
-)
+from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
 from nodeagent.simulation.mps.knobs import KNOBS, Knobs
+from nodeagent.simulation.state_file import directory_beside
 from nodeagent.terminal.page import line
 
 

@@ -60,14 +60,6 @@ def make_passable(directory: Path) -> None:
             level.chmod(0o755)
 
 
-def directory_beside(state: Path) -> Path:
-    """Where a simulated node with this state file keeps all that is MPS: `programs_in` it the
-    stand-ins, in `run` what its daemons have in run.dir on a real node.
-    """
-    state = state.absolute()
-    return state.with_name(f"{state.name}.mps")
-
-
 def programs_in(directory: Path) -> Path:
     """Where the stand-ins of a node are, given its `directory_beside`."""
     return directory / "bin"

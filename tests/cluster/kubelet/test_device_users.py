@@ -51,7 +51,7 @@ def usage(kubelet: Kubelet) -> KubeletUsage:
 @pytest.fixture
 async def driver(node: SimulatedNode, usage: KubeletUsage) -> AsyncIterator[Driver]:
     """The driver of the node, beside that kubelet."""
-    async with Driver(observe_deadline=30, step_deadline=30, allocations=usage) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
         yield driver
 
 
@@ -171,7 +171,7 @@ async def test_a_kubelet_that_hangs_is_waited_for_so_long_and_no_longer(
 ) -> None:
     """Its deadline is the setting's."""
     usage = KubeletUsage(kubelet.socket, deadline=0.1)
-    async with Driver(observe_deadline=30, step_deadline=30, allocations=usage) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
         kubelet.hold()
         seen = (await driver.observe()).gpus[0]
         kubelet.go_on()
@@ -207,7 +207,7 @@ async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
     (tmp_path / f"log/pods/default_trainer_{uid}/main").mkdir(parents=True)
     pods = ProcessPods(proc_root=tmp_path / "proc", log_root=tmp_path / "log")
     usage = KubeletUsage(kubelet.socket, deadline=30, processes=pods)
-    async with Driver(observe_deadline=30, step_deadline=30, allocations=usage) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")
         kubelet.allocate("trainer", [device_of(gpu)])
         process = node.occupy(device_of(gpu))
@@ -238,7 +238,7 @@ async def test_a_finished_pod_that_is_still_listed_is_not_in_the_way(
         return gone
 
     usage = KubeletUsage(kubelet.socket, deadline=30, finished=finished)
-    async with Driver(observe_deadline=30, step_deadline=30, allocations=usage) as driver:
+    async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")
         kubelet.allocate("trainer", [device_of(gpu)])
         kubelet.allocate("worker", ["nvidia1"])

@@ -57,7 +57,7 @@ async def test_a_device_allocated_during_the_wait_for_the_gpu_is_kept(look_only:
     kubelet, now = Kubelet(), [100.0]
     with simulated("h100-80gb:1") as node:
         async with Driver(
-            observe_deadline=30, step_deadline=30, allocations=kubelet, clock=lambda: now[0]
+            observe_deadline=30, step_deadline=30, sources=[kubelet], clock=lambda: now[0]
         ) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb")
             step = destroy(gpu, gpu.instances[0])
@@ -91,7 +91,7 @@ async def test_a_step_whose_turn_always_comes_too_late_is_refused(
         async with Driver(observe_deadline=30, step_deadline=30) as plain:
             gpu = await laid_out(plain, 0, at0="1g.10gb")
         async with Driver(
-            observe_deadline=30, step_deadline=deadline, allocations=kubelet, clock=clock.__next__
+            observe_deadline=30, step_deadline=deadline, sources=[kubelet], clock=clock.__next__
         ) as driver:
             with pytest.raises(GpuInUse, match=r"GPU 0: .* waited too long behind other driver"):
                 await driver.apply(destroy(gpu, gpu.instances[0]))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nodeagent.errors import DriverError, GpuInUse
-from nodeagent.gpu.capability_files import CapabilityHolders, Instance
+from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, Instance
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
 from nodeagent.gpu.users import MigDevice, UsageReading, WholeGpu
@@ -104,8 +104,9 @@ class Source:
 async def test_users_of_other_sources_are_asked_right_before(usage: Usage) -> None:
     """An open capability file is a user that NVML does not see yet."""
     source = Source()
+    opened = [CapabilityUsers(source.read, deadline=30)]
     with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=30, step_deadline=30, usage=source) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30, sources=opened) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
             asked: list[MigDevice] = []
 
@@ -134,8 +135,9 @@ async def test_users_of_other_sources_are_asked_right_before(usage: Usage) -> No
 async def test_who_holds_a_half_made_instance_is_found() -> None:
     """Its capability file is there before its first device."""
     source = Source()
+    opened = [CapabilityUsers(source.read, deadline=30)]
     with simulated("h100-80gb:1"):
-        async with Driver(observe_deadline=30, step_deadline=30, usage=source) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30, sources=opened) as driver:
             gpu = await laid_out(driver, 0)
             await driver.apply(create(gpu, "3g.40gb", 0, ()))
             gpu = await driver.observe_gpu(gpu.uuid)
@@ -289,8 +291,9 @@ async def test_who_is_on_no_known_device_may_be_on_any(driver: Driver, node: Sim
 async def test_other_sources_are_asked_before_each_destruction(reason: str) -> None:
     """A capability file opened, or an allocation made, after the look: they cost no driver call."""
     source = Source()
+    opened = [CapabilityUsers(source.read, deadline=30)]
     with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=30, step_deadline=30, usage=source) as driver:
+        async with Driver(observe_deadline=30, step_deadline=30, sources=opened) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb", at1="1g.10gb")
             first, second = (destroy(gpu, instance) for instance in gpu.instances)
             await driver.insist_on_idle([first, second])
