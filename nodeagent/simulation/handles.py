@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from nodeagent.simulation.codes import SimulatorMisuse
@@ -20,7 +20,7 @@ _STEP = 0x10
 _MOST = 1024  # that are remembered; a node has some hundred at a time
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """What a handle stands for. A MIG device and a GPU have the same type in C."""
 
     GPU = "GPU"

@@ -61,6 +61,11 @@ class CFunction:
         self._node = session.node
         self._function = function
         self._latency = latency
+        self._handles = [
+            (i, argument)
+            for i, argument in enumerate(function.arguments)
+            if isinstance(argument, HandleIn)
+        ]
         self._late = [i for i, argument in enumerate(function.arguments) if argument.late]
 
     def __call__(self, *given: Any) -> Any:
@@ -84,21 +89,23 @@ class CFunction:
             raise SimulatorMisuse(
                 f"{function.name} takes {len(function.arguments)} arguments, got {len(given)}"
             )
-        values: list[Any] = []
-        for argument, one in zip(function.arguments, given, strict=True):
-            value = argument.take(one, function.name)
-            if isinstance(argument, HandleIn):
-                value = argument.handle(self._session, value, function.name)
-                if value is not None and gpu is None and value.gpu >= 0:
-                    gpu = value.gpu
-            values.append(value)
+        name = function.name
+        values = [
+            argument.take(one, name)
+            for argument, one in zip(function.arguments, given, strict=True)
+        ]
+        for index, argument in self._handles:
+            handle = values[index] = argument.handle(self._session, values[index], name)
+            if handle is not None and gpu is None and handle.gpu >= 0:
+                gpu = handle.gpu
         return values, gpu
 
     def _answer(self, values: list[Any], gpu: int | None, number: int) -> int:
         store, function = self._node.store, self._function
-        with store.changing:  # as node.looks(), which costs as much as all the rest
+        with store.lock:  # as node.looks(), which costs as much as all the rest
             store.catch_up()
-            hit = any(f.concerns(function.name, gpu, number) for f in store.state.faults)
+            faulty = store.state.faults
+            hit = bool(faulty) and any(f.concerns(function.name, gpu, number) for f in faulty)
             if not (hit or self._latency or function.changes):
                 return self._enter(values)
         faults = self._strike(gpu, number) if hit else []

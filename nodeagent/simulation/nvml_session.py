@@ -119,12 +119,14 @@ class Session:
 
     def require_open(self) -> None:
         """Raises Refused while the library is not initialised or the driver is away."""
-        if self.initialised and self._epoch != self.node.state.epoch:
+        store = self.node.store
+        if self.initialised and self._epoch != store.state.epoch:
             self.initialised = 0
             self.allocated.clear()
-        if self.node.store.closed or not self.initialised:
+        if store.closed or not self.initialised:
             raise Refused(Code.UNINITIALIZED)
-        self._require_driver()
+        if store.state.driver_failure:
+            raise Refused(Code(store.state.driver_failure))
 
     def _require_driver(self) -> None:
         if self.node.store.closed:

@@ -33,7 +33,8 @@ class Store:
         self, path: Path | None, state: NodeState, take_over: Callable[[NodeState], None]
     ) -> None:
         self.state = state
-        self.changing = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        self.changing = threading.Condition(self.lock)
         self.closed = False
         self._take_over = take_over
         self._held = False  # by a thread that changes the node
