@@ -38,9 +38,9 @@ NVIDIA_DRIVER: Final = "gpu.nvidia.com"
 
 _MOST_RESULTS, _MOST_CONFIGURATIONS = 32, 64  # the API server's own limits
 _TOO_LARGE = f"it has more than {LARGEST} bytes"
-_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_DEVICE = re.compile(_LABEL)
-_REQUEST = re.compile(rf"{_LABEL}(/{_LABEL})?")
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name of Kubernetes without dots
+_DEVICE = re.compile(LABEL)
+_REQUEST = re.compile(rf"{LABEL}(/{LABEL})?")
 _POOL = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
 
 

@@ -6,13 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from nodeagent.errors import NodeagentError
+from nodeagent.claims.allocation import LABEL, ClaimRefused
+from nodeagent.claims.model import UID
 from nodeagent.text import shown
 
-_LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_NAMESPACE: Final = re.compile(_LABEL)
-_NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
-_UID: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,63}")
+_NAMESPACE: Final = re.compile(LABEL)
+_NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,16 +52,12 @@ class ClaimService(Protocol):
     async def release(self, claim: ClaimName) -> None: ...
 
 
-class ClaimRefused(NodeagentError):
-    """What the kubelet names is no claim that an API server would have let through."""
-
-
 def read_claim_name(namespace: str, name: str, uid: str) -> ClaimName:
-    """The claim. Raises ClaimRefused for what cannot be one's name."""
+    """The claim. Raises ClaimRefused for a name that no API server would have let through."""
     for what, text, form in (
         ("namespace", namespace, _NAMESPACE),
         ("name", name, _NAME),
-        ("uid", uid, _UID),
+        ("uid", uid, UID),
     ):
         if not form.fullmatch(text):
             raise ClaimRefused(f"the claim's {what} {shown(text)} is not one of Kubernetes")
