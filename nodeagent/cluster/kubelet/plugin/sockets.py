@@ -2,7 +2,8 @@
 
 A socket is bound under a hidden name, which the kubelet passes over, and gets its own name when it
 is served and only root can use it; so it takes the place of one that an earlier agent left in one
-step. Everything is done in the opened directory, so no symlink can lead it elsewhere.
+step. Everything is done in the opened directory, so no symlink can lead it elsewhere. A socket that
+is deleted, as by whoever clears the kubelet's folders, is made again.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import grpc
 import grpc.aio
+import structlog
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files.watch import changes
+
+log = structlog.get_logger(__name__)
 
 LONGEST_PATH: Final = 107  # bytes that a Unix socket's address holds
 LARGEST_REQUEST: Final = 256 << 10  # bytes
 MOST_CALLS: Final = 512  # at once; some for each pod that starts or ends
 _HIDDEN: Final = ".nodeagent"
+_RETRY: Final = 5.0  # seconds until a deleted socket that could not be made again is tried again
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPTIONS: Final = [("grpc.max_receive_message_length", LARGEST_REQUEST)]
 
@@ -48,10 +54,62 @@ def check_path(socket: Path) -> None:
 
 @asynccontextmanager
 async def serve(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> AsyncIterator[None]:
-    """Serve at this path; in the end the socket goes first, then calls under way are cancelled.
+    """Serve at this path, also when the socket is deleted meanwhile. In the end the socket goes
+    first, then calls under way are cancelled.
 
     Raises SocketRefused when it cannot be had. The directory is there, see `make_directory`.
     """
+    kept = _KeptSocket(socket, handlers)
+    await kept.bind()
+    keeping = asyncio.create_task(kept.keep())
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await kept.close()
+
+
+class _KeptSocket:
+    """The socket at `path`, with the server behind it."""
+
+    def __init__(self, path: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._path = path
+        self._handlers = handlers
+        self._server = AsyncExitStack()
+
+    async def bind(self) -> None:
+        """Serve at the path, then stop the server that did before. Raises SocketRefused."""
+        server = AsyncExitStack()
+        await server.enter_async_context(_bound(self._path, self._handlers))
+        before, self._server = self._server, server
+        await before.aclose()
+
+    async def keep(self) -> None:
+        """Make the socket again when it is deleted, until cancelled.
+
+        What another agent put in its place is left alone.
+        """
+        async for _ in changes(self._path):
+            while self._is_deleted():
+                try:
+                    await self.bind()
+                    log.warning("a socket was deleted, and is made again", socket=str(self._path))
+                except SocketRefused as error:
+                    log.warning("a deleted socket cannot be made again", error=error.message)
+                    await asyncio.sleep(_RETRY)
+
+    async def close(self) -> None:
+        """Stop serving, and remove the socket."""
+        await self._server.aclose()
+
+    def _is_deleted(self) -> bool:
+        return not os.path.lexists(self._path)
+
+
+@asynccontextmanager
+async def _bound(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> AsyncIterator[None]:
+    """Serve at this path as long as this lasts."""
     directory = await asyncio.to_thread(_open, socket.parent)
     server = grpc.aio.server(
         handlers=handlers, options=_OPTIONS, maximum_concurrent_rpcs=MOST_CALLS

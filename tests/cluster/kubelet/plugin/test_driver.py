@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -122,6 +123,32 @@ async def test_the_order_in_which_sockets_come_and_go(root: Path, claims: Claims
             seen.append((event.name.name, bool(event.mask & Mask.DELETE)))
     name = "gpu.nodeagent.io-reg.sock"
     assert seen == [("dra.sock", False), (name, False), (name, True), ("dra.sock", True)]
+
+
+@pytest.mark.parametrize("lost", ["registration", "endpoint", "folder"])
+async def test_a_deleted_socket_is_made_again(root: Path, claims: Claims, lost: str) -> None:
+    """Whoever clears the kubelet's folders costs the driver nothing but a moment."""
+    found_by = root / "plugins_registry" / f"{DRIVER}-reg.sock"
+    endpoint = root / "plugins" / DRIVER / "dra.sock"
+    kubelet = DraKubelet(root)
+    async with registered(kubelet, claims):
+        (first,) = kubelet.plugins.found.values()
+        match lost:
+            case "registration":
+                found_by.unlink()
+            case "folder":
+                await kubelet.stop()
+                shutil.rmtree(root / "plugins_registry")
+                await kubelet.start()
+            case _:
+                endpoint.unlink()
+        await until(lambda: found_by.exists() and endpoint.exists())
+        if lost != "endpoint":
+            await until(lambda: first not in kubelet.plugins.found.values())
+        await until(lambda: (plugin := kubelet.plugins.get(DRIVER)) and plugin.connected)
+        await kubelet.start_pod("pod", CLAIM)
+        assert len(claims.prepared) == 1
+        assert {path.name for path in endpoint.parent.iterdir()} == {"dra.sock"}
 
 
 async def test_what_cannot_be_served_leaves_nothing(root: Path, claims: Claims) -> None:
