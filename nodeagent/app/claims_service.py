@@ -22,6 +22,7 @@ from nodeagent.claims.cdi_files import ToolkitEdits
 from nodeagent.claims.claim_pods import ClaimPods
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.decisions import Allocated
+from nodeagent.claims.device_health import device_health
 from nodeagent.claims.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
 from nodeagent.claims.node_offers import NodeOffers, goals_of
@@ -32,11 +33,13 @@ from nodeagent.claims.records import FOLDER
 from nodeagent.claims.resource_slices import NodeReference
 from nodeagent.claims.upkeep import EVERY, Upkeep
 from nodeagent.claims.wanted import Mode
+from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.capability_files import capabilities
 from nodeagent.gpu.kernel import boot_id
 from nodeagent.gpu.pool import GpuPool
+from nodeagent.health.state import HealthState
 from nodeagent.mps.setup import has_private_shm, places_of
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
@@ -73,6 +76,7 @@ class ClaimsService:
         *,
         change: Change,
         observation: LastObservation,
+        health: Callable[[], HealthState],
         poll_mps: Callable[[], Awaitable[None]],
         pool: GpuPool,
         nudge: Callable[[str], None],
@@ -85,9 +89,11 @@ class ClaimsService:
         self._cluster = cluster
         self._states = states
         self._observation = observation
+        self._health = health
         self._nudge = nudge
         self._changed = asyncio.Event()
         self._prepared = asyncio.Event()
+        self._feed = HealthFeed()
         self._facts = FactsReader(pool, None if simulation else SYSFS)
         self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
         self._problem: Problem | None = None
@@ -113,7 +119,7 @@ class ClaimsService:
             ),
         )
         self.places = PlannedPlaces(planned_places_file(places.kept(FILE_NAME)))
-        states.subscribe(lambda _: self._changed.set())
+        states.subscribe(lambda _: self._observe_change())
         cluster.publisher.on_allocatable.append(self._changed.set)
 
     async def load(self) -> None:
@@ -157,7 +163,6 @@ class ClaimsService:
     async def run(self) -> NoReturn:
         """Serve the kubelet and publish until cancelled."""
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-        from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
         from nodeagent.cluster.kubelet.plugin.driver import dra_driver
 
         while not self._states.newest.rounds:  # the driver is opened by then
@@ -165,7 +170,7 @@ class ClaimsService:
         while True:
             try:
                 calls = ClaimCalls(self)
-                async with dra_driver(self._settings.dra.kubelet_dir, calls, HealthFeed()):
+                async with dra_driver(self._settings.dra.kubelet_dir, calls, self._feed):
                     self._problem = None
                     await self._publish()
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
@@ -182,7 +187,7 @@ class ClaimsService:
             devices = await self.claims.prepare(claim.namespace, claim.name, claim.uid)
         self._prepared.set()
         log.info("claim prepared", claim=str(claim), devices=[d.result.device for d in devices])
-        self._changed.set()
+        self._observe_change()
         return tuple(
             PreparedDevice((r.request,), r.pool, r.device, (device.cdi_id,), r.share_id)
             for device in devices
@@ -193,7 +198,7 @@ class ClaimsService:
         with self.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
             await self.claims.release(claim.uid)
         log.info("claim released", claim=str(claim))
-        self._changed.set()
+        self._observe_change()
 
     async def _fetch(self, namespace: str, name: str) -> object | None:
         from nodeagent.cluster.client import requests
@@ -282,7 +287,7 @@ class ClaimsService:
                 if amiss != self._amiss:
                     self._amiss = amiss
                     self._nudge("claims were looked after")
-                self._changed.set()
+                self._observe_change()
                 await asyncio.sleep(EVERY)
 
     async def _follow_pods(self, allocations: Callable[[], Awaitable[object]]) -> NoReturn:
@@ -304,6 +309,22 @@ class ClaimsService:
             for gpu in node.gpus
             if gpu.uuid in named
             for instance in gpu.instances
+        )
+
+    def _observe_change(self) -> None:
+        """The node, its health or its claims are others: the kubelet gets that without the API
+        server, too.
+        """
+        self._changed.set()
+        state = self._states.newest
+        self._feed.publish(
+            device_health(
+                self.claims.records,
+                state.observed,
+                self._health(),
+                driver_error=state.driver_error,
+                now=time.time(),
+            )
         )
 
     async def _next(self) -> None:

@@ -231,6 +231,7 @@ class Agent:
             self._states,
             change=self._changes.change,
             observation=observation,
+            health=lambda: self._health.state,
             poll_mps=self._mps.poll,
             pool=pool,
             nudge=self._control.nudge,

@@ -49,8 +49,10 @@ class Cluster:
         self.scheduler = Scheduler(api)
 
     @asynccontextmanager
-    async def agent(self) -> AsyncIterator[AgentProcess]:
-        """The agent, once the kubelet knows it and its devices are published."""
+    async def agent(self, **settings: str) -> AsyncIterator[AgentProcess]:
+        """The agent, with these variables too, once the kubelet knows it and its devices are
+        published.
+        """
         arguments = [
             *command("h100-80gb:1", self.folder),
             *("--state", str(self.folder / "node.json")),
@@ -59,6 +61,7 @@ class Cluster:
             "NODEAGENT_DRA_MODE": "dynamic",
             "NODEAGENT_DRA_KUBELET_DIR": str(self.folder / "kubelet"),
             "NODEAGENT_CDI_DIR": str(self.folder / "cdi"),
+            **settings,
         }
         async with AgentProcess(arguments, self.folder, settings=settings) as agent:
             await until(lambda: self.kubelet.plugins.get(DRIVER))

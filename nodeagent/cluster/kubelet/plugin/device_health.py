@@ -9,21 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
+
+from nodeagent.claims.device_health import DeviceHealth
 
 HEARTBEAT: Final = 10.0  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
-    """`at`: when that was found, in seconds since 1970; two that differ in it alone are equal."""
-
-    pool: str
-    device: str
-    health: Literal["healthy", "unhealthy", "unknown"]
-    at: float = field(compare=False)
-    message: str = ""
 
 
 class HealthFeed:

@@ -8,8 +8,9 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.generated import dra_health_pb2 as messages
-from nodeagent.cluster.kubelet.plugin.device_health import DeviceHealth, HealthFeed
+from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 
 SERVICE: Final = "v1alpha1.DRAResourceHealth"  # also its name among the supported versions
 LONGEST_MESSAGE: Final = 1024  # bytes; the kubelet would cut it inside a letter

@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from nodeagent.cluster.kubelet.plugin.device_health import HEARTBEAT, DeviceHealth, HealthFeed
+from nodeagent.claims.device_health import DeviceHealth
+from nodeagent.cluster.kubelet.plugin.device_health import HEARTBEAT, HealthFeed
 from tests.cluster.kubelet.plugin.rig import now
 from tests.simulated_cluster.kubelet_claims import SILENCE
 

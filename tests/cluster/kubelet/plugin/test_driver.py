@@ -13,9 +13,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from asyncinotify import Inotify, Mask
 
+from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
 from nodeagent.cluster.kubelet.plugin.claims import ClaimName
-from nodeagent.cluster.kubelet.plugin.device_health import DeviceHealth, HealthFeed
+from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.cluster.kubelet.plugin.driver import dra_driver
 from nodeagent.cluster.kubelet.plugin.registration import Registration, RegistrationService
 from nodeagent.cluster.kubelet.plugin.sockets import SocketRefused

@@ -11,9 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
 from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
-from nodeagent.cluster.kubelet.plugin.device_health import DeviceHealth, HealthFeed
+from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.cluster.kubelet.plugin.health_stream import health_stream
 from nodeagent.cluster.kubelet.plugin.server import DraService
 from nodeagent.cluster.kubelet.plugin.sockets import serve

@@ -1,0 +1,90 @@
+"""How well the devices of this node's claims are, with what their pods' status says of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord
+from nodeagent.health.fencing import Fence, fences
+from nodeagent.health.findings import Finding, Severity
+from nodeagent.health.reporting import sentence
+from nodeagent.health.state import HealthState
+from nodeagent.health.table import advice
+from nodeagent.plan.observed import Access, ObservedNode, Placement
+
+Status = Literal["healthy", "unhealthy", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """`at`: when that was found, in seconds since 1970; two that differ in it alone are equal."""
+
+    pool: str
+    device: str
+    health: Status
+    at: float = field(compare=False)
+    message: str = ""
+
+
+_NO_HEALTH: Final = HealthState()
+
+
+def device_health(
+    records: Iterable[ClaimRecord],
+    node: ObservedNode,
+    health: HealthState = _NO_HEALTH,
+    *,
+    driver_error: str = "",
+    now: float,
+) -> tuple[DeviceHealth, ...]:
+    """The health of each device that a claim has, by what is observed and found at `now`.
+
+    A device is unhealthy as soon as one of its memory slices, or its GPU, takes nothing new.
+    `driver_error` is empty while the driver answers.
+    """
+    fenced = fences(health.findings, node).all
+    found: dict[tuple[str, str], DeviceHealth] = {}
+    for device in (device for record in records for device in record.devices):
+        if finding := _unhealthy(device, node, health, fenced):
+            helps = advice(finding.cause, finding.action)
+            status: Status = "unhealthy"
+            message = f"{sentence(finding, health.gpus)}. {helps}".rstrip()
+        elif driver_error:
+            status, message = "unknown", f"the driver does not answer: {driver_error}"
+        else:
+            status, message = _access(device, node)
+        key = pool, name = device.result.pool, device.result.device
+        found[key] = DeviceHealth(pool, name, status, now, message)
+    return tuple(found.values())
+
+
+def _unhealthy(
+    device: ClaimedDevice, node: ObservedNode, health: HealthState, fenced: Iterable[Fence]
+) -> Finding | None:
+    """What is wrong with it; of a GPU that is not listed any more, what is found of all of it."""
+    if node.gpu(device.gpu) is None:
+        found = (f for f in health.findings if f.place.gpu == device.gpu)
+        return next((f for f in found if f.severity is Severity.UNHEALTHY), None)
+    mine = (fence for fence in fenced if fence.gpu == device.gpu)
+    hit = (fence for fence in mine if _overlap(fence.placement, device.placement))
+    return next((fence.finding for fence in hit), None)
+
+
+def _overlap(one: Placement | None, other: Placement | None) -> bool:
+    """None is the whole GPU."""
+    return one is None or other is None or bool(one.mask & other.mask)
+
+
+def _access(device: ClaimedDevice, node: ObservedNode) -> tuple[Status, str]:
+    gpu = node.gpu(device.gpu)
+    if gpu is None:
+        return "unknown", f"the driver does not list {device.gpu}"
+    match gpu.access:
+        case Access.OK:
+            return "healthy", ""
+        case Access.LOST:
+            return "unhealthy", f"{gpu.title} is lost: {gpu.access_reason}"
+        case Access.UNKNOWN:
+            return "unknown", f"{gpu.title} does not answer: {gpu.access_reason}"
