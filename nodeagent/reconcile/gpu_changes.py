@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.executor import execute
@@ -19,6 +20,8 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, NodePlan, Policy, StepReport
 from nodeagent.plan.planner import plan_gpu
 
+TOGETHER: Final = 0.25  # seconds in which changes are reported as one
+
 Goal = Callable[[Gpu], Awaitable[DesiredGpu]]
 """What a GPU should become, given what it is; it may write ahead what is going to be done."""
 
@@ -26,7 +29,8 @@ Goal = Callable[[Gpu], Awaitable[DesiredGpu]]
 class GpuChanges:
     """Usable between `open` and `close`, which the loop calls with its driver.
 
-    `changed` is called after each change of the hardware, so that the loop looks again.
+    `changed` is called soon after changes of the hardware, so that the loop looks again: once for
+    many, since a look at the node has calls to every GPU, and other claims wait for those.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class GpuChanges:
         self._stop = asyncio.Event()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._counts: Counter[str] = Counter()
+        self._report: asyncio.TimerHandle | None = None
 
     def open(self, driver: StepDriver) -> None:
         self._driver = driver
@@ -82,8 +87,13 @@ class GpuChanges:
                     stop=self._stop,
                 )
             finally:
-                self._changed()
+                if self._report is None:
+                    self._report = asyncio.get_running_loop().call_later(TOGETHER, self._report_now)
             return outcome.gpus[0]
+
+    def _report_now(self) -> None:
+        self._report = None
+        self._changed()
 
     def counts(self) -> Counter[str]:
         """How often each GPU was changed so far; for `turn`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,16 @@ import pytest
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import DesiredGpu, Layout, Reserved, WantedInstance
 from nodeagent.plan.observed import Gpu, Placement
-from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.gpu_changes import Goal
+from nodeagent.reconcile.gpu_changes import TOGETHER, Goal, GpuChanges
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
-from tests.rig import Rig, running
+from tests.rig import SOON, Rig, open_driver, running
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
 CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance*"
@@ -85,6 +86,25 @@ async def test_a_gpu_is_changed_without_a_plan(node: SimulatedNode, tmp_path: Pa
         gone = await rig.changes.change(uuid, released("1g.10gb", 6))
         assert gone.after.instances == ()
         assert node.card(1).state.mig
+
+
+@pytest.mark.usefixtures("node")
+async def test_changes_at_once_are_reported_together() -> None:
+    """The loop looks soon after the last of them, and not for each."""
+    clock, reports = asyncio.get_running_loop().time, [0.0]
+    changes = GpuChanges(Policy(), changed=lambda: reports.append(clock()))
+    async with open_driver() as driver:
+        changes.open(driver)
+        gpus = (await driver.observe()).gpus
+        wanted = [(gpu.uuid, start) for gpu in gpus for start in range(7)]
+        jobs = [changes.change(uuid, made(("1g.10gb", start))) for uuid, start in wanted]
+        await asyncio.gather(*jobs)
+        done = clock()
+        async with asyncio.timeout(SOON):
+            while reports[-1] < done:
+                await asyncio.sleep(0.005)
+        await changes.close()
+    assert all(later - earlier > 0.9 * TOGETHER for earlier, later in pairwise(reports))
 
 
 async def test_many_at_once_on_one_gpu_and_on_others(node: SimulatedNode, tmp_path: Path) -> None:
