@@ -237,12 +237,10 @@ class ClaimsService:
             while True:
                 self._refuse_beside_others(self._publisher)
                 state = self._states.newest
-                facts = await self._facts.read(state.observed.gpus)
-                gpus, goals, records = (
-                    state.observed.gpus,
-                    goals_of(state.plan),
-                    self.claims.records,
-                )
+                # What was read back after a release is newer than the loop's last state.
+                gpus = (self._observation.node or state.observed).gpus
+                goals, records = goals_of(state.plan), self.claims.records
+                facts = await self._facts.read(gpus)
                 await asyncio.to_thread(self.places.note, gpus, goals, records)
                 offers = await asyncio.to_thread(
                     self._offers.make, gpus, goals, records, facts, int(time.time())
