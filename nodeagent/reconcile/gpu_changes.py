@@ -17,7 +17,7 @@ from nodeagent.execute.executor import execute
 from nodeagent.execute.step_run import StepDriver
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
-from nodeagent.plan.plan import GpuOutcome, NodePlan, Policy, StepReport
+from nodeagent.plan.plan import GpuOutcome, NodePlan, Policy, StepReport, StepResult
 from nodeagent.plan.planner import plan_gpu
 
 TOGETHER: Final = 0.25  # seconds in which changes are reported as one
@@ -65,8 +65,9 @@ class GpuChanges:
         """Observe one GPU, plan what `goal` makes of it, carry that out and read it back.
 
         A refusal is in the outcome's plan, a failed step in its problems. Raises NodeagentError
-        when the driver is not open or does not know the GPU, and what `goal` raises. Steps that
-        have begun are finished when the caller is cancelled.
+        when the driver is not open or does not know the GPU, when it is closed before all steps are
+        taken, and what `goal` raises. Steps that have begun are finished when the caller is
+        cancelled.
         """
         async with self._turns[uuid]:
             if (driver := self._driver) is None:
@@ -77,6 +78,7 @@ class GpuChanges:
             if not plan.steps:
                 return GpuOutcome(plan, (), gpu, plan.problems)
             self._counts[uuid] += 1
+            stop = self._stop
             try:
                 outcome = await execute(
                     NodePlan(plan.verdict, (plan,)),
@@ -84,12 +86,18 @@ class GpuChanges:
                     parallel=1,
                     policy=self._policy,
                     on_progress=self._on_progress,
-                    stop=self._stop,
+                    stop=stop,
                 )
             finally:
                 if self._report is None:
                     self._report = asyncio.get_running_loop().call_later(TOGETHER, self._report_now)
-            return outcome.gpus[0]
+            [changed] = outcome.gpus
+            if stop.is_set() and any(r.result is StepResult.SKIPPED for r in changed.steps):
+                raise NodeagentError(
+                    f"the change of {gpu.title} is not finished: the driver was closed meanwhile",
+                    remedy="the next call goes on from there",
+                )
+            return changed
 
     def _report_now(self) -> None:
         self._report = None

@@ -21,6 +21,7 @@ from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
+from tests.claims.machine import laid_out
 from tests.rig import SOON, Rig, open_driver, running
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
@@ -222,6 +223,24 @@ async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(
         assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
         assert EventType.FAILED not in rig.reported()
         assert Code.STEP_FAILED not in rig.codes
+
+
+async def test_a_change_that_is_left_half_way_is_no_success(
+    node: SimulatedNode, tmp_path: Path
+) -> None:
+    """The driver is closed after its first step; who asked for it must not take it for done."""
+    async with running(Rig(tmp_path, step_deadline=60)) as rig:
+        await without_plan(rig)
+        hang = node.inject("nvmlDeviceSetMigMode", hang=True, times=2)
+        change = asyncio.create_task(rig.changes.change(rig.gpu().uuid, made(("1g.10gb", 0))))
+        await rig.until(lambda: hang.times == 1)
+        closing = asyncio.create_task(rig.changes.close())
+        await asyncio.sleep(0)  # it has asked for the stop, and waits for the step
+        node.clear_faults()
+        with pytest.raises(NodeagentError, match=r"GPU 0 .* is not finished"):
+            await change
+        await closing
+        assert laid_out(node) == []
 
 
 async def test_without_a_driver_nothing_is_changed(node: SimulatedNode, tmp_path: Path) -> None:
