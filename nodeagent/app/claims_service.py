@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -26,6 +26,7 @@ from nodeagent.claims.device_health import device_health
 from nodeagent.claims.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
 from nodeagent.claims.node_offers import NodeOffers, goals_of
+from nodeagent.claims.offer import Offer
 from nodeagent.claims.overview import ClaimFacts, served_claims
 from nodeagent.claims.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.reasons import ClaimUnread, reason_of
@@ -98,6 +99,7 @@ class ClaimsService:
         self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
+        self._reasons: dict[str, str] = {}  # why less is offered, by pool
         self._upkeep: Upkeep | None = None
         self._pods = ClaimPods()
         self.attempts = Attempts(
@@ -243,10 +245,25 @@ class ClaimsService:
                 facts = await self._facts.read(gpus)
                 await asyncio.to_thread(self.places.note, gpus, goals, records)
                 offers = await asyncio.to_thread(
-                    self._offers.make, gpus, goals, records, facts, int(time.time())
+                    self._offers.make,
+                    gpus,
+                    goals,
+                    records,
+                    now=int(time.time()),
+                    facts=facts,
+                    unreadable=self.claims.unreadable,
                 )
+                self._log_reasons(offers)
                 self._publisher.publish(offers)
                 await self._next()
+
+    def _log_reasons(self, offers: Iterable[Offer]) -> None:
+        """Why less is offered than the mode promises, once."""
+        reasons = {offer.pool: offer.reason for offer in offers}
+        for pool, why in reasons.items():
+            if why and why != self._reasons.get(pool):
+                log.warning("less is offered to claims", pool=pool, why=why)
+        self._reasons = reasons
 
     def _slices_changed(self) -> None:
         self._nudge("ResourceSlices changed")

@@ -27,7 +27,7 @@ def require_admission(
 ) -> None:
     """Raise NodeagentError, with the claim or record that is in the way, unless it may."""
     for one in unreadable:
-        if one.gpus is None or gpu.uuid in one.gpus:
+        if one.concerns(gpu.uuid):
             raise NodeagentError(one.message, remedy=one.remedy)
     for other in others:
         if device := _common(record, other):

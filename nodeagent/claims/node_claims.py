@@ -144,7 +144,7 @@ class NodeClaims:
         unreadable = (
             Reserved("", None, f"the record {one.path}, which cannot be read")
             for one in self.unreadable
-            if one.gpus is None or gpu.uuid in one.gpus
+            if one.concerns(gpu.uuid)
         )
         held = (*unreadable, *reserved_on(gpu.uuid, self.records))
         return beside_claims(goal, gpu, held, self.records)

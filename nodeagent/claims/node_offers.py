@@ -15,6 +15,7 @@ from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
 from nodeagent.claims.offer import Offer, OfferContext, make_offer
 from nodeagent.claims.planned import planned
+from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.terms import Terms
 from nodeagent.claims.wanted import Mode
 from nodeagent.plan.desired import DesiredGpu
@@ -26,6 +27,7 @@ Goals = Mapping[str, DesiredGpu]
 """What the plan makes of the GPUs that it names, by UUID."""
 
 _GONE = "the driver does not list it"
+_NO_FACTS: Mapping[str, GpuFacts] = {}
 
 
 def goals_of(plan: NodePlan | None) -> Goals:
@@ -60,17 +62,25 @@ class NodeOffers:
         gpus: Iterable[Gpu],
         goals: Goals,
         records: Sequence[ClaimRecord],
-        facts: Mapping[str, GpuFacts],
+        *,
         now: int,
+        facts: Mapping[str, GpuFacts] = _NO_FACTS,
+        unreadable: Sequence[UnreadableRecord] = (),
     ) -> tuple[Offer, ...]:
-        """What is offered `now`, in seconds since 1970; `facts` by UUID."""
+        """What is offered `now`, in seconds since 1970; `facts` by UUID. Records that cannot be
+        read hold back their GPUs.
+        """
         mode = Mode.OFF if self.closed else self._mode
         context = OfferContext(self._node, mode, now, keeps_taints=self.keeps_taints)
         offers: dict[str, Offer] = {}
         for gpu in gpus:
             if gpu.uuid:
-                by_plan = self.terms(gpu, goals, records).planned
-                own = replace(context, planned=by_plan, facts=facts.get(gpu.uuid, GpuFacts()))
+                own = replace(
+                    context,
+                    planned=self.terms(gpu, goals, records).planned,
+                    facts=facts.get(gpu.uuid, GpuFacts()),
+                    held_back=next((u.message for u in unreadable if u.concerns(gpu.uuid)), ""),
+                )
                 offers[pool_name(self._node, gpu.uuid)] = self._offer(gpu, own, records)
         nothing = replace(context, mode=Mode.OFF)
         for pool in self._previous.keys() - offers.keys():

@@ -48,6 +48,10 @@ class UnreadableRecord:
     reason: str
     gpus: frozenset[str] | None = None
 
+    def concerns(self, gpu: str) -> bool:
+        """Whether it may be about the GPU with that UUID."""
+        return self.gpus is None or gpu in self.gpus
+
     @property
     def message(self) -> str:
         where = "all GPUs" if self.gpus is None else ", ".join(sorted(self.gpus))

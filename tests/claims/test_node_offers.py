@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from nodeagent.claims.devices import GpuFacts
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
 from nodeagent.claims.node_offers import NodeOffers, goals_of
-from nodeagent.claims.offer import NO_SCHEDULE, UNHEALTHY, WITHDRAWAL, WITHDRAWN, Offer
+from nodeagent.claims.offer import (
+    NO_SCHEDULE,
+    OCCUPIED,
+    UNHEALTHY,
+    WITHDRAWAL,
+    WITHDRAWN,
+    Offer,
+)
+from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.resource_slices import NodeReference, read_offer, resource_slices
 from nodeagent.claims.wanted import Mode
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
@@ -34,7 +43,8 @@ def make(
 ) -> dict[str, Offer]:
     """By pool."""
     goals = {GPU.uuid: goal} if goal else {}
-    made = offers.make(gpus, goals, records, {GPU.uuid: GpuFacts("580.65.06")}, now)
+    facts = {GPU.uuid: GpuFacts("580.65.06")}
+    made = offers.make(gpus, goals, records, now=now, facts=facts)
     return {offer.pool: offer for offer in made}
 
 
@@ -134,6 +144,20 @@ def test_a_server_without_taints() -> None:
     assert device == replace(tainted_device, taints=())
     [device] = make(offers, there, goal=GOAL)[POOL].devices
     assert device.taints == ()
+
+
+def test_a_record_that_cannot_be_read_holds_back_its_gpu() -> None:
+    """A claim could not be prepared there, so no scheduler is to choose it."""
+    offers, other = NodeOffers(NODE, Mode.DYNAMIC), replace(GPU, uuid="GPU-2", index=1)
+    damaged = UnreadableRecord(Path("/claims/x.json"), "x", "it is cut off", frozenset({GPU.uuid}))
+    held_back, free = offers.make([GPU, other], {}, (), now=NOON, unreadable=[damaged])
+    assert tainted(held_back, OCCUPIED) == names(held_back)
+    assert held_back.reason == damaged.message
+    assert not tainted(free, OCCUPIED)
+    anywhere = replace(damaged, gpus=None)
+    both = offers.make([GPU, other], {}, (), now=NOON, unreadable=[anywhere])
+    assert all(tainted(offer, OCCUPIED) == names(offer) for offer in both)
+    assert not any(tainted(o, OCCUPIED) for o in offers.make([GPU, other], {}, (), now=NOON))
 
 
 def test_mode_static() -> None:
