@@ -18,6 +18,7 @@ from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths, until_gone
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.reconcile.active_plan import BesideClaims
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.reconcile.preview import Preview, preview
@@ -41,7 +42,8 @@ _SOCKET_AGAIN = 1.0  # seconds between attempts to make a socket that was delete
 class ApiAdapter:
     """Serves the API of one agent: its services' values as JSON.
 
-    `current` gives the node's state as it is at this moment.
+    `current` gives the node's state as it is at this moment, `beside` a plan's goal beside what
+    claims have.
     """
 
     address: Address
@@ -54,6 +56,7 @@ class ApiAdapter:
     policy: Policy
     events: EventLog
     hearts: Heartbeats
+    beside: BesideClaims
 
     def __post_init__(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -126,7 +129,8 @@ class ApiAdapter:
         state, host_for = self.current(), self.mps_service.host_for
         if state.observed_at is None:
             return None
-        return preview(text, configuration, state.observed, self.policy, host_for)
+        observed = state.observed
+        return preview(text, configuration, observed, self.policy, host_for, beside=self.beside)
 
     # --- MPS ------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.active_plan import ActivePlan
+from nodeagent.reconcile.active_plan import ActivePlan, BesideClaims
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
@@ -142,11 +142,8 @@ class Agent:
             on_progress=reporter.step,
         )
         self._claims = self._claims_service(settings, places, observation, driver.pool)
-        self._active_plan = ActivePlan(
-            self._control,
-            self._mps.host_for,
-            beside=self._claims.beside if self._claims else lambda goal, _: goal,
-        )
+        beside: BesideClaims = self._claims.beside if self._claims else lambda goal, _: goal
+        self._active_plan = ActivePlan(self._control, self._mps.host_for, beside)
         self._sampling = SamplingService(
             driver,
             settings.sample,
@@ -212,6 +209,7 @@ class Agent:
             policy=settings.policy,
             events=self._events,
             hearts=self._hearts,
+            beside=beside,
         )
         self._states.subscribe(self._publish)
         self._health.subscribe(self._health_changed)

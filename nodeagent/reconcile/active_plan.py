@@ -40,6 +40,15 @@ BesideClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
 _NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 
 
+def beside_all(desired: DesiredNode, observed: ObservedNode, beside: BesideClaims) -> DesiredNode:
+    """What is desired, beside what claims have now."""
+    here = {gpu.key: gpu for gpu in observed.gpus}
+    gpus = {
+        key: beside(goal, here[key]) if key in here else goal for key, goal in desired.gpus.items()
+    }
+    return replace(desired, gpus=gpus)
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """A text that was read without fault, and what of the host bore on it then."""
@@ -166,7 +175,7 @@ class ActivePlan:
             if self._desired is None:
                 return Judgement(refusal=refusal or Refusal(self.digest, error.problems))
         # What was possible once goes on to hold for the GPUs that are still there.
-        desired = self._beside_claims(self._desired, observed)
+        desired = beside_all(self._desired, observed, self._beside)
         node_plan = plan(desired, observed, policy)
         return Judgement(node_plan, self._good.document, desired, refusal=refusal)
 
@@ -175,21 +184,12 @@ class ActivePlan:
     ) -> tuple[DesiredNode, NodePlan]:
         """Raises DocumentError where that can never be."""
         resolved = resolve(candidate.document, observed, candidate.host)
-        desired = self._beside_claims(resolved, observed)
+        desired = beside_all(resolved, observed, self._beside)
         made = plan(desired, observed, policy)
         if made.verdict in _NEVER:
             of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
             raise DocumentError((*made.problems, *of_gpus))
         return desired, made
-
-    def _beside_claims(self, desired: DesiredNode, observed: ObservedNode) -> DesiredNode:
-        """What is desired, beside what claims have now."""
-        here = {gpu.key: gpu for gpu in observed.gpus}
-        gpus = {
-            key: self._beside(goal, here[key]) if key in here else goal
-            for key, goal in desired.gpus.items()
-        }
-        return replace(desired, gpus=gpus)
 
     def _read(self, text: PlanText) -> ReadPlan:
         document = read_document(text.text, configuration=text.configuration)

@@ -12,7 +12,7 @@ from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Host
-from nodeagent.reconcile.active_plan import HostFor
+from nodeagent.reconcile.active_plan import BesideClaims, HostFor, beside_all
 from nodeagent.views.plan_report import plan_json, rejection_json
 
 _SOURCE = "preview"
@@ -33,8 +33,12 @@ def preview(
     observed: ObservedNode,
     policy: Policy,
     host_for: HostFor = lambda _: Host(),
+    *,
+    beside: BesideClaims = lambda goal, _: goal,
 ) -> Preview:
-    """Read, resolve and plan `text` for `observed`; a refusal is an answer, not an error."""
+    """Read, resolve and plan `text` for `observed`, `beside` what claims have; a refusal is an
+    answer, not an error.
+    """
     try:
         document = read_document(text, configuration=configuration)
     except DocumentError as error:
@@ -43,12 +47,12 @@ def preview(
         )
         return Preview(readable=False, verdict=Verdict.INVALID, report=report)
     try:
-        desired = resolve(document, observed, host_for(document))
+        resolved = resolve(document, observed, host_for(document))
     except DocumentError as error:
         verdict = verdict_of(error)
         report = rejection_json(error.problems, verdict, digest=document.digest, source=_SOURCE)
     else:
-        made = plan(desired, observed, policy)
+        made = plan(beside_all(resolved, observed, beside), observed, policy)
         verdict = made.verdict
         report = plan_json(made, digest=document.digest, source=_SOURCE)
     return Preview(readable=True, verdict=verdict, report=report)

@@ -18,6 +18,8 @@ from nodeagent.claims.terms import Terms
 from nodeagent.claims.wanted import Mode
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import Gpu
+from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.reconcile.preview import preview
 from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import NODE, UIDS, Home, capabilities, laid_out, no_daemons, pool
@@ -89,6 +91,19 @@ async def test_a_claim_uses_what_the_plan_has(node: SimulatedNode, home: Home) -
             await claims.release(uid)
         assert laid_out(node) == [(4, 4)]
         assert (home.records(), home.files()) == ([], [])
+
+
+async def test_a_preview_knows_of_claims(node: SimulatedNode, home: Home) -> None:
+    """What it says is what the plan would come to."""
+    async with planned(home) as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
+        await rig.round()
+        text = plan_text("{7g.80gb: 1}", "[0]")
+        found = preview(text, None, rig.state.observed, Policy(), beside=claims.beside)
+        assert found.verdict is Verdict.BLOCKED
+        assert "claim team/trainer-0" in str(found.report)
+        alone = preview(text, None, rig.state.observed, Policy())
+        assert alone.verdict is Verdict.APPLICABLE
 
 
 async def test_another_plan_waits_for_the_claim(node: SimulatedNode, home: Home) -> None:
