@@ -36,11 +36,11 @@ run-cluster: $(RUN)  ## the same beside an API server to try it with: annotate, 
 
 check: lint types layers pytest-pure  ## the quick part of it, under a minute: no process, no socket
 
-test: lint types layers  ## everything that has to pass: lint, types, layers, tests
-	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target $(PARTS)
+test: lint  ## everything that has to pass: lint, types, layers, tests
+	@$(MAKE) --no-print-directory --jobs --output-sync=target types layers $(PARTS)
 
-test-full: lint types layers  ## with the long tests too, those marked `full`
-	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target CHOICE= $(PARTS)
+test-full: lint  ## with the long tests too, those marked `full`
+	@$(MAKE) --no-print-directory --jobs --output-sync=target CHOICE= types layers $(PARTS)
 
 install: $(DEV)  ## the environment with all tools
 
@@ -61,8 +61,9 @@ layers: $(DEV)  ## who may import whom
 pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
 
-# Five parts of them, side by side in `make test`: all but the first mostly wait for programs, for
-# MPS daemons or for an API server. `make pytest` leaves nothing out.
+# Five parts of them, side by side in `make test` and beside mypy, which has one thread: all but the
+# first mostly wait for programs, for MPS daemons or for an API server. `make pytest` leaves nothing
+# out.
 PARTS   := pytest-computing pytest-commands pytest-programs pytest-daemons pytest-cluster
 CHOICE  := -m 'not full'
 PURE    := tests/documents tests/health tests/metrics tests/mps/lifecycle tests/plan tests/views \
