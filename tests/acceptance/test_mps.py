@@ -55,14 +55,14 @@ def test_a_plan_with_shares_and_a_client_of_each(home: Home) -> None:
         assert (large.terms["limit"], large.terms["percentage"]) == (40 * GIB, 40.0)
         small.allocate(GIB)
 
-        def shown() -> dict[int, Any]:
-            answer = home.ask("mps", "clients") or {"daemons": []}
-            clients = [c for d in answer["daemons"] for c in d["clients"]]
+        def shown(daemons: list[dict[str, Any]]) -> dict[int, Any]:
+            clients = [c for d in daemons for c in d["clients"]]
             found = {c["pid"]: c for c in clients if c.get("share")}
             known = len(found) == 2 and "used" in found[small.pid].get("memory", {})
             return found if known else {}
 
-        clients = home.until(shown)
+        home.until(lambda: shown(home.daemons()))
+        clients = shown(home.ask("mps", "clients")["daemons"])
         assert clients[small.pid]["share"] == "small"
         assert clients[small.pid]["memory"] == {"used": GIB, "limit": 8 * GIB}
         assert clients[small.pid]["threads"] == 15
@@ -137,7 +137,7 @@ def test_a_client_of_another_user_is_named(home: Home) -> None:
             assert (waiting["pid"], waiting["user"]) == (foreign.pid, 1001)
 
             def reports() -> list[dict[str, Any]]:
-                problems = home.ask("status")["problems"]
+                problems = home.status().get("problems", ())
                 return [p for p in problems if str(foreign.pid) in p["message"]]
 
             [reported] = home.until(reports)

@@ -196,7 +196,7 @@ def test_what_a_device_was_before_comes_back(home: Home) -> None:
 
 
 def _gpu(home: Home) -> dict[str, Any]:
-    status = home.ask("status")
+    status = home.status()
     return dict(status["gpus"][0]) if status and status["gpus"] else {}
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession, UnixConnector
 
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
@@ -42,11 +41,10 @@ async def test_both_say_so(tmp_path: Path) -> None:
 
 async def codes(folder: Path) -> set[str]:
     """Of the problems that the agent with its socket there has, in its headline too."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "nodeagent", "status", "-o", "json"),
-        *("--run-dir", str(folder / "run")),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await process.communicate()
-    status: dict[str, Any] = json.loads(said)
+    connector = UnixConnector(str(folder / "run/agent.sock"))
+    async with (
+        ClientSession(connector=connector) as session,
+        session.get("http://agent/v1/status") as answer,
+    ):
+        status: dict[str, Any] = await answer.json()
     return {problem["code"] for problem in status["problems"]} & {status["headline"]["code"]}
