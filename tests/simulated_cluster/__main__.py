@@ -34,7 +34,7 @@ PLANS = (  # for one GPU, so that the others are left to claims
 )
 LISTING, KUBELET = "pod-resources", "kubelet"  # folders of the kubelet's sockets
 POD = "trainer"
-RESOURCE = "nvidia.com/mig-1g.10gb"
+RESOURCE = "nvidia.com/mig-2g.20gb"  # of which the first plan has none: it is made for the pod
 
 
 def starting(url: str) -> str:
