@@ -181,8 +181,14 @@ class _Claim:
 
     def _unfinished(self) -> Decision:
         """What a crash left is not lost. The kubelet asks again, unless it was answered before: a
-        claim that has a CDI file was ready once.
+        claim that has a CDI file, or a pod with its devices, was ready once.
         """
+        file = self._snapshot.files.get(self._record.uid, FileState.MISSING)
+        keys = {result.key for result in self._record.results}
+        allocations = self._snapshot.allocations or ()
+        runs = any(one.key in keys for one in allocations if self._is_own(one))
+        if runs or file is not FileState.MISSING:
+            return Recreate(self._record.uid, "it was ready before, and is not made again yet")
         made = tuple(
             (position, found.instance)
             for position, (device, found) in enumerate(self.found)
@@ -191,9 +197,6 @@ class _Claim:
         )
         if made:
             return Adopt(self._record.uid, made)
-        files = self._snapshot.files
-        if files.get(self._record.uid, FileState.MISSING) is not FileState.MISSING:
-            return Recreate(self._record.uid, "it was ready before, and is not made again yet")
         return Keep(self._record.uid, "it was not finished; the kubelet asks for it again")
 
     def _ready(self) -> Decision:

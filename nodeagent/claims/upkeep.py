@@ -89,11 +89,9 @@ class Upkeep:
                 pass
 
         async def decide(record: ClaimRecord) -> Decision:
-            claims: Claims = {}
-            allocations: Allocations = None
             # What is there for a claim that goes on, is made again even while neither answers.
-            if not isinstance(first, Repair | Recreate | Adopt):
-                claims, allocations, _ = await self._observe_claims([record])
+            goes_on = isinstance(first, Repair | Recreate | Adopt)
+            claims, allocations, _ = await self._observe_claims([] if goes_on else [record])
             node = await self._claims.observe()
             snapshot = await self._snapshot(node, claims, allocations, [record])
             return reconcile_claim(record, snapshot)

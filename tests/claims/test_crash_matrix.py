@@ -147,6 +147,12 @@ async def lost(world: World) -> None:
     (world.home.cdi / file_name(OWN)).unlink()
 
 
+async def lost_to_a_running_pod(world: World) -> None:
+    """Which the kubelet started long ago."""
+    await lost(world)
+    world.home.run_pod(world.claim, (pool_of(world.node), SLICE))
+
+
 async def allocated_anew(world: World) -> None:
     """To another device, under the same uid."""
     await world.settle(own=True)
@@ -170,6 +176,9 @@ SCENARIOS = (
     Scenario("reboot", rebooted, prepare),
     Scenario("upkeep", rebooted, look_after),
 )
+
+
+BY_ITSELF = Scenario("by itself", lost_to_a_running_pod, look_after)
 
 
 # --- what kubelet and API server want after the cut ----------------------------------------------
@@ -206,6 +215,13 @@ async def is_released(world: World, scenario: Scenario) -> None:
     world.check(*scenario.neighbours, places=scenario.beside)
 
 
+async def runs_on(world: World, scenario: Scenario) -> None:
+    """Nobody asks for anything."""
+    async with world.life() as claims:
+        assert await look_after(world, claims) == ()
+        world.check(OWN, *scenario.neighbours, places=scenario.places)
+
+
 Ending = Callable[[World, Scenario], Awaitable[None]]
 
 
@@ -226,6 +242,14 @@ async def cut(scenario: Scenario, ending: Ending, folder: Path, border: Border) 
 
 ENDINGS = goes_on, vanishes, is_released
 each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+
+
+async def test_a_running_pod_needs_no_call_of_the_kubelets(folder: Path) -> None:
+    """What the agent was making again by itself when it was killed, the next one finishes."""
+    cuts = 0
+    while await cut(BY_ITSELF, runs_on, folder / f"{cuts}", Border(cuts)):
+        cuts += 1
+    assert cuts > 6
 
 
 @each_scenario

@@ -163,10 +163,10 @@ class Case:
         if not self.is_there and self.hardware not in {"nothing", "elsewhere"}:
             return Keep  # another instance is in the way
         if self.phase is not Phase.READY:
+            if self.file is not FileState.MISSING or OURS in (self.allocations or ()):
+                return Recreate  # it was ready once
             unwritten = self.phase is Phase.INTENT and self.is_there and not self.fixed
-            if unwritten:
-                return Adopt
-            return Keep if self.file is FileState.MISSING else Recreate  # it was ready once
+            return Adopt if unwritten else Keep
         if not self.is_there:
             return Keep if self.fixed else Recreate  # a fixed one is for the plan to make
         return Repair if self.rebooted or self.file is not FileState.SAME else Keep
@@ -369,7 +369,7 @@ def test_several_devices() -> None:
     second = mig_device(placement=Placement(5, 1), before=())
     intent = of(mig_device(), second, phase=Phase.INTENT)
     there = instance(8, placement=Placement(5, 1))
-    assert decide(snapshot(gpu(there), **intent)) == Adopt(UID, ((1, there),))
+    assert decide(snapshot(gpu(there), files={}, **intent)) == Adopt(UID, ((1, there),))
     ready = of(mig_device(instance=7), replace(second, instance=8))
     assert decide(snapshot(gpu(there), **ready)) == Recreate(UID, "its device is gone")
     first = mig_device(instance=7, uuid="MIG-7")
