@@ -155,7 +155,8 @@ class Agent:
             settings, self._sampling, current=self._current, owners=owners_of(simulation)
         )
         if self._claims:
-            self._claims.attempts.on_end.append(self._metrics.claim_attempt_over)
+            self._claims.attempts.on_end.append(self._claim_attempt_over)
+        self._claims_wait = False  # as it was when an attempt ended last
         self._sampling.on_samples.append(self._health.take_samples)
         self._sampling.on_events.append(self._health.take_events)
         self._sampling.on_listener.append(self._health.take_listener)
@@ -302,8 +303,17 @@ class Agent:
         self._control.nudge("health changed")
         self._publish(self._states.newest)
 
+    def _claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
+        """What was refused, or is not any more, may be what the headline is about."""
+        self._metrics.claim_attempt_over(operation, seconds, reason)
+        before = self._claims_wait
+        self._claims_wait = self._claims is not None and self._claims.attempts.any_refused
+        if before or self._claims_wait:
+            self._publish(self._states.newest)
+
     def _publish(self, state: NodeState) -> None:
-        with_health = replace(state, health=self._health.state)
+        claims = self._claims.served if self._claims else None
+        with_health = replace(state, health=self._health.state, claims=claims)
         if self._cluster:
             self._cluster.publisher.publish(with_health, self._active_plan.offered)
         self._metrics.changed()

@@ -81,6 +81,11 @@ class Attempts:
         self._newest.pop(uid, None)
         self._report(operation, began, "")
 
+    @property
+    def any_refused(self) -> bool:
+        """Whether a claim waits, or its release does."""
+        return any(one.refusal for one in self._newest.values())
+
     def newest(self, recorded: Collection[str]) -> Mapping[str, Attempt]:
         """By uid. A claim that is not `recorded`, and that the kubelet asks for no more, is
         forgotten.

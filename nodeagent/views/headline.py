@@ -82,6 +82,7 @@ def _warnings(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
         yield _of_finding(WARNING, finding, state, remedies)
     yield from _problems(WARNING, state, SHOWN_ONLY)  # MPS clients, metrics, the agent's files
     yield from _mps_troubles(state)
+    yield from _refused_claims(state)
 
 
 def _notes(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
@@ -239,6 +240,16 @@ def _mps_troubles(state: NodeState) -> Iterator[Headline]:
         else:
             continue
         yield Headline(WARNING, text, gpu=gpu_of(daemon.device, where), code=Code.MPS.value)
+
+
+def _refused_claims(state: NodeState) -> Iterator[Headline]:
+    """Claims of pods that wait, or whose release does."""
+    for claim in state.claims or ():
+        if refusal := claim.refusal:
+            title = f"claim {claim.namespace}/{claim.name}"
+            named = title in refusal.message
+            text = _sentence(refusal.message if named else f"{title}: {refusal.message}")
+            yield Headline(WARNING, text, _remedy(refusal.remedy), refusal.gpu, refusal.code)
 
 
 # --- sentences ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from tests.acceptance.metrics_rig import SOON
 from tests.acceptance.test_claims import TEAM, Cluster, cluster, folder, grpc_ends
+from tests.simulated_cluster.agent import until_status
 from tests.simulated_cluster.kubelet_claims import Claim, PodFailed
 from tests.simulated_cluster.store import Key
 
@@ -107,10 +108,12 @@ async def test_a_claim_is_seen_from_its_first_second(cluster: Cluster) -> None:
         assert (waiting["phase"], waiting["devices"]) == ("Waiting", [])
         assert waiting["refusal"]["code"] == "ClaimRefused"
         assert waiting["since"]
+        await until_status(cluster.api, lambda s: s["headline"]["code"] == "ClaimRefused")
         failed = 'nodeagent_claim_failures_total{operation="prepare",reason="ClaimRefused"} 1'
         assert failed in await scraped(cluster)
 
         await cluster.end(rival)
+        await until_status(cluster.api, lambda s: s["headline"]["code"] != "ClaimRefused")
         await cluster.end(claim)
         assert await listed(cluster) == []
         await until_scraped(cluster, r"nodeagent_claim_release_duration_seconds_count 2$")

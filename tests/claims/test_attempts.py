@@ -52,6 +52,7 @@ def test_a_claim_waits_since_its_first_attempt() -> None:
     claim.now += 10
     claim.fail(Operation.PREPARE, StillInUse("pid 4711 uses it", remedy="end it"))
     waiting = claim.newest
+    assert claim.attempts.any_refused
     assert (waiting.since, waiting.last, waiting.running) == (1000, 1014, False)
     assert waiting.refusal is not None
     assert (waiting.refusal.code, waiting.refusal.message, waiting.refusal.remedy) == (
@@ -65,6 +66,7 @@ def test_a_claim_waits_since_its_first_attempt() -> None:
         assert claim.newest.refusal == waiting.refusal
         claim.now += 1
     assert not claim.attempts.newest({UID})
+    assert not claim.attempts.any_refused
     assert [reason for _, _, reason in claim.ended] == ["Other", "InUse", ""]
     assert [seconds for _, seconds, _ in claim.ended] == [2, 2, 1]
 

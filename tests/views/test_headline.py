@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from msgspec import structs
+
 from nodeagent.health.evaluate import evaluate
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import (
@@ -19,10 +21,12 @@ from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import Access, ObservedNode, Usage
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
+from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Cluster, ClusterProblem, Headline, as_json
 from nodeagent.views.shapes import HeadlineSeverity as Severity
+from nodeagent.views.shapes import Problem as ProblemShape
 from tests.views.example_node import (
     BLOCKED,
     DAEMON,
@@ -58,6 +62,16 @@ FAILED = Problem(Code.STEP_FAILED, "a step failed", "mend it", gpu=FIRST)
 CLIENT = Problem(Code.MPS_CLIENT, "a client has no share")
 STRANGE = replace(OBSERVED.gpus[1], usage=Usage(known=False, reason="the kubelet is away"))
 BACKOFF = replace(DAEMON, phase="Backoff", why="it ended")
+HELD = "claim ml/trainer was allocated what is held already"
+WAITS = Claim(
+    namespace="ml",
+    name="trainer",
+    phase=ClaimPhase.WAITING,
+    pods=[],
+    devices=[],
+    refusal=ProblemShape(code="ClaimRefused", message=HELD, remedy="wait for its pods"),
+    problems=[],
+)
 
 # From the worst to the best: whatever comes later is outweighed by what comes earlier.
 KINDS: tuple[tuple[Severity, str, dict[str, object]], ...] = (
@@ -79,6 +93,7 @@ KINDS: tuple[tuple[Severity, str, dict[str, object]], ...] = (
     (WARNING, "InforomCorrupt", {"health": DEGRADED}),
     (WARNING, "MpsClient", {"problems": (CLIENT,)}),
     (WARNING, "Mps", {"mps": (BACKOFF,)}),
+    (WARNING, "ClaimRefused", {"claims": (WAITS,)}),
     (INFO, "Working", {"phase": Phase.WORKING}),
     (INFO, "XidApplication", {"health": health(xid=13)}),
     (INFO, "NoPlan", {"phase": Phase.NO_PLAN, "digest": ""}),
@@ -172,6 +187,15 @@ def test_users_that_are_not_known() -> None:
     found = of(node({"observed": ObservedNode((OBSERVED.gpus[0], STRANGE))}))
     assert found.text == "It is not known who uses GPU 1: the kubelet is away."
     assert found.gpu == SECOND
+
+
+def test_a_claim_that_waits_is_named() -> None:
+    """Once, whether or not the reason names it."""
+    assert of(node({"claims": (WAITS,)})).text == f"Claim{HELD.removeprefix('claim')}."
+    assert WAITS.refusal
+    bare = structs.replace(WAITS.refusal, message="the disk is full")
+    waits = structs.replace(WAITS, refusal=bare)
+    assert of(node({"claims": (waits,)})).text == "Claim ml/trainer: the disk is full."
 
 
 def test_before_the_first_look() -> None:
