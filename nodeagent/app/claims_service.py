@@ -9,27 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
+from nodeagent.app.claim_view import ClaimView
 from nodeagent.app.paths import Paths
-from nodeagent.claims.attempts import Attempts, Operation
+from nodeagent.claims.attempts import Operation
 from nodeagent.claims.cdi import Edits
 from nodeagent.claims.cdi_files import ToolkitEdits
-from nodeagent.claims.claim_pods import ClaimPods
 from nodeagent.claims.daemons import ClaimDaemons
-from nodeagent.claims.decisions import Allocated
-from nodeagent.claims.device_health import device_health
+from nodeagent.claims.device_health import DeviceHealth, device_health
 from nodeagent.claims.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
 from nodeagent.claims.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offer import Offer
-from nodeagent.claims.overview import ClaimFacts, served_claims
 from nodeagent.claims.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
-from nodeagent.claims.reasons import ClaimUnread, reason_of
+from nodeagent.claims.reasons import ClaimUnread
 from nodeagent.claims.records import FOLDER
 from nodeagent.claims.resource_slices import NodeReference
 from nodeagent.claims.upkeep import EVERY, Upkeep
@@ -47,7 +44,6 @@ from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.settings import Settings
-from nodeagent.views.claims import Claim
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -59,7 +55,6 @@ log = structlog.get_logger(__name__)
 _TOOLKIT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _RETRY = 5.0  # seconds until sockets that could not be made are tried again
 _LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
-_LISTED_WITHIN = 1.0  # seconds after its answer, in which the kubelet lists a pod's devices
 
 
 class ClaimsService:
@@ -93,18 +88,12 @@ class ClaimsService:
         self._health = health
         self._nudge = nudge
         self._changed = asyncio.Event()
-        self._prepared = asyncio.Event()
         self._feed = HealthFeed()
         self._facts = FactsReader(pool, None if simulation else SYSFS)
         self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
         self._reasons: dict[str, str] = {}  # why less is offered, by pool
-        self._upkeep: Upkeep | None = None
-        self._pods = ClaimPods()
-        self.attempts = Attempts(
-            clock=asyncio.get_running_loop().time, wall=time.time, reason_of=reason_of
-        )
         state_dir = simulation.directory if simulation else settings.state.dir
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
@@ -119,6 +108,12 @@ class ClaimsService:
             terms=lambda gpu: self._offers.terms(
                 gpu, goals_of(states.newest.plan), self.claims.records
             ),
+        )
+        self.view = ClaimView(
+            self.claims,
+            observe=lambda: observation.node or states.newest.observed,
+            health=self._device_health,
+            pods_changed=lambda: nudge("pods of claims are others"),
         )
         self.places = PlannedPlaces(planned_places_file(places.kept(FILE_NAME)))
         states.subscribe(lambda _: self._observe_change())
@@ -145,23 +140,6 @@ class ClaimsService:
         )
         return (*self.claims.problems, *self._amiss, *(problem for problem in own if problem))
 
-    @property
-    def served(self) -> tuple[Claim, ...]:
-        """The claims of this node, as they are now."""
-        return served_claims(self._claim_facts())
-
-    def _claim_facts(self) -> ClaimFacts:
-        records = self.claims.records
-        return ClaimFacts(
-            self._observation.node or self._states.newest.observed,
-            self.claims.places.boot_id,
-            self._pods,
-            records,
-            self.claims.unreadable,
-            self.attempts.newest({record.uid for record in records}),
-            self._upkeep.amiss if self._upkeep else {},
-        )
-
     async def run(self) -> NoReturn:
         """Serve the kubelet and publish until cancelled."""
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
@@ -185,9 +163,8 @@ class ClaimsService:
     async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
         from nodeagent.cluster.kubelet.plugin.claims import PreparedDevice
 
-        with self.attempts.attempt(Operation.PREPARE, claim.namespace, claim.name, claim.uid):
+        with self.view.attempts.attempt(Operation.PREPARE, claim.namespace, claim.name, claim.uid):
             devices = await self.claims.prepare(claim.namespace, claim.name, claim.uid)
-        self._prepared.set()
         log.info("claim prepared", claim=str(claim), devices=[d.result.device for d in devices])
         self._observe_change()
         return tuple(
@@ -197,7 +174,7 @@ class ClaimsService:
         )
 
     async def release(self, claim: ClaimName) -> None:
-        with self.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
+        with self.view.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
             await self.claims.release(claim.uid)
         log.info("claim released", claim=str(claim))
         self._observe_change()
@@ -210,7 +187,7 @@ class ClaimsService:
             found = await self._cluster.access.find(requests.get_claim(namespace, name))
         except ClusterFault as fault:
             raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
-        self._pods.reserve((namespace, name), found)
+        self.view.pods.reserve((namespace, name), found)
         return found
 
     async def _observed(self) -> ObservedNode:
@@ -286,33 +263,18 @@ class ClaimsService:
         kubelet = self._settings.kubelet
         client = PodResourcesClient(kubelet.socket, deadline=kubelet.deadline)
 
-        async def allocations() -> tuple[Allocated, ...]:
-            found = await client.claimed_devices()
-            if self._pods.observe(found, self._claim_facts().keys):
-                self._nudge("pods of claims are others")
-            return found
-
-        self._upkeep = upkeep = Upkeep(
-            self.claims, allocations=allocations, planned=self._planned_instances
-        )
+        allocations = self.view.noting(client.claimed_devices)
+        upkeep = Upkeep(self.claims, allocations=allocations, planned=self._planned_instances)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_pods(allocations), name="pods of claims")
+            group.create_task(self.view.follow_pods(allocations), name="pods of claims")
             while True:
                 amiss = await upkeep.round()
+                self.view.amiss = upkeep.amiss
                 if amiss != self._amiss:
                     self._amiss = amiss
                     self._nudge("claims were looked after")
                 self._observe_change()
                 await asyncio.sleep(EVERY)
-
-    async def _follow_pods(self, allocations: Callable[[], Awaitable[object]]) -> NoReturn:
-        """The kubelet names the containers of a pod soon after its claims are prepared."""
-        while True:
-            await self._prepared.wait()
-            self._prepared.clear()
-            await asyncio.sleep(_LISTED_WITHIN)
-            with suppress(NodeagentError):  # the next round of upkeep reports it
-                await allocations()
 
     def _planned_instances(self) -> frozenset[tuple[str, Placement]]:
         """Whatever lies on a GPU that a plan names is the plan's, but for what claims have."""
@@ -331,15 +293,16 @@ class ClaimsService:
         server, too.
         """
         self._changed.set()
+        self._feed.publish(self._device_health())
+
+    def _device_health(self) -> tuple[DeviceHealth, ...]:
         state = self._states.newest
-        self._feed.publish(
-            device_health(
-                self.claims.records,
-                state.observed,
-                self._health(),
-                driver_error=state.driver_error,
-                now=time.time(),
-            )
+        return device_health(
+            self.claims.records,
+            state.observed,
+            self._health(),
+            driver_error=state.driver_error,
+            now=time.time(),
         )
 
     async def _next(self) -> None:

@@ -155,7 +155,7 @@ class Agent:
             settings, self._sampling, current=self._current, owners=owners_of(simulation)
         )
         if self._claims:
-            self._claims.attempts.on_end.append(self._claim_attempt_over)
+            self._claims.view.attempts.on_end.append(self._claim_attempt_over)
         self._claims_wait = False  # as it was when an attempt ended last
         self._sampling.on_samples.append(self._health.take_samples)
         self._sampling.on_events.append(self._health.take_events)
@@ -288,7 +288,7 @@ class Agent:
             mps=self._mps.overview().daemons,
             health=self._health.state,
             cluster=cluster.publisher.state if cluster else None,
-            claims=self._claims.served if self._claims else None,
+            claims=self._claims.view.served if self._claims else None,
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
         )
 
@@ -307,12 +307,12 @@ class Agent:
         """What was refused, or is not any more, may be what the headline is about."""
         self._metrics.claim_attempt_over(operation, seconds, reason)
         before = self._claims_wait
-        self._claims_wait = self._claims is not None and self._claims.attempts.any_refused
+        self._claims_wait = self._claims is not None and self._claims.view.attempts.any_refused
         if before or self._claims_wait:
             self._publish(self._states.newest)
 
     def _publish(self, state: NodeState) -> None:
-        claims = self._claims.served if self._claims else None
+        claims = self._claims.view.served if self._claims else None
         with_health = replace(state, health=self._health.state, claims=claims)
         if self._cluster:
             self._cluster.publisher.publish(with_health, self._active_plan.offered)

@@ -82,6 +82,11 @@ class Attempts:
         self._report(operation, began, "")
 
     @property
+    def keys(self) -> set[tuple[str, str]]:
+        """Namespace and name of the claims that are attempted."""
+        return {(one.namespace, one.name) for one in self._newest.values()}
+
+    @property
     def any_refused(self) -> bool:
         """Whether a claim waits, or its release does."""
         return any(one.refusal for one in self._newest.values())

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.claims.attempts import Attempt, Operation
 from nodeagent.claims.claim_pods import ClaimKey, ClaimPods
+from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFacts:
-    """All that is known; `attempts` and `amiss` (what the last round of upkeep left) are by uid.
-    `boot_id` is this start of the machine.
+    """All that is known; `attempts` and `amiss` (what the last round of upkeep left) are by uid,
+    `health` by pool and device. `boot_id` is this start of the machine.
     """
 
     node: ObservedNode
@@ -34,12 +35,7 @@ class ClaimFacts:
     unreadable: tuple[UnreadableRecord, ...] = ()
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     amiss: Mapping[str, Problem] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> frozenset[ClaimKey]:
-        """Namespace and name of each claim."""
-        recorded = {(record.namespace, record.name) for record in self.records}
-        return frozenset(recorded | {(a.namespace, a.name) for a in self.attempts.values()})
+    health: Mapping[tuple[str, str], DeviceHealth] = field(default_factory=dict)
 
 
 def served_claims(facts: ClaimFacts) -> tuple[Claim, ...]:
@@ -69,7 +65,7 @@ def _recorded(record: ClaimRecord, facts: ClaimFacts) -> Claim:
         case _:
             assert_never(record.phase)
     found = [facts.amiss[record.uid]] if record.uid in facts.amiss else []
-    problems = tuple(dict.fromkeys((*found, *_hardware_problems(record, facts.node))))
+    problems = (*found, *_health_problems(record, facts))
     same_boot = record.boot_id == facts.boot_id
     devices = [_device(one, facts.node, with_ids=same_boot) for one in record.devices]
     claim = _claim(facts, record.uid, key, phase, problems)
@@ -141,18 +137,11 @@ def _device(one: ClaimedDevice, node: ObservedNode, *, with_ids: bool) -> ClaimD
     )
 
 
-def _hardware_problems(record: ClaimRecord, node: ObservedNode) -> Iterator[Problem]:
-    """GPUs that do not answer, and devices on what is unhealthy."""
+def _health_problems(record: ClaimRecord, facts: ClaimFacts) -> Iterator[Problem]:
+    """Devices that are not well, or of which that is not known."""
     for device in record.devices:
-        gpu = node.gpu(device.gpu)
-        if gpu is None:
-            continue
-        limits, mask = gpu.health_limits, device.placement.mask if device.placement else -1
-        if gpu.access is not Access.OK:
-            message = f"{gpu.title} does not answer: {gpu.access_reason}"
-            remedy = "nodeagent status shows what is wrong with it"
-            yield Problem(Code.GPU_UNKNOWN, message, remedy, gpu.uuid)
-        elif limits.whole or limits.slices & mask:
-            message = f"{device.result.device} lies on what is unhealthy of {gpu.title}"
-            why = f": {limits.why}" if limits.why else ""
-            yield Problem(Code.GPU_UNHEALTHY, message + why, limits.remedy, gpu.uuid)
+        name = device.result.device
+        found = facts.health.get((device.result.pool, name))
+        if found and found.health != "healthy":
+            code = Code.GPU_UNHEALTHY if found.health == "unhealthy" else Code.GPU_UNKNOWN
+            yield Problem(code, f"{name}: {found.message}", gpu=device.gpu)

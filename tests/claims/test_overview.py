@@ -9,15 +9,16 @@ import pytest
 
 from nodeagent.claims.attempts import Attempt, Operation
 from nodeagent.claims.claim_pods import ClaimPods
+from nodeagent.claims.device_health import DeviceHealth, Status
 from nodeagent.claims.model import Phase
 from nodeagent.claims.overview import ClaimFacts, served_claims
 from nodeagent.claims.records import UnreadableRecord
-from nodeagent.plan.observed import Access, Gpu, HealthLimits, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.claims import Claim
 from nodeagent.views.shapes import Problem as Shown
 from nodeagent.views.shapes import as_json
-from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
+from tests.claims.samples import GPU, POOL, UID, mig_device, record
 
 REFUSAL = Shown(code="InUse", message="pid 4711 uses it", remedy="end it")
 MADE = mig_device(instance=7, compute=0, uuid="MIG-1")
@@ -114,20 +115,19 @@ def test_ids_of_an_earlier_start_are_not_shown() -> None:
 
 
 def test_what_is_wrong_with_it() -> None:
-    """What upkeep found, a GPU that does not answer, and slices that are unhealthy."""
+    """What upkeep found, and how well its devices are, where they are not well."""
     amiss = {UID: Problem(Code.IN_USE, "claim team/trainer: the claim is gone, but it is used")}
-    whole = mig_device(result=mig_result(device="gpu"), profile="", placement=None)
-    for gpu, device, codes in (
-        (Gpu(3, GPU), MADE, ["InUse"]),
-        (Gpu(3, GPU, access=Access.LOST), MADE, ["InUse", "GpuUnknown"]),
-        (Gpu(3, GPU, health_limits=HealthLimits(slices=1 << 4)), MADE, ["InUse", "GpuUnhealthy"]),
-        (Gpu(3, GPU, health_limits=HealthLimits(slices=1 << 5)), MADE, ["InUse"]),
-        (Gpu(3, GPU, health_limits=HealthLimits(slices=1 << 5)), whole, ["InUse", "GpuUnhealthy"]),
-        (Gpu(3, GPU, health_limits=HealthLimits(whole=True)), MADE, ["InUse", "GpuUnhealthy"]),
-        (Gpu(0, "GPU-other"), MADE, ["InUse"]),
-    ):
-        (claim,) = served_claims(facts(gpu, records=(record(device),), amiss=amiss))
+    states: tuple[tuple[Status, list[str]], ...] = (
+        ("healthy", ["InUse"]),
+        ("unhealthy", ["InUse", "GpuUnhealthy"]),
+        ("unknown", ["InUse", "GpuUnknown"]),
+    )
+    for state, codes in states:
+        one = DeviceHealth(POOL, "mig-1g-10gb-4", state, 1.0, "it has errors.")
+        claim = only(records=(record(MADE),), amiss=amiss, health={(POOL, "mig-1g-10gb-4"): one})
         assert [problem.code for problem in claim.problems] == codes
+        for problem in claim.problems[1:]:
+            assert (problem.message, problem.gpu) == ("mig-1g-10gb-4: it has errors.", GPU)
 
 
 def test_a_record_that_cannot_be_read_is_a_claim_too() -> None:
