@@ -58,18 +58,19 @@ def _is_its(instance: GpuInstance, device: ClaimedDevice) -> bool:
 
 
 def require_there(record: ClaimRecord, gpu: Gpu) -> None:
-    """Raise NodeagentError where the claim only uses a device of the GPU, and it is not there."""
+    """Raise NodeagentError where a device of the claim's on the GPU is not there, as read back."""
     for device in record.devices:
-        if device.gpu != gpu.uuid or device.is_held:
+        if device.gpu != gpu.uuid:
             continue
         if device.placement is None:
             missing = gpu.in_mig_mode and not device.result.admin_access
         else:
             missing = not any(i.compute and _is_its(i, device) for i in gpu.instances)
         if missing:
+            by_plan = "" if device.is_held else "the plan makes it; "
             raise NodeagentError(
                 f"{record.title} has to wait: {device.result.device} of {gpu.title} is not there",
-                remedy="the plan makes it; nodeagent status shows what keeps it from that",
+                remedy=f"{by_plan}nodeagent status shows what keeps it from that",
             )
 
 

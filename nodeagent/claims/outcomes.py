@@ -19,10 +19,13 @@ class NotAdmitted(NodeagentError):
 
 
 def require_done(outcome: GpuOutcome, record: ClaimRecord) -> None:
-    """Raise what is in the way of the claim: StillInUse or NotAdmitted."""
+    """Raise what is in the way of the claim: StillInUse or NotAdmitted.
+
+    A warning is in its way as well: a MIG mode that waits for a reset is none yet.
+    """
     problems = outcome.problems or outcome.plan.problems
     impossible = outcome.plan.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE)
-    if impossible or outcome.failed or outcome.problems:
+    if impossible or outcome.failed or problems:
         first = problems[0] if problems else Problem(Code.STEP_FAILED, "a step failed")
         if first.code is Code.IN_USE:
             raise StillInUse(f"{record.title}: {first.message}", remedy=first.remedy)

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.claims.model import ClaimRecord, Phase
 from nodeagent.claims.records import read_records
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import UIDS, Home, capabilities, laid_out, pool, pool_of
 
 
@@ -250,3 +250,25 @@ async def test_a_record_says_since_when_its_phase_is(node: SimulatedNode, home: 
         assert isinstance(record, ClaimRecord)
         assert record.phase is Phase.RELEASING
         assert record.since > ready
+
+
+async def test_a_card_whose_mig_mode_waits_for_a_reset(home: Home) -> None:
+    """A claim that was prepared on it is not called prepared again, and gets no other device file:
+    the card's own, without the slice, would be all of it.
+    """
+    with simulated("a100-40gb:1") as node:
+        card = node.card(0).state
+        card.mig = card.pending = True
+        async with home.agent() as (claims, rig):
+            name = home.claim(0, (pool(rig), "mig-1g-5gb-0"))
+            await claims.prepare(*name)
+            card.instances.clear()
+            card.mig = card.pending = False
+            before = (home.cdi / home.files()[0]).read_text()
+            for _ in range(2):  # the mode is set by the first
+                with pytest.raises(NodeagentError, match="only at a GPU reset"):
+                    await claims.prepare(*name)
+            assert (home.cdi / home.files()[0]).read_text() == before
+            node.reset(0)
+            await claims.prepare(*name)
+            assert laid_out(node) == [(0, 1)]
