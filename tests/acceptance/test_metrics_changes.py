@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.steps import SetMigMode, Step
@@ -19,7 +21,6 @@ from tests.acceptance.metrics_rig import Watched, running
 from tests.rig import Rig, open_driver
 from tests.rig import running as reconciling
 
-SCRAPES, CHANGES = 500, 100
 LAYOUTS = ("{1g.10gb: 7}", "{3g.40gb: 1, 1g.10gb: 4}", "{2g.20gb: 3, 1g.10gb: 1}", "{3g.40gb: 2}")
 
 
@@ -135,8 +136,11 @@ def _counters(text: str) -> set[str]:
     return set(names())
 
 
-async def test_scrapes_during_changes(tmp_path: Path) -> None:
-    """500 scrapes while 100 plans come into force, one after the other."""
+@pytest.mark.parametrize(
+    ("scrapes", "changes"), [(150, 30), pytest.param(500, 100, marks=pytest.mark.full)]
+)
+async def test_scrapes_during_changes(tmp_path: Path, scrapes: int, changes: int) -> None:
+    """So many scrapes while so many plans come into force, one after the other."""
     with simulated("h100-80gb:2") as node:
         driver = open_driver()
         watching: list[Watched] = []
@@ -151,16 +155,16 @@ async def test_scrapes_during_changes(tmp_path: Path) -> None:
                 await watched.sampled(2)
                 scraper = Scraper(watched, truth)
                 truth._look(SetMigMode("", True, ""))
-                scraping = asyncio.create_task(scraper.run(SCRAPES))
+                scraping = asyncio.create_task(scraper.run(scrapes))
                 applied = 0
-                while applied < CHANGES or not scraping.done():
+                while applied < changes or not scraping.done():
                     applied += 1
                     await _apply(rig, LAYOUTS[applied % len(LAYOUTS)])
                 await scraping
-            assert scraper.count == SCRAPES
-            assert applied >= CHANGES
+            assert scraper.count == scrapes
+            assert applied >= changes
             assert not scraper.wrong, scraper.wrong[:5]
-            assert len(truth.lives) > CHANGES  # else nothing was tried
+            assert len(truth.lives) > changes  # else nothing was tried
 
 
 async def _apply(rig: Rig, layout: str) -> None:

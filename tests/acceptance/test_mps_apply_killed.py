@@ -102,7 +102,7 @@ def home() -> Iterator[Home]:
 
 
 @pytest.mark.timeout(240)  # processes killed, and as many more that go on
-@pytest.mark.parametrize("moments", [4, pytest.param(10, marks=pytest.mark.full)])
+@pytest.mark.parametrize("moments", [2, pytest.param(10, marks=pytest.mark.full)])
 def test_apply_killed_at_any_moment(home: Home, moments: int) -> None:
     """The next `apply` reaches the plan; daemons with clients have the same pid throughout, none is
     doubled, no server is left without one, and compute modes are as they should be.
