@@ -1,0 +1,158 @@
+"""What is decided for each claim, for every combination of what can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from nodeagent.claims.decisions import (
+    Adopt,
+    Allocated,
+    ClaimState,
+    Decision,
+    FinishRelease,
+    HoldBack,
+    Keep,
+    MadeInstance,
+    Recreate,
+    Repair,
+    ReportForeign,
+    Snapshot,
+)
+from nodeagent.claims.model import FileState, Phase
+from nodeagent.claims.reconciliation import reconcile
+from nodeagent.plan.observed import Access, Placement, Usage
+from nodeagent.structs import replace
+from tests.claims.samples import GPU, UID, mig_device, record
+from tests.claims.snapshots import BUSY, NOT_KNOWN, OURS, PLACE, THEIRS, gpu, instance, snapshot
+
+HARDWARE = {
+    "its own": [instance()],
+    "one from before": [instance(3)],
+    "another": [instance(3, "2g.20gb", Placement(4, 2))],
+    "elsewhere": [instance(3, placement=Placement(0, 1))],
+    "nothing": [],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination."""
+
+    phase: Phase
+    rebooted: bool
+    hardware: str  # of HARDWARE, or "unknown"
+    usage: Usage
+    allocations: tuple[Allocated, ...] | None
+    claim: ClaimState
+    file: FileState
+    fixed: bool
+
+    def snapshot(self) -> Snapshot:
+        """As it would be read. `before` are ids that are not made again in the same place."""
+        ids: dict[str, Any] = {} if self.phase is Phase.INTENT else {"instance": 7, "uuid": "MIG-7"}
+        if self.fixed:
+            ids = {"uuid": "MIG-7"}
+        device = mig_device(before=((3, PLACE), (7, Placement(0, 4))), fixed=self.fixed, **ids)
+        there = [
+            replace(i, compute=tuple(replace(c, usage=self.usage) for c in i.compute))
+            for i in HARDWARE.get(self.hardware, ())
+        ]
+        lost = (
+            {"access": Access.LOST, "access_reason": "lost"} if self.hardware == "unknown" else {}
+        )
+        return snapshot(
+            gpu(*there, **lost),
+            records=(
+                record(device, phase=self.phase, boot_id="boot-0" if self.rebooted else "boot-1"),
+            ),
+            claims={UID: self.claim},
+            files={UID: self.file},
+            allocations=self.allocations,
+        )
+
+    @property
+    def over(self) -> bool:
+        ended = {ClaimState.GONE, ClaimState.DEALLOCATED, ClaimState.OTHER_RESULTS}
+        return self.phase is Phase.RELEASING or self.claim in ended
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the claim's own instance, or the plan's that it has, is there."""
+        if self.fixed:
+            return self.hardware in {"its own", "one from before"}
+        return self.hardware == "its own" and not self.rebooted
+
+    @property
+    def in_use(self) -> bool:
+        if self.allocations is None or THEIRS in self.allocations:
+            return True
+        if OURS in self.allocations and self.phase is not Phase.RELEASING:
+            return True
+        return self.is_there and self.usage.in_use
+
+    @property
+    def foreign(self) -> bool:
+        """Whether there is an instance that belongs to no claim."""
+        return bool(HARDWARE.get(self.hardware)) and not self.is_there
+
+    @property
+    def expected(self) -> type[Decision]:
+        """The kind of decision, by the rules as they are written down."""
+        if self.hardware == "unknown":
+            return HoldBack
+        if self.over:
+            return Keep if self.in_use else FinishRelease
+        if not self.is_there and self.hardware not in {"nothing", "elsewhere"}:
+            return Keep  # another instance is in the way
+        if self.phase is not Phase.READY:
+            if self.file is not FileState.MISSING or OURS in (self.allocations or ()):
+                return Recreate  # it was ready once
+            unwritten = self.phase is Phase.INTENT and self.is_there and not self.fixed
+            return Adopt if unwritten else Keep
+        if not self.is_there:
+            return Keep if self.fixed else Recreate  # a fixed one is for the plan to make
+        return Repair if self.rebooted or self.file is not FileState.SAME else Keep
+
+
+def cases() -> Iterator[Case]:
+    """All there are."""
+    yield from (
+        Case(*values)
+        for values in product(
+            Phase,
+            (False, True),
+            (*HARDWARE, "unknown"),
+            (Usage(), BUSY, NOT_KNOWN),
+            (None, (), (OURS,), (THEIRS,)),
+            ClaimState,
+            FileState,
+            (False, True),
+        )
+    )
+
+
+def test_every_combination() -> None:
+    """The decision is the one that the rules name, and nothing is destroyed but what was made for
+    a claim that is over and that has no users.
+    """
+    count = 0
+    for case in cases():
+        count += 1
+        first, *rest = reconcile(case.snapshot())
+        assert type(first) is case.expected, (case, first)
+        assert [type(one) for one in rest] == [ReportForeign] * case.foreign, case
+        match first:
+            case FinishRelease(_, remove, _):
+                own = MadeInstance(GPU, 7, "1g.10gb", PLACE)
+                assert remove == ((own,) if case.is_there and not case.fixed else ()), case
+            case Keep(_, why):
+                fine = case.phase is Phase.READY and case.is_there and not case.over
+                assert (why == "") == fine, case
+            case HoldBack(_, gpus, _):
+                assert gpus == frozenset({GPU})
+            case Adopt(_, adopted):
+                assert adopted == ((0, replace(instance(), compute=adopted[0][1].compute)),)
+    assert count == 4 * 2 * 6 * 3 * 4 * 5 * 3 * 2
