@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
+from nodeagent.app.claim_reports import ClaimReports
 from nodeagent.app.claim_view import ClaimView
 from nodeagent.app.paths import Paths
 from nodeagent.claims.attempts import Operation
@@ -89,6 +90,7 @@ class ClaimsService:
         self._nudge = nudge
         self._changed = asyncio.Event()
         self._feed = HealthFeed()
+        self._reports = ClaimReports(cluster.access, settings.node_name)
         self._facts = FactsReader(pool, None if simulation else SYSFS)
         self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
         self._problem: Problem | None = None
@@ -116,6 +118,7 @@ class ClaimsService:
             pods_changed=lambda: nudge("pods of claims are others"),
         )
         self.places = PlannedPlaces(planned_places_file(places.kept(FILE_NAME)))
+        self.view.attempts.on_end.append(lambda *_: self._observe_change())
         states.subscribe(lambda _: self._observe_change())
         cluster.publisher.on_allocatable.append(self._changed.set)
 
@@ -166,7 +169,6 @@ class ClaimsService:
         with self.view.attempts.attempt(Operation.PREPARE, claim.namespace, claim.name, claim.uid):
             devices = await self.claims.prepare(claim.namespace, claim.name, claim.uid)
         log.info("claim prepared", claim=str(claim), devices=[d.result.device for d in devices])
-        self._observe_change()
         return tuple(
             PreparedDevice((r.request,), r.pool, r.device, (device.cdi_id,), r.share_id)
             for device in devices
@@ -177,7 +179,6 @@ class ClaimsService:
         with self.view.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
             await self.claims.release(claim.uid)
         log.info("claim released", claim=str(claim))
-        self._observe_change()
 
     async def _fetch(self, namespace: str, name: str) -> object | None:
         from nodeagent.cluster.client import requests
@@ -210,6 +211,7 @@ class ClaimsService:
         self._publisher = SlicePublisher(self._cluster.access, node, on_change=self._slices_changed)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run(), name="slices")
+            group.create_task(self._reports.run(), name="reports on claims")
             if self._follows_kubelet:
                 group.create_task(self._keep_up(), name="upkeep of claims")
             self._offers.go_on_from(await self._publisher.published())
@@ -293,7 +295,10 @@ class ClaimsService:
         server, too.
         """
         self._changed.set()
-        self._feed.publish(self._device_health())
+        health, records = self._device_health(), self.claims.records
+        self._feed.publish(health)
+        attempts = self.view.attempts.newest({record.uid for record in records})
+        self._reports.observe(records, attempts, health)
 
     def _device_health(self) -> tuple[DeviceHealth, ...]:
         state = self._states.newest

@@ -1,19 +1,22 @@
-"""What a cluster shows of claims: how well their devices are."""
+"""What a cluster shows of claims: how well their devices are, Events, and their status."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from typing import Any
 
 import pytest
 
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.test_claims import Cluster, cluster, folder
 from tests.cluster.client.rig import until
+from tests.simulated_cluster.agent import NAME
 from tests.simulated_cluster.fixtures import grpc_ends
-from tests.simulated_cluster.kubelet_claims import Claim
+from tests.simulated_cluster.kubelet_claims import Claim, PodFailed
 from tests.simulated_cluster.scheduler import DRIVER
+from tests.simulated_cluster.store import Key
 
 __all__ = ["cluster", "folder", "grpc_ends"]
 
@@ -54,3 +57,50 @@ async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
         await until(lambda: health(cluster, well)[0] == "UNHEALTHY")
         assert "GPU 0" in health(cluster, well)[1]
     os.close(kernel)
+
+
+def events(cluster: Cluster) -> set[tuple[str, str, str]]:
+    """Of claims and pods: the kind, the name and the reason."""
+    about = ((e["involvedObject"], e["reason"]) for e in cluster.api.events)
+    return {(of["kind"], of["name"], reason) for of, reason in about if of["kind"] != "Node"}
+
+
+def reserve(cluster: Cluster, claim: Claim) -> None:
+    """The scheduler notes the claim's pod in it."""
+    pod = cluster.api.add_pod(claim.name, namespace=claim.namespace, node=NAME)
+    consumer = {"resource": "pods", "name": claim.name, "uid": pod["metadata"]["uid"]}
+
+    def reserved(found: dict[str, Any]) -> dict[str, Any]:
+        return {**found, "status": {**found["status"], "reservedFor": [consumer]}}
+
+    cluster.api.store.change(Key("resourceclaims", claim.namespace, claim.name), reserved)
+
+
+async def test_claims_and_pods_show_what_happens(cluster: Cluster) -> None:
+    """Prepared, not released while it is used, released; its devices are in the claim's status."""
+    async with cluster.agent():
+        claim = cluster.pod("trainer", "1g.10gb")
+        assert claim
+        reserve(cluster, claim)
+        await cluster.kubelet.prepare("trainer", claim)
+        both = ("ResourceClaim", "Pod")
+        await until(
+            lambda: {(kind, "trainer", "ClaimPrepared") for kind in both} == events(cluster)
+        )
+        key = Key("resourceclaims", claim.namespace, claim.name)
+        await until(lambda: cluster.api.store.get(key)["status"].get("devices"))
+        (device,) = cluster.api.store.get(key)["status"]["devices"]
+        assert device["driver"] == DRIVER
+        assert device["data"]["profile"] == "1g.10gb"
+        assert device["data"]["uuid"].startswith("MIG-")
+        assert device["data"]["placement"] == {"start": 6, "size": 1}
+        assert [(c["type"], c["status"]) for c in device["conditions"]] == [("Ready", "True")]
+        state = json.loads((cluster.folder / "node.json").read_text())
+        cluster.occupy("train", state["gpus"][0]["instances"][0]["id"])
+        with pytest.raises(PodFailed, match="4711"):
+            await cluster.kubelet.release("trainer")
+        await until(lambda: ("Pod", "trainer", "ClaimNotReleased") in events(cluster))
+        with SimulatedNode(state=cluster.folder / "node.json") as node:
+            node.release(pid=4711)
+        await cluster.kubelet.release("trainer")
+        await until(lambda: ("Pod", "trainer", "ClaimReleased") in events(cluster))

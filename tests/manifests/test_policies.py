@@ -20,6 +20,7 @@ POLICIES = {
     "nodeagent-own-events": "base/event-policy.yaml",
     "nodeagent-plugin-pods": "components/plugin-pod-deletion/policy.yaml",
     "nodeagent-evictions": "components/evictions/policy.yaml",
+    "nodeagent-own-claims": "components/dra/policy.yaml",
     "nodeagent-own-slices": "components/dra/policy.yaml",
 }
 
@@ -234,6 +235,32 @@ def test_events_are_about_the_agents_own_node() -> None:
     assert events.denials(Asked("CREATE", "events", own, node="")) != []
 
 
+def _claim_event(kind: str = "Pod", reason: str = "ClaimPrepared", **source: str) -> dict[str, Any]:
+    about = {"kind": kind, "namespace": "team-a", "name": "x", "uid": "1"}
+    by = {"component": "nodeagent", "host": "gpu-0", **source}
+    return {"metadata": {"name": "x"}, "involvedObject": about, "reason": reason, "source": by}
+
+
+def test_events_about_claims_are_in_the_agents_own_name() -> None:
+    """About claims and pods, for its own reasons and as the agent of its Node."""
+    events = policy("nodeagent-own-events")
+    for kind in ("ResourceClaim", "Pod"):
+        own = _claim_event(kind)
+        assert events.denials(Asked("CREATE", "events", own)) == []
+        assert events.denials(Asked("UPDATE", "events", own, own)) == []
+    for other in (
+        _claim_event("Secret"),
+        _claim_event(reason="Killing"),
+        _claim_event(host="gpu-1"),
+        _claim_event(component="kubelet"),
+    ):
+        (denied,) = events.denials(Asked("CREATE", "events", other))
+        assert "Events about it alone" in denied
+    assert events.denials(Asked("CREATE", "events", _claim_event(host=""), node="")) != []
+    foreign = _claim_event(host="gpu-1")
+    assert events.denials(Asked("UPDATE", "events", _claim_event(), foreign)) != []
+
+
 def test_every_kind_that_an_expression_is_checked_for_has_its_fields() -> None:
     """The API server checks types for every kind of the resource's name, in any group: what is not
     in all of them is asked by dyn(), or it warns.
@@ -316,3 +343,37 @@ def test_slices_are_of_the_own_node_and_driver(operation: str) -> None:
         assert words in denied
     assert "names no Node" in denials(_slice(), node="")[0]
     assert denials(_slice(node="gpu-1"), user="system:serviceaccount:other:other") == []
+
+
+# --- ResourceClaims -----------------------------------------------------------------------------
+
+ALLOCATION = {"devices": {"results": [{"driver": "gpu.nodeagent.io"}]}}
+THEIRS = {"driver": "net.example.com", "pool": "gpu-0", "device": "nic"}
+ELSEWHERE = {"driver": "gpu.nodeagent.io", "pool": "gpu-1/gpu-1", "device": "gpu"}
+OWN = {"driver": "gpu.nodeagent.io", "pool": "gpu-0/gpu-1", "device": "gpu", "data": {}}
+
+
+def _claim(*devices: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    status = {"allocation": ALLOCATION, **({"devices": list(devices)} if devices else {})}
+    return {"metadata": {"name": "x", "labels": {"a": "b"}}, "status": {**status, **changes}}
+
+
+def test_of_claims_the_own_devices_are_written() -> None:
+    """In the status alone; other drivers' and other nodes' devices stay, and what was allocated."""
+    claims = policy("nodeagent-own-claims")
+    before = _claim(THEIRS, ELSEWHERE)
+
+    def denials(after: dict[str, Any], resource: str = "resourceclaims/status", **who: str) -> str:
+        return "".join(claims.denials(Asked("UPDATE", resource, after, before, **who))[:1])
+
+    assert denials(_claim(THEIRS, ELSEWHERE, OWN)) == ""
+    assert denials(before) == ""
+    assert "the status alone" in denials(before, "resourceclaims")
+    assert "the status alone" in denials(before, node="")
+    assert "its own devices alone" in denials(_claim(THEIRS, OWN))
+    assert "its own devices alone" in denials(_claim({**THEIRS, "data": {}}, ELSEWHERE))
+    assert "writes devices alone" in denials(_claim(THEIRS, ELSEWHERE, reservedFor=[]))
+    assert "writes devices alone" in denials(_claim(THEIRS, ELSEWHERE, allocation={}))
+    labelled = {**before, "metadata": {"name": "x", "labels": {"a": "c"}}}
+    assert "not an agent's" in denials(labelled)
+    assert denials(labelled, user="system:serviceaccount:other:other") == ""

@@ -27,12 +27,13 @@ REQUESTS: dict[str, tuple[str, Callable[[], Request]]] = {
     "watch_node": (BASE, lambda: requests.watch_node("gpu-0", version="0", seconds=1)),
     "patch_node": (BASE, lambda: requests.patch_node("gpu-0", {})),
     "patch_node_status": (BASE, lambda: requests.patch_node_status("gpu-0", {})),
-    "create_event": (BASE, lambda: requests.create_event({})),
+    "create_event": (BASE, lambda: requests.create_event({"metadata": {"namespace": "default"}})),
     "patch_event": (BASE, lambda: requests.patch_event("x", {})),
     "list_pods": (BASE, lambda: requests.list_pods("gpu-0")),
     "get_pod": (BASE, lambda: requests.get_pod("team-a", "x")),
     "get_config_map": (NOS, lambda: requests.get_config_map(*NOS_MAP)),
     "evict_pod": (EVICTIONS, lambda: requests.evict_pod("team-a", "x", uid="1")),
+    "apply_claim_devices": (DRA, lambda: requests.apply_claim_devices("team-a", "x", {})),
     "get_claim": (DRA, lambda: requests.get_claim("team-a", "x")),
     "list_slices": (DRA, lambda: requests.list_slices("gpu-0")),
     "watch_slices": (DRA, lambda: requests.watch_slices("gpu-0", version="0", seconds=1)),
@@ -41,6 +42,11 @@ REQUESTS: dict[str, tuple[str, Callable[[], Request]]] = {
     "delete_slice": (DRA, lambda: requests.delete_slice("x")),
     "delete_pod": (DELETION, lambda: requests.delete_pod("team-a", "x", uid="1")),
 }
+# What is asked with a right for more than the first: Events about claims are in their namespaces.
+ALSO: tuple[tuple[str, Callable[[], Request]], ...] = (
+    (DRA, lambda: requests.create_event({"metadata": {"namespace": "team-a"}})),
+    (DRA, lambda: requests.patch_event("x", {}, "team-a")),
+)
 # `nodeagent check` asks for what an administrator's account may see; what it may, and which version
 # the server has, any account may ask.
 OTHERWISE = {"review_access", "version", "get_runtime_class"}
@@ -88,10 +94,12 @@ def test_each_right_is_used_and_each_use_has_a_right() -> None:
     }
     assert functions == {*REQUESTS, *OTHERWISE}, "a new request needs a line here, and a right"
     needed: dict[str, set[Right]] = {}
-    for role, make in REQUESTS.values():
+    for role, make in (*REQUESTS.values(), *ALSO):
         namespace, resource, verb = _needed(make())
-        everywhere = resource.startswith(("nodes", "pods", "resource"))
+        everywhere = role == DRA or resource.startswith(("nodes", "pods"))
         needed.setdefault(role, set()).add(("" if everywhere else namespace, resource, verb))
+    # Who may patch a claim's status has to be let write of this driver's devices there, too.
+    needed[DRA].add(("", "resourceclaims/driver", "associated-node:patch"))
     for path in (BASE, NOS, EVICTIONS, DELETION, DRA):
         assert sorted(_rights(written(path))) == sorted(needed[path]), path
 

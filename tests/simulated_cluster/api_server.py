@@ -16,6 +16,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.simulated_cluster.access import Access
+from tests.simulated_cluster.claim_status import ClaimStatusRules
 from tests.simulated_cluster.faults import Faults
 from tests.simulated_cluster.journal import Request
 from tests.simulated_cluster.patching import MERGE, patched
@@ -47,6 +48,7 @@ class ApiServer:
         self.access = Access()
         self.pods = Pods(self.store)
         self.slices = SliceRules()
+        self.claims = ClaimStatusRules()
         self.requests: list[Request] = []
         self.runtime_classes = {"nvidia"}
         self.bookmark_seconds = bookmark_seconds

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from tests.simulated_cluster.claim_status import APPLY
 from tests.simulated_cluster.discovery import DISCOVERY
 from tests.simulated_cluster.faults import spoil
 from tests.simulated_cluster.journal import Request
@@ -53,6 +54,7 @@ def application(server: ApiServer) -> web.Application:
     add("DELETE", slices + "/{name}", routes.delete)
     claims = "/apis/resource.k8s.io/v1/namespaces/{namespace}/{plural:resourceclaims}/{name}"
     add("GET", claims, routes.read)
+    add("PATCH", claims + "/{part:status}", routes.apply_status)
     add("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", routes.review)
     add("GET", "/apis/node.k8s.io/v1/runtimeclasses/{name}", routes.runtime_class)
     for path, answer in DISCOVERY.items():
@@ -188,6 +190,17 @@ class Routes:
             return _kept_apart(key.plural, found, after, status=status)
 
         return web.json_response(self._store.change(key, edit))
+
+    async def apply_status(self, request: web.Request) -> web.Response:
+        """Of a ResourceClaim, by server-side apply."""
+        if request.content_type != APPLY:
+            raise Refused(415, f"only {APPLY} is known here")
+        body, manager = _object(request), request.query.get("fieldManager", "")
+
+        def edit(found: Object) -> Object:
+            return self._server.claims.applied(found, body, manager)
+
+        return web.json_response(self._store.change(_key(request), edit))
 
     async def replace(self, request: web.Request) -> web.Response:
         """An update of the whole object (a ResourceSlice), which has to name its version."""

@@ -1,7 +1,8 @@
-"""Publishes Kubernetes Events about the Node: one for each cause, with a count of its repeats.
+"""Publishes Kubernetes Events about the Node and what it serves: one for each cause, with a count
+of its repeats.
 
-At best effort: Events are for people who look at the Node, nothing waits for them, and what cannot
-be published in time is dropped. Memory and requests are bounded.
+At best effort: Events are for people who look, nothing waits for them, and what cannot be published
+in time is dropped. Memory and requests are bounded.
 """
 
 from __future__ import annotations
@@ -27,12 +28,27 @@ _LONGEST_MESSAGE = 1024  # characters; the API allows no more
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectReference:
+    """What an Event is about; the Event is in its namespace."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """An Event to publish; equal ones have the same cause. `reason` is one word in CamelCase."""
+    """An Event to publish; equal ones have the same cause. `reason` is one word in CamelCase.
+
+    It is about the Node where `about` is None.
+    """
 
     kind: Literal["Normal", "Warning"]
     reason: str
     message: str
+    about: ObjectReference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +78,7 @@ class _Known:
 
 
 class EventPublisher:
-    """Publishes Events about the Node `node` while `run` runs.
+    """Publishes Events of the agent of the Node `node` while `run` runs.
 
     `wall` gives the time of day in UTC, `jitter` numbers in [0, 1).
     """
@@ -144,7 +160,8 @@ class EventPublisher:
             count = known.count + waiting.count
             body: JsonObject = {"count": count, "lastTimestamp": time_text(waiting.last)}
             try:
-                await self._access.send(requests.patch_event(known.name, body))
+                namespace = event.about.namespace if event.about else requests.EVENTS_IN
+                await self._access.send(requests.patch_event(known.name, body, namespace))
             except faults.ObjectMissing:
                 del self._known[event]  # the server has forgotten it: it is news again
             else:
@@ -174,17 +191,16 @@ class EventPublisher:
         message = event.message
         if len(message) > _LONGEST_MESSAGE:
             message = message[: _LONGEST_MESSAGE - 1] + "…"
+        # As the kubelet writes it: `kubectl describe node` looks for the name as the uid too.
+        about = event.about or ObjectReference("v1", "Node", "", self._node, self._node)
+        reference = {"apiVersion": about.api_version, "kind": about.kind, "name": about.name}
+        if about.namespace:
+            reference["namespace"] = about.namespace
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": requests.EVENTS_IN},
-            # As the kubelet writes it: `kubectl describe node` looks for the name as the uid too.
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "name": self._node,
-                "uid": self._node,
-            },
+            "metadata": {"name": name, "namespace": about.namespace or requests.EVENTS_IN},
+            "involvedObject": {**reference, "uid": about.uid},
             "type": event.kind,
             "reason": event.reason,
             "message": message,

@@ -115,13 +115,14 @@ def delete_pod(namespace: str, name: str, *, uid: str) -> Request:
 
 
 def create_event(body: JsonObject) -> Request:
-    """A new Event in the namespace of those about Nodes."""
-    return Request("a new Event", "POST", _path("events", namespace=EVENTS_IN), body=body)
+    """A new Event, in its namespace."""
+    path = _path("events", namespace=body["metadata"]["namespace"])
+    return Request("a new Event", "POST", path, body=body)
 
 
-def patch_event(name: str, body: JsonObject) -> Request:
+def patch_event(name: str, body: JsonObject, namespace: str = EVENTS_IN) -> Request:
     """A merge patch of an Event that we made."""
-    return _patch(f"a change of Event {name}", _path("events", name, namespace=EVENTS_IN), body)
+    return _patch(f"a change of Event {name}", _path("events", name, namespace=namespace), body)
 
 
 def get_config_map(namespace: str, name: str) -> Request:
@@ -140,6 +141,21 @@ def get_claim(namespace: str, name: str) -> Request:
     """The newest of one ResourceClaim."""
     path = _path("resourceclaims", name, namespace=namespace, api=_RESOURCES)
     return Request(f"the ResourceClaim {namespace}/{name}", "GET", path)
+
+
+def apply_claim_devices(namespace: str, name: str, body: JsonObject) -> Request:
+    """The agent's part of a ResourceClaim's `status.devices` becomes that of `body`, by server-side
+    apply; with `metadata.uid` refused with `WriteConflict` when another claim has its name.
+    """
+    path = _path("resourceclaims", name, "status", namespace=namespace, api=_RESOURCES)
+    return Request(
+        f"a change of ResourceClaim {namespace}/{name}'s status",
+        "PATCH",
+        path,
+        {"fieldManager": "nodeagent", "force": "true"},
+        body,
+        "application/apply-patch+yaml",
+    )
 
 
 def list_slices(node: str) -> Request:

@@ -1,0 +1,112 @@
+"""What is news about this node's claims, for Events: ready, refused, waiting, released, unhealthy.
+
+Pure but for what it remembers: what was so when it was asked last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from nodeagent.claims.attempts import Attempt, Operation
+from nodeagent.claims.device_health import DeviceHealth
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.reasons import REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimNews:
+    """One thing that happened to a claim; `reason` is that of the Event."""
+
+    namespace: str
+    name: str
+    uid: str
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+class ClaimHistory:
+    """What was so when it was asked last; what an agent finds at its start is no news."""
+
+    def __init__(self) -> None:
+        self._ready: Mapping[str, ClaimRecord] | None = None  # by uid
+        self._unhealthy: Mapping[tuple[str, str], str] = {}  # messages, by pool and device
+        self._failed: Mapping[str, float] = {}  # when the last attempt failed, by uid
+
+    def news(
+        self,
+        records: Iterable[ClaimRecord],
+        attempts: Mapping[str, Attempt],
+        health: Iterable[DeviceHealth],
+    ) -> tuple[ClaimNews, ...]:
+        """What has changed since; `attempts` by uid."""
+        known = tuple(records)
+        ready = {one.uid: one for one in known if one.phase is Phase.READY}
+        kept = ready | {one.uid: one for one in known if one.phase is Phase.RELEASING}
+        sick = {(h.pool, h.device): h.message for h in health if h.health == "unhealthy"}
+        failed = {uid: one.last for uid, one in attempts.items() if one.refusal}
+        before, self._ready = self._ready, kept
+        sick_before, self._unhealthy = self._unhealthy, sick
+        failed_before, self._failed = self._failed, failed
+        if before is None:
+            return ()
+        present = {one.uid for one in known}
+        return (
+            *(_prepared(one) for uid, one in ready.items() if uid not in before),
+            *(_released(one) for uid, one in before.items() if uid not in present),
+            *(
+                _failure(uid, attempts[uid])
+                for uid, last in failed.items()
+                if failed_before.get(uid) != last
+            ),
+            *_health_news(kept.values(), sick_before, sick),
+        )
+
+
+def _prepared(record: ClaimRecord) -> ClaimNews:
+    return _news(record, "ClaimPrepared", f"ready: {_devices(record)}")
+
+
+def _released(record: ClaimRecord) -> ClaimNews:
+    return _news(record, "ClaimReleased", f"released: {_devices(record)}")
+
+
+def _failure(uid: str, attempt: Attempt) -> ClaimNews:
+    refusal = attempt.refusal
+    text = "; ".join(filter(None, (refusal.message, refusal.remedy))) if refusal else ""
+    if attempt.operation is Operation.RELEASE:
+        reason = "ClaimNotReleased"
+    else:
+        reason = "ClaimRefused" if refusal and refusal.code == REFUSED else "ClaimWaiting"
+    return ClaimNews(attempt.namespace, attempt.name, uid, reason, text, is_warning=True)
+
+
+def _health_news(
+    records: Iterable[ClaimRecord],
+    before: Mapping[tuple[str, str], str],
+    now: Mapping[tuple[str, str], str],
+) -> Iterator[ClaimNews]:
+    for record in records:
+        for device in record.devices:
+            key = device.result.pool, device.result.device
+            title = device.result.device
+            if key in now and before.get(key) != now[key]:
+                message = f"{title}: {now[key]}"
+                yield _news(record, "ClaimUnhealthy", message, is_warning=True)
+            elif key in before and key not in now:
+                yield _news(record, "ClaimHealthy", f"{title} is not unhealthy any more")
+
+
+def _news(record: ClaimRecord, reason: str, message: str, *, is_warning: bool = False) -> ClaimNews:
+    return ClaimNews(record.namespace, record.name, record.uid, reason, message, is_warning)
+
+
+def _devices(record: ClaimRecord) -> str:
+    return ", ".join(map(_device, record.devices))
+
+
+def _device(device: ClaimedDevice) -> str:
+    """`mig-1g-10gb-6 of GPU-1 (MIG-2)`."""
+    uuid = f" ({device.uuid})" if device.uuid else ""
+    return f"{device.result.device} of {device.gpu}{uuid}"

@@ -1,0 +1,225 @@
+"""What is written about claims at an API server: Events, and their devices' status."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.claim_news import ClaimNews
+from nodeagent.claims.device_health import DeviceHealth
+from nodeagent.claims.device_status import device_statuses
+from nodeagent.cluster.claim_events import ClaimEventPublisher
+from nodeagent.cluster.claim_status import ClaimStatus, ClaimStatusPublisher
+from nodeagent.cluster.client.access import ClusterAccess
+from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, result_json
+from tests.cluster.client.rig import kubeconfig, running, until
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer
+from tests.simulated_cluster.store import Key
+
+TEAM, NAME = "team", "trainer"
+KEY = Key("resourceclaims", TEAM, NAME)
+OTHER = {"driver": "net.example.com", "pool": "p", "device": "nic", "conditions": []}
+WELL = DeviceHealth(POOL, MIG_DEVICE, "healthy", 1.0)
+SICK = DeviceHealth(POOL, MIG_DEVICE, "unhealthy", 1.0, "GPU 0 fell off the bus. Reboot.")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    """With a claim that has a device, of another driver too, and two pods."""
+    async with ApiServer() as server:
+        status = {
+            "allocation": {"devices": {"results": [result_json()]}},
+            "reservedFor": [
+                {"resource": "pods", "name": f"pod-{number}", "uid": f"uid-{number}"}
+                for number in range(2)
+            ],
+            "devices": [OTHER],
+        }
+        body = {"metadata": {"name": NAME}, "status": status}
+        server.store.create("resourceclaims", TEAM, body)
+        yield server
+
+
+@asynccontextmanager
+async def access(server: ApiServer, folder: Path) -> AsyncIterator[ClusterAccess]:
+    """A way to it."""
+    async with ClusterAccess(kubeconfig(folder, server.url)) as made:
+        yield made
+
+
+def uid(server: ApiServer) -> str:
+    """The claim's."""
+    return str(server.store.get(KEY)["metadata"]["uid"])
+
+
+def status(server: ApiServer, health: DeviceHealth = WELL) -> ClaimStatus:
+    """Of the claim with its device."""
+    one = record(mig_device(uuid="MIG-1"))
+    return ClaimStatus(TEAM, NAME, uid(server), device_statuses(one, [health]))
+
+
+def shown(server: ApiServer) -> dict[str, Any]:
+    """The own device's entry in the claim's status; empty where there is none."""
+    devices = server.store.get(KEY)["status"].get("devices", [])
+    return next((one for one in devices if one["driver"] == DRIVER), {})
+
+
+def ready(server: ApiServer) -> tuple[str, str, str]:
+    """Status, reason and message of its condition."""
+    found = [c for c in shown(server).get("conditions", []) if c["type"] == "Ready"]
+    return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
+
+
+def patches(server: ApiServer) -> int:
+    """How often something was written."""
+    return len([one for one in server.requests if one.method == "PATCH"])
+
+
+# --- status.devices -------------------------------------------------------------------------------
+
+
+async def test_a_claims_status_has_its_devices(server: ApiServer, tmp_path: Path) -> None:
+    """Beside other drivers' ones; written when it changes, also by the next agent, and no more."""
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api)
+        async with running(publisher.run()):
+            publisher.publish([status(server)])
+            await until(lambda: ready(server) == ("True", "Prepared", ""))
+            since = shown(server)["conditions"][0]["lastTransitionTime"]
+            assert since.endswith("Z")
+            assert shown(server)["data"] == {
+                "gpu": "GPU-4711",
+                "uuid": "MIG-1",
+                "profile": "1g.10gb",
+                "placement": {"start": 4, "size": 1},
+            }
+            publisher.publish([status(server, SICK)])
+            await until(lambda: ready(server) == ("False", "Unhealthy", SICK.message))
+            assert OTHER in server.store.get(KEY)["status"]["devices"]
+        assert patches(server) == 2
+        successor = ClaimStatusPublisher(api)
+        async with running(successor.run()):
+            reads = len(server.requests)
+            successor.publish([status(server, SICK)])
+            await until(lambda: len(server.requests) > reads)
+            successor.publish([status(server)])
+            await until(lambda: ready(server)[0] == "True")
+    assert patches(server) == 3
+
+
+async def test_another_claim_of_the_name_stays_as_it_is(server: ApiServer, tmp_path: Path) -> None:
+    """Deleted and made again, or gone: nothing is written, and the next one is served."""
+    gone = status(server)
+    other = ClaimStatus(TEAM, "gone", "uid-of-old", gone.devices)
+    foreign = ClaimStatus(TEAM, NAME, "uid-of-another", gone.devices)
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api)
+        async with running(publisher.run()):
+            publisher.publish([other, foreign, gone])
+            await until(lambda: ready(server)[0] == "True")
+    assert patches(server) == 1
+
+
+@pytest.mark.virtual_time
+async def test_what_is_not_permitted_is_asked_again_seldom(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Once an hour, however often something changes; then it is written."""
+    right = ("patch", "resourceclaims/status")
+    server.access.withheld.add(right)
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api)
+        async with running(publisher.run()):
+            for _ in range(10):
+                for health in (WELL, SICK):
+                    publisher.publish([status(server, health)])
+                    await asyncio.sleep(60)
+            assert patches(server) == 1
+            server.access.withheld.clear()
+            await asyncio.sleep(3600)
+            await until(lambda: ready(server)[0] == "False")
+
+
+@pytest.mark.parametrize("code", [409, 422, 500])
+async def test_failures_are_of_one_claim_or_pass(
+    server: ApiServer, tmp_path: Path, code: int
+) -> None:
+    """A refused one holds up no other change; a server's fault is tried again."""
+    server.faults.next(1, Answer(code), verb="PATCH")
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api, retry=(0.01, 0.1))
+        async with running(publisher.run()):
+            publisher.publish([status(server)])
+            await until(lambda: patches(server))
+            publisher.publish([status(server, SICK)])
+            await until(lambda: ready(server)[0] == "False")
+
+
+# --- Events ---------------------------------------------------------------------------------------
+
+
+def news(server: ApiServer, reason: str = "ClaimPrepared", message: str = "ready") -> ClaimNews:
+    """Something that happened to the claim."""
+    return ClaimNews(TEAM, NAME, uid(server), reason, message, is_warning=reason == "ClaimWaiting")
+
+
+def told(server: ApiServer) -> list[tuple[str, str, str, str]]:
+    """About whom, by kind and name, the reason and the message."""
+    return sorted(
+        (e["involvedObject"]["kind"], e["involvedObject"]["name"], e["reason"], e["message"])
+        for e in server.events
+    )
+
+
+async def test_events_are_about_the_claim_and_its_pods(server: ApiServer, tmp_path: Path) -> None:
+    """In their namespace and with their uids, which is what `kubectl describe` looks for."""
+    async with access(server, tmp_path) as api:
+        publisher = ClaimEventPublisher(api, "gpu-0")
+        async with running(publisher.run()):
+            publisher.publish(news(server))
+            await until(lambda: len(server.events) == 3)
+    assert told(server) == [
+        ("Pod", "pod-0", "ClaimPrepared", "ready"),
+        ("Pod", "pod-1", "ClaimPrepared", "ready"),
+        ("ResourceClaim", NAME, "ClaimPrepared", "ready"),
+    ]
+    found = {e["involvedObject"]["name"]: e for e in server.events}
+    assert found[NAME]["involvedObject"] == {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "namespace": TEAM,
+        "name": NAME,
+        "uid": uid(server),
+    }
+    assert found["pod-1"]["involvedObject"]["uid"] == "uid-1"
+    assert {e["metadata"]["namespace"] for e in server.events} == {TEAM}
+    assert {e["source"]["host"] for e in server.events} == {"gpu-0"}
+
+
+async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, tmp_path: Path) -> None:
+    """Also where another claim has its name by now, whose pods are not its own."""
+    released = ClaimNews(TEAM, NAME, "uid-of-old", "ClaimReleased", "released")
+    async with access(server, tmp_path) as api:
+        publisher = ClaimEventPublisher(api, "gpu-0")
+        async with running(publisher.run()):
+            publisher.publish(released)
+            await until(lambda: server.events)
+    assert told(server) == [("ResourceClaim", NAME, "ClaimReleased", "released")]
+
+
+async def test_a_claim_that_waits_has_an_event_a_minute(server: ApiServer, tmp_path: Path) -> None:
+    """However often the kubelet asks; the same text is counted in the Event that there is."""
+    times = iter(range(0, 10_000, 10))  # seconds; the kubelet asks again every ten
+    async with access(server, tmp_path) as api:
+        publisher = ClaimEventPublisher(api, "gpu-0", clock=lambda: float(next(times)))
+        async with running(publisher.run()):
+            for _ in range(13):
+                publisher.publish(news(server, "ClaimWaiting", "pid 7 uses it"))
+            await until(lambda: [e["count"] for e in server.events] == [3] * 3)
+    assert {e["type"] for e in server.events} == {"Warning"}
