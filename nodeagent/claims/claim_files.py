@@ -59,9 +59,18 @@ class ClaimFiles:
         return claim_document(devices, self.toolkit())
 
     def _keys(self, device: ClaimedDevice, minor: int) -> tuple[int, ...]:
-        """The capability files of a MIG device: of its GPU instance and its compute instance."""
-        if device.instance is None:
+        """The capability files of a MIG device: of its GPU instance and its compute instance.
+
+        Without them a container would have the file of the card alone, which outside MIG mode is
+        all of it.
+        """
+        if device.placement is None:
             return ()
+        if device.instance is None:
+            raise NodeagentError(
+                f"{device.result.device} is not there, so no container can be given it",
+                remedy="nodeagent status shows what keeps it from that",
+            )
         try:
             known = {what: number for number, what in self.capabilities().items()}
             parts = (None, device.compute)
