@@ -57,6 +57,9 @@ def _is_its(instance: GpuInstance, device: ClaimedDevice) -> bool:
     return (instance.profile, instance.placement) == (device.profile, device.placement)
 
 
+_BY_PLAN = "the plan makes it; if none has it any more, delete the claim's pods; "
+
+
 def require_there(record: ClaimRecord, gpu: Gpu) -> None:
     """Raise NodeagentError where a device of the claim's on the GPU is not there, as read back."""
     for device in record.devices:
@@ -67,7 +70,7 @@ def require_there(record: ClaimRecord, gpu: Gpu) -> None:
         else:
             missing = not any(i.compute and _is_its(i, device) for i in gpu.instances)
         if missing:
-            by_plan = "" if device.is_held else "the plan makes it; "
+            by_plan = "" if device.is_held else _BY_PLAN
             raise NodeagentError(
                 f"{record.title} has to wait: {device.result.device} of {gpu.title} is not there",
                 remedy=f"{by_plan}nodeagent status shows what keeps it from that",

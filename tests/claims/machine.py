@@ -12,11 +12,12 @@ from nodeagent.claims.cdi_files import ToolkitEdits
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.decisions import Allocated
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
+from nodeagent.claims.terms import Terms
 from nodeagent.claims.upkeep import Upkeep
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.gpu.capability_files import Instance
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import Destruction, Step
 from nodeagent.reconcile.gpu_changes import GpuChanges
@@ -117,12 +118,14 @@ class Home:
             raise NodeagentError("the API server does not answer")
         return self.claims.get((namespace, name))
 
-    def _claims(
+    def node_claims(
         self,
         change: Change,
         observe: Callable[[], Awaitable[ObservedNode]],
         daemons: ClaimDaemons | None = None,
+        terms: Callable[[Gpu], Terms] = lambda _: Terms(),
     ) -> NodeClaims:
+        """An agent's, not loaded."""
         return NodeClaims(
             ClaimPlaces(NODE, self.boot_id, self.records_dir, self.cdi),
             change=change,
@@ -131,6 +134,7 @@ class Home:
             capabilities=capabilities,
             toolkit=ToolkitEdits([self.folder / "etc-cdi"]).read,
             daemons=daemons or ClaimDaemons("1000", self.folder / "run", False, no_daemons),
+            terms=terms,
         )
 
     @asynccontextmanager
@@ -148,7 +152,7 @@ class Home:
             await hardware.observe()
             changes = GpuChanges(Policy(), changed=lambda: None)
             changes.open(hardware)
-            claims = self._claims(changes.change, observe)
+            claims = self.node_claims(changes.change, observe)
             await claims.load()
             try:
                 yield claims, hardware
@@ -176,7 +180,7 @@ class Home:
             driver=driver,
             beside=lambda *goal: claims.beside(*goal),  # noqa: PLW0108  # made below
         )
-        claims = self._claims(rig.changes.change, observe, daemons)
+        claims = self.node_claims(rig.changes.change, observe, daemons)
         await claims.load()
         async with running(rig):
             rig.control.offer(NoPlan("no plan"))

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.cdi_files import ToolkitEdits
-from nodeagent.claims.daemons import ClaimDaemons
-from nodeagent.claims.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.claims.node_claims import NodeClaims
 from nodeagent.claims.node_offers import NodeOffers, goals_of
 from nodeagent.claims.terms import Terms
 from nodeagent.claims.wanted import Mode
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.plan.observed import Gpu
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.reconcile.preview import preview
 from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase
-from tests.claims.machine import NODE, UIDS, Home, capabilities, laid_out, no_daemons, pool
+from tests.claims.machine import NODE, UIDS, Home, capabilities, laid_out, pool
 from tests.rig import Rig, plan_text, running
 
 PLAN = "{3g.40gb: 1}"
@@ -36,26 +33,14 @@ async def planned(
     """One agent's life, with a plan for the first GPU that is in sync."""
     offers = NodeOffers(NODE, mode)
 
-    async def fetch(namespace: str, name: str) -> object | None:
-        return home.claims.get((namespace, name))
-
-    async def observe() -> Any:
+    async def observe() -> ObservedNode:
         return rig.state.observed
 
     def terms(gpu: Gpu) -> Terms:
         return offers.terms(gpu, goals_of(rig.state.plan), claims.records)
 
     rig = Rig(home.folder, beside=lambda *goal: claims.beside(*goal))  # noqa: PLW0108  # made below
-    claims = NodeClaims(
-        ClaimPlaces(NODE, home.boot_id, home.records_dir, home.cdi),
-        change=rig.changes.change,
-        fetch=fetch,
-        observe=observe,
-        capabilities=capabilities,
-        toolkit=ToolkitEdits([home.folder / "etc-cdi"]).read,
-        daemons=ClaimDaemons("1000", home.folder / "run", False, no_daemons),
-        terms=terms,
-    )
+    claims = home.node_claims(rig.changes.change, observe, terms=terms)
     await claims.load()
     async with running(rig):
         text = plan_text(mig, "[0]")
