@@ -128,7 +128,7 @@ class ClaimedDevice:
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
     """What the agent keeps of one claim. `boot_id`: the start of the machine in which its ids
-    count. `since`: when its phase began, in seconds since 1970, 0: not known.
+    count. `since`: when it came to be so, in seconds since 1970, 0: not known.
     """
 
     uid: str

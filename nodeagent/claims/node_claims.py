@@ -324,9 +324,7 @@ class NodeClaims:
 
     async def _keep(self, record: ClaimRecord) -> None:
         """On the disk first: what is not written down is not begun."""
-        before = self._records.get(record.uid)
-        if before != record:
-            same_phase = before if before and before.phase is record.phase else None
-            record = replace(record, since=same_phase.since if same_phase else time.time())
+        if self._records.get(record.uid) != record:
+            record = replace(record, since=time.time())
             await asyncio.to_thread(write_record, self.places.records, record)
             self._records[record.uid] = record

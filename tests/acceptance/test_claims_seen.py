@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.metrics_rig import SOON
 from tests.acceptance.test_claims import TEAM, Cluster, cluster, folder, grpc_ends
 from tests.simulated_cluster.agent import NAME, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
@@ -20,6 +19,8 @@ from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.store import Key
 
 __all__ = ["cluster", "folder", "grpc_ends"]
+
+SOON = 30.0  # seconds
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
 
@@ -49,7 +50,7 @@ async def scraped(cluster: Cluster) -> list[str]:
 
 async def until_scraped(cluster: Cluster, *patterns: str) -> None:
     """Wait until a scrape has a series for each pattern."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(SOON):  # half of the time between two rounds of upkeep
         while True:
             lines = await scraped(cluster)
             missing = [p for p in patterns if not any(re.match(p, line) for line in lines)]
