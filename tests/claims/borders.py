@@ -45,8 +45,18 @@ class Border:
     ) -> None:
         self._passing, self._reads = passing, reads
         self._error, self._concerns = error, concerns
+        self._counting = False
         self.passed: list[str] = []
         self.failed = ""
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Only what is done within it is counted, and cut."""
+        self._counting = True
+        try:
+            yield
+        finally:
+            self._counting = False
 
     def cross(self, what: str, *, changes: bool) -> None:
         """Raises the error."""
@@ -54,7 +64,8 @@ class Border:
             if changes and self._error is Killed:
                 raise Killed
             return
-        if not (changes or self._reads) or not self._concerns(what):
+        counts = self._counting and (changes or self._reads)
+        if not counts or not self._concerns(what):
             return
         if len(self.passed) == self._passing:
             self.failed = what

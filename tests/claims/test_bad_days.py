@@ -215,7 +215,8 @@ async def test_a_full_disk_at_each_write(folder: Path) -> None:
             name = home.claim(0, (pool_of(node), DEVICE))
             async with home.core() as (claims, _):
                 calls = partial(claims.prepare, *name), partial(claims.release, name[2])
-                messages = [said for call in calls if (said := await failing_once(call))]
+                with border.counting():
+                    messages = [said for call in calls if (said := await failing_once(call))]
                 assert (laid_out(node), home.records(), home.files()) == ([], [], [])
         if not border.failed:
             break
