@@ -19,12 +19,13 @@ from nodeagent.claims.cdi import Edits
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.claims.machine import no_daemons
+from tests.claims.machine import Hardware, no_daemons
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
@@ -76,8 +77,9 @@ async def _alone() -> _Costs:
         driver = Driver(observe_deadline=60, step_deadline=60)
         changes = GpuChanges(Policy(), changed=lambda: None)
         async with driver:
-            changes.open(driver)
-            observed = await driver.observe()
+            hardware = Hardware(driver, lambda _: None, LastObservation())
+            changes.open(hardware)
+            observed = await hardware.observe()
             claims = _claims(Path(folder), changes, observed)
             await claims.load()
             for number in range(GPUS):  # switches MIG on, and learns the profile

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from nodeagent.claims.admission import require_admission
@@ -64,8 +65,17 @@ from nodeagent.plan.plan import GpuOutcome
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 
-Change = Callable[[str, Callable[[Gpu], Awaitable[DesiredGpu]]], Awaitable[GpuOutcome]]
-"""Makes of the GPU with this UUID what the function wants of it, and reads it back."""
+
+class Change(Protocol):
+    """Makes of the GPU with this UUID what `goal` wants of it, and reads it back. `adds`: that is
+    as a rule a new instance, so that less has to be read; `goal` may be called twice then.
+    """
+
+    def __call__(
+        self, uuid: str, goal: Callable[[Gpu], Awaitable[DesiredGpu]], *, adds: bool = False
+    ) -> Awaitable[GpuOutcome]: ...
+
+
 Fetch = Callable[[str, str], Awaitable[object | None]]
 """The ResourceClaim of this namespace and name, None where there is none."""
 
@@ -261,7 +271,7 @@ class NodeClaims:
             async def admit(gpu: Gpu, asked: ClaimRecord = record) -> DesiredGpu:
                 return await self._admit(asked, gpu)
 
-            outcome = await self._change(uuid, admit)
+            outcome = await self._change(uuid, admit, adds=True)
             require_done(outcome, record)
             record = with_instances(self._records[record.uid], outcome.after)
             await self._keep(record)

@@ -5,7 +5,7 @@ The driver knows nothing of daemons. Here its readings are joined with what is k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +18,7 @@ from nodeagent.plan.observed import (
     GpuInstance,
     MpsDaemon,
     ObservedNode,
+    Placement,
     Usage,
 )
 from nodeagent.structs import replace
@@ -81,6 +82,13 @@ class NodeReader:
     async def read_back(self, uuid: str) -> Gpu:
         """As `observe_gpu`, without details that no step depends on."""
         return self._record(await self._driver.read_back(uuid))
+
+    async def observe_changes(
+        self, uuid: str, made: Collection[Placement] = (), gone: Collection[int] = ()
+    ) -> Gpu:
+        """One GPU as it was seen last, with what was made and destroyed since; see the driver's."""
+        before = self.seen.gpu(uuid) if self.seen else None
+        return self._record(await self._driver.observe_changes(uuid, made, gone, before=before))
 
     def _record(self, found: Gpu) -> Gpu:
         self._newer[found.uuid] = found

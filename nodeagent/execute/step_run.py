@@ -10,7 +10,7 @@ half-way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,12 +25,13 @@ from nodeagent.execute.step_problems import (
 )
 from nodeagent.gpu.workers import end_of
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
 from nodeagent.plan.planner import layout_of
 from nodeagent.plan.planner import plan as plan_node
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import (
+    CreateGpuInstance,
     DestroyComputeInstance,
     DestroyGpuInstance,
     Destruction,
@@ -55,6 +56,10 @@ class StepDriver(Protocol):
     async def observe_gpu(self, uuid: str) -> Gpu: ...
 
     async def read_back(self, uuid: str) -> Gpu: ...
+
+    async def observe_changes(
+        self, uuid: str, made: Collection[Placement] = (), gone: Collection[int] = ()
+    ) -> Gpu: ...
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None: ...
 
@@ -227,10 +232,35 @@ class StepRun:
         try:
             if any(isinstance(step, _SHARING) for step in self.plan.steps):
                 return await driver.observe_gpu(before.uuid)  # with the compute modes
+            if not self.failure and all(map(_is_of_layout, self.plan.steps)):
+                made, gone = _made_and_gone(self.plan.steps)
+                return await driver.observe_changes(before.uuid, made, gone)
             return await driver.read_back(before.uuid)
         except DriverError as error:
             access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
             return replace(before, access=access, access_reason=str(error))
+
+
+def only_adds(steps: Sequence[Step]) -> bool:
+    """Whether the steps make GPU instances, each with one compute instance, and nothing else."""
+    made, gone = _made_and_gone(steps)
+    return bool(made) and not gone and all(map(_is_of_layout, steps))
+
+
+def _is_of_layout(step: Step) -> bool:
+    match step:
+        case CreateGpuInstance(compute=(_,)) | DestroyGpuInstance():
+            return True
+        case _:
+            return False
+
+
+def _made_and_gone(steps: Sequence[Step]) -> tuple[list[Placement], list[int]]:
+    """Where GPU instances are made, and the ids of those that are destroyed."""
+    return (
+        [step.placement for step in steps if isinstance(step, CreateGpuInstance)],
+        [step.instance for step in steps if isinstance(step, DestroyGpuInstance)],
+    )
 
 
 def _first_of(steps: Sequence[Step], step: Step) -> Sequence[Destruction]:

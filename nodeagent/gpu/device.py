@@ -159,15 +159,17 @@ class GpuDevice:
             )
         return self.needs_reset
 
-    def mig_devices(self) -> Iterator[Device]:
-        """The handles of MIG devices by index; gaps in the numbering are skipped."""
+    def mig_devices(self, first: int = 0) -> Iterator[Device]:
+        """The handles of MIG devices by index, from the `first` on and then those before it; gaps
+        in the numbering are skipped.
+        """
         if not self._max_mig_devices:  # asked with MIG on, since it is 0 with MIG off
             most = _read(self.handle, "nvmlDeviceGetMaxMigDeviceCount", 0)
             self._max_mig_devices = most or max(
                 (place.start + place.size for p in self.profiles for place in p.placements),
                 default=0,
             )
-        for index in range(self._max_mig_devices):
+        for index in (*range(first, self._max_mig_devices), *range(first)):
             try:
                 yield nvml.mig_device(self.handle, index)
             except DriverError as error:

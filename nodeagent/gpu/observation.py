@@ -8,8 +8,9 @@ The route, for a GPU with MIG on (what does not change is in `device` and read o
    further instance and is not asked for; a full GPU takes one list for each profile present.
 3. MIG devices by index, with their UUID and their ids, as far as these do not follow from it:
    there is one for each compute instance. The size is asked only where there is more than one
-   slice to have. All indices are tried, so that a device in a GPU instance of no listed profile
-   cannot stay hidden, unless there is no room left for one.
+   slice to have. When the whole node is observed all indices are tried, so that a device in a GPU
+   instance of no listed profile cannot stay hidden, unless there is no room left for one. A GPU
+   that is read alone, around a change of it, has been observed so: it takes those it knows of.
 4. The process lists of the GPU, which carry instance ids; if refused, those of each device.
 5. Details, where they are wanted: of devices that are new, or that were asked long ago, the memory
    of the GPU instance and the compute mode (with MIG off, that of the GPU); and how an instance of
@@ -81,7 +82,8 @@ def read_gpu(gpu: GpuDevice, details: Details | None = None, *, confirm: bool = 
     """The GPU as it is now; raises DriverError when a query that matters fails.
 
     `details` None: read none, use those known. `confirm`: ask again for profiles that were
-    denied once. `usage` is what NVML knows; users that it does not see are added by the caller.
+    denied once, and look for devices of instances that are not listed. `usage` is what NVML knows;
+    users that it does not see are added by the caller.
     """
     try:
         return _read(gpu, details, confirm=confirm)
@@ -101,7 +103,7 @@ def _read(gpu: GpuDevice, details: Details | None, *, confirm: bool) -> Gpu:
     gpu.learn_profiles(mode, confirm=confirm)
     if not mode.current:
         return _undivided(gpu, mode)
-    instances, usage = _read_instances(gpu, details)
+    instances, usage = _read_instances(gpu, details, confirm=confirm)
     return replace(gpu.picture, mig=mode, instances=instances, usage=usage)
 
 
@@ -115,14 +117,14 @@ def _undivided(gpu: GpuDevice, mode: MigMode | None) -> Gpu:
 
 
 def _read_instances(
-    gpu: GpuDevice, details: Details | None
+    gpu: GpuDevice, details: Details | None, *, confirm: bool
 ) -> tuple[tuple[GpuInstance, ...], Usage]:
     for attempt in range(_ATTEMPTS):
         try:
-            found = _find_instances(gpu)
+            found = find_instances(gpu)
             for instance in found if details is not None else ():
                 gpu.learn_compute(instance.profile, instance.handle)
-            _find_devices(gpu, found)
+            _find_devices(gpu, found, hidden=confirm)
             _remember(gpu, found)
             return _describe(gpu, found, details)
         except _ChangedMeanwhile:
@@ -141,7 +143,8 @@ def _read_instances(
 # --- GPU instances --------------------------------------------------------------------------------
 
 
-def _find_instances(gpu: GpuDevice) -> list[_Instance]:
+def find_instances(gpu: GpuDevice) -> list[_Instance]:
+    """The GPU instances, by placement, without their MIG devices."""
     found: list[_Instance] = []
     occupied = 0
     likely_first = sorted(gpu.profiles, key=lambda p: p.id not in gpu.present_profiles)
@@ -159,23 +162,26 @@ def _find_instances(gpu: GpuDevice) -> list[_Instance]:
 # --- compute instances ----------------------------------------------------------------------------
 
 
-def _find_devices(gpu: GpuDevice, found: list[_Instance]) -> None:
-    """Fill in the MIG devices."""
+def _find_devices(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> None:
+    """Fill in the MIG devices. `hidden`: find those of instances that are not listed, too."""
     by_id = {instance.info.id: instance for instance in found}
     devices = gpu.mig_devices()
-    while not _is_full(gpu, found) and (device := next(devices, None)) is not None:
+    while not _is_full(gpu, found, hidden=hidden) and (device := next(devices, None)) is not None:
         _add_device(gpu, by_id, device)
     for instance in found:
         if instance.slices_left > 0:
             instance.devices += _without_mig_device(gpu, instance)
 
 
-def _is_full(gpu: GpuDevice, found: list[_Instance]) -> bool:
-    """Whether there is no room for a device that was not found yet, on the GPU and in any of its
-    instances. Where a single slice can hold several devices, there may be.
+def _is_full(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> bool:
+    """Whether there is no room for a device that was not found yet in any of the instances and,
+    with `hidden`, on the GPU beside them. Where a single slice can hold several devices, there may
+    be.
     """
     if any(i.slices_left > 0 or not gpu.holds_one(i.profile) for i in found):
         return False
+    if not hidden:
+        return True
     occupied = 0
     for instance in found:
         occupied |= instance.info.placement.mask
@@ -218,7 +224,7 @@ def _size_of(
     """Compute slices and place of a device in its GPU instance."""
     profile = instance.profile
     if profile.slices == 1:
-        return 1, _only_placement(gpu, profile)
+        return 1, only_placement(gpu, profile)
     try:
         slices = nvml.compute_slices(handle)
     except DriverError as error:
@@ -226,7 +232,7 @@ def _size_of(
             raise
         slices = 0
     if slices == profile.slices:
-        return slices, _only_placement(gpu, profile)
+        return slices, only_placement(gpu, profile)
     info = nvml.compute_instance_info(nvml.compute_instance_by_id(instance.handle, compute_id))
     if not slices:
         offered = gpu.learn_compute(profile, instance.handle)
@@ -236,7 +242,7 @@ def _size_of(
     return slices, info.placement
 
 
-def _only_placement(gpu: GpuDevice, profile: GpuInstanceProfile) -> Placement | None:
+def only_placement(gpu: GpuDevice, profile: GpuInstanceProfile) -> Placement | None:
     """Where a compute instance lies that has its whole GPU instance, when there is one place."""
     places = {
         place

@@ -6,13 +6,15 @@ NVML is shut down and started again when it stopped answering for every GPU.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
 from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.layout_changes import read_changes
 from nodeagent.gpu.nvidia_smi import read_time_slice
 from nodeagent.gpu.nvml_errors import about, unavailable
 from nodeagent.gpu.nvml_processes import device_processes
@@ -22,7 +24,7 @@ from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.change import mig_device
 from nodeagent.gpu.users import UsageSource
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
 
@@ -127,6 +129,31 @@ class Observer:
     async def read_back(self, uuid: str) -> Gpu:
         """As `observe_gpu`, without memory and compute modes that are not known already."""
         return await self._observe_gpu(uuid, None)
+
+    async def observe_changes(
+        self,
+        uuid: str,
+        made: Collection[Placement] = (),
+        gone: Collection[int] = (),
+        *,
+        before: Gpu | None = None,
+    ) -> Gpu:
+        """The GPU as `before`, with the GPU instances that were made since, one device in each, and
+        without those of the ids that are `gone`.
+
+        Where anything else may be different it is read as `read_back` does.
+        """
+        device = self.pool.find(uuid)
+        if before is not None and device is not None and answers(before):
+            job = partial(read_changes, device, before, made, gone)
+            with suppress(DriverError):
+                async with self.pool.lock.shared():
+                    found = await device.worker.call(
+                        job, what="observing what changed", deadline=self._observe_deadline
+                    )
+                if found is not None:
+                    return found
+        return await self.read_back(uuid)
 
     async def _observe_gpu(self, uuid: str, details: Details | None) -> Gpu:
         async with self.pool.lock.shared():

@@ -79,6 +79,11 @@ class Recent(Struct):
         self.details = {uuid: d for uuid, d in self.details.items() if uuid in devices}
         self.idle = frozenset()  # a proof is for the steps before this observation
 
+    def add(self, instance: int, handle: GpuInstanceHandle, uuid: str, device: KnownDevice) -> None:
+        """Store what was made since the last observation."""
+        self.handles[instance] = handle
+        self.devices[uuid] = self.ever[uuid] = device
+
     def device(self, uuid: str) -> KnownDevice | None:
         """As observed a moment ago; None when the last observation is older."""
         return self.devices.get(uuid) if self.clock() - self._observed_at < FRESH else None

@@ -17,6 +17,7 @@ from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
     HEALTHY,
+    IDLE,
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -24,7 +25,6 @@ from nodeagent.plan.observed import (
     ObservedNode,
     Placement,
     User,
-    users_of,
 )
 from nodeagent.structs import Struct, replace
 
@@ -164,10 +164,11 @@ def _users(gpu: Gpu, finding: Finding) -> Iterator[User]:
     holders: list[Gpu | ComputeInstance] = [gpu] if place.instance is None else []
     holders += [
         device
-        for instance, device in gpu.mig_devices()
-        if place.instance in (None, instance.id)
-        and place.placement in (None, instance.placement)
-        and place.compute in (None, device.id)
+        for instance in gpu.instances
+        if place.instance in (None, instance.id) and place.placement in (None, instance.placement)
+        for device in instance.compute
+        if place.compute in (None, device.id)
     ]
     for holder in holders:
-        yield from users_of(holder)
+        yield from holder.usage.processes
+        yield from (holder.mps.clients if holder.mps else IDLE).processes

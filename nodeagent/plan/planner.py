@@ -134,7 +134,8 @@ def layout_of(gpu: Gpu, goal: DesiredGpu | None = None) -> DesiredGpu:
         )
     wanted = tuple(
         WantedInstance(i.profile, c.slices, i.placement.start, path, c.mps.runs if c.mps else None)
-        for i, c in gpu.mig_devices()
+        for i in gpu.instances
+        for c in i.compute
     )
     return DesiredGpu(mig=Layout(wanted, path), path=path, reserved=reserved)
 

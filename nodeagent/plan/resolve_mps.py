@@ -73,12 +73,13 @@ def wanted_mps(
 def mps_by_device(on: OnGpu, entry: MpsEntry) -> Mapping[str, WantedMps]:
     """For every MIG device there is, by UUID."""
     found: dict[str, WantedMps] = {}
-    for instance, c in on.gpu.mig_devices():
+    for instance in on.gpu.instances:
         profile = on.gpu.profile(instance.profile)
-        memory = profile.memory if profile else c.memory.total if c.memory else 0
-        wanted = wanted_mps(on, entry, memory=memory, device=c.profile, slices=c.slices)
-        if wanted is not None:
-            found[c.uuid] = wanted
+        for c in instance.compute:
+            memory = profile.memory if profile else c.memory.total if c.memory else 0
+            wanted = wanted_mps(on, entry, memory=memory, device=c.profile, slices=c.slices)
+            if wanted is not None:
+                found[c.uuid] = wanted
     return found
 
 

@@ -14,10 +14,10 @@ from typing import Final
 
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.executor import execute
-from nodeagent.execute.step_run import StepDriver
+from nodeagent.execute.step_run import StepDriver, only_adds
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
-from nodeagent.plan.plan import GpuOutcome, NodePlan, Policy, StepReport, StepResult
+from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Policy, StepReport, StepResult
 from nodeagent.plan.planner import plan_gpu
 
 TOGETHER: Final = 0.25  # seconds in which changes are reported as one
@@ -61,8 +61,11 @@ class GpuChanges:
             async with turn:
                 pass
 
-    async def change(self, uuid: str, goal: Goal) -> GpuOutcome:
+    async def change(self, uuid: str, goal: Goal, *, adds: bool = False) -> GpuOutcome:
         """Observe one GPU, plan what `goal` makes of it, carry that out and read it back.
+
+        `adds`: as a rule it only makes instances. Then less is read, and `goal` may be called
+        twice: once more when it turns out to do something else, for which all counts.
 
         A refusal is in the outcome's plan, a failed step in its problems. Raises NodeagentError
         when the driver is not open or does not know the GPU, when it is closed before all steps are
@@ -73,8 +76,7 @@ class GpuChanges:
             if (driver := self._driver) is None:
                 remedy = "nodeagent status shows what is wrong with the driver; it is tried again"
                 raise NodeagentError("the driver is not open", remedy=remedy)
-            gpu = await driver.observe_gpu(uuid)
-            plan = plan_gpu(await goal(gpu), gpu, self._policy)
+            gpu, plan = await self._planned(driver, uuid, goal, adds=adds)
             if not plan.steps:
                 return GpuOutcome(plan, (), gpu, plan.problems)
             self._counts[uuid] += 1
@@ -98,6 +100,17 @@ class GpuChanges:
                     remedy="the next call goes on from there",
                 )
             return changed
+
+    async def _planned(
+        self, driver: StepDriver, uuid: str, goal: Goal, *, adds: bool
+    ) -> tuple[Gpu, GpuPlan]:
+        if adds:
+            gpu = await driver.observe_changes(uuid)
+            plan = plan_gpu(await goal(gpu), gpu, self._policy)
+            if only_adds(plan.steps):
+                return gpu, plan
+        gpu = await driver.observe_gpu(uuid)
+        return gpu, plan_gpu(await goal(gpu), gpu, self._policy)
 
     def _report_now(self) -> None:
         self._report = None

@@ -7,7 +7,7 @@ is made of the driver and the fleet of daemons, each with tests of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
 from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
@@ -68,6 +68,11 @@ class PaperNode:
         return self.gpu
 
     async def read_back(self, uuid: str) -> Gpu:
+        return await self.observe_gpu(uuid)
+
+    async def observe_changes(
+        self, uuid: str, made: Collection[Placement] = (), gone: Collection[int] = ()
+    ) -> Gpu:
         return await self.observe_gpu(uuid)
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from nodeagent.documents.reading import read_document
 from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredNode
-from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
+from nodeagent.plan.observed import Gpu, MigMode, ObservedNode, Placement
 from nodeagent.plan.plan import StepReport
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
@@ -52,6 +52,11 @@ class Unmoved:
         return self.gpu
 
     async def read_back(self, uuid: str) -> Gpu:
+        return self.gpu
+
+    async def observe_changes(
+        self, uuid: str, made: Collection[Placement] = (), gone: Collection[int] = ()
+    ) -> Gpu:
         return self.gpu
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
