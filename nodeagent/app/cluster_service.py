@@ -68,6 +68,7 @@ class ClusterService:
             self.hooks,
             events=events,
             labels=self._settings.layout_labels,
+            taints=self._settings.taints,
         )
 
     def use(self, name: str, follow: FollowFile) -> NodeSource | None:

@@ -13,9 +13,10 @@ from typing import Final, Literal
 from nodeagent.cluster.client.events import NodeEvent
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.cluster.client.taints import UNHEALTHY
 from nodeagent.reconcile.event_log import Event, EventType
 from nodeagent.reconcile.event_reporter import LAST_SAID
-from nodeagent.views.conditions import conditions
+from nodeagent.views.conditions import HEALTHY, conditions
 from nodeagent.views.layout_facts import (
     LAYOUT,
     TOPOLOGY,
@@ -75,12 +76,14 @@ def shown_state(
     status: StatusAnnotation,
     *,
     labels: bool,
+    taints: bool,
     now: datetime,
 ) -> Wanted:
     """What a Node like this should show of the state; None: nothing is known yet.
 
     `status` keeps its text, and its moment, while nothing changes. `labels`: whether facts for
-    schedulers are labels as well; else those left of ours go away.
+    schedulers are labels as well, `taints`: whether an unhealthy GPU taints the Node; else those
+    left of ours go away.
     """
     if state is None:
         return Wanted()
@@ -93,4 +96,9 @@ def shown_state(
     if text is not None:
         annotations[STATUS] = text
     facts = layout_labels(state.observed) if labels else {}
-    return Wanted(annotations, label_changes(view.labels, facts), conditions(state))
+    shown = conditions(state)
+    unhealthy = shown[HEALTHY].status == "False"
+    # While it is not known, the taint stays as it is.
+    known = shown[HEALTHY].status != "Unknown" or not taints
+    tainted = {UNHEALTHY: taints and unhealthy} if known else {}
+    return Wanted(annotations, label_changes(view.labels, facts), shown, tainted)

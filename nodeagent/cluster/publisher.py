@@ -58,8 +58,8 @@ class PublisherIntervals:
 class NodePublisher:
     """One Node of one cluster, while `run` runs.
 
-    `labels`: facts for schedulers are labels too. `now` is the time of day in UTC, used in what is
-    published; all waiting goes by the loop's own clock.
+    `labels`: facts for schedulers are labels too; `taints`: an unhealthy GPU taints the Node. `now`
+    is the time of day in UTC, used in what is published; all waiting goes by the loop's own clock.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class NodePublisher:
         *,
         events: EventLog,
         labels: bool = False,
+        taints: bool = False,
         intervals: PublisherIntervals = PublisherIntervals(),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -81,6 +82,7 @@ class NodePublisher:
         self._intervals = intervals
         self._now = now
         self._labels = labels
+        self._taints = taints
         self._status = StatusAnnotation()
         self._source: NodeSource | None = None
         self._leftover = Wanted()
@@ -267,7 +269,12 @@ class NodePublisher:
         if self._state is None or self._view is None:
             return
         status = shown_state(
-            self._shown, self._view, self._status, labels=self._labels, now=self._now()
+            self._shown,
+            self._view,
+            self._status,
+            labels=self._labels,
+            taints=self._taints,
+            now=self._now(),
         )
         answer = Wanted()
         if self._source is not None and not self._hooks.refuses:
@@ -282,6 +289,7 @@ class NodePublisher:
             {**left.annotations, **status.annotations, **answer.annotations},
             {**left.labels, **status.labels, **answer.labels},
             status.conditions,
+            status.taints,
         )
         before, self._left_out = self._left_out, self._writer.want(wanted)
         for key, size in self._left_out.items():  # the rest is written all the same

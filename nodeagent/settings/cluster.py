@@ -48,6 +48,11 @@ class KubernetesSettings(Group):
         "the node should offer to pods is known exactly then.",
     )
     cordon: bool = setting(False, "Whether the node is cordoned while its devices change.")
+    taints: bool = setting(
+        False,
+        "Whether the node has the taint nodeagent.io/gpu-unhealthy while a GPU is unhealthy, and "
+        "nodeagent.io/gpu-changing while its devices change.",
+    )
     pods_deadline: Duration = setting(
         120.0, "Seconds to wait for paused pods to go; then the change is put off."
     )

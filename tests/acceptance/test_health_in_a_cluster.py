@@ -25,12 +25,16 @@ from tests.simulated_cluster.api_server import ApiServer
 
 async def test_the_condition_and_the_event(tmp_path: Path) -> None:
     """False with the cause, which names the slices and what helps; soon, and without a new plan.
+    The Node has a taint then, if a setting says so.
 
     Scrapes of the same agent say that it reaches the cluster.
     """
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-    settings = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
+    settings = {
+        "NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg",
+        "NODEAGENT_KUBERNETES_TAINTS": "true",
+    }
     plan = plan_text("{3g.40gb: 2}")
     async with ApiServer() as api:
         api.add_node(NAME)
@@ -59,6 +63,8 @@ async def test_the_condition_and_the_event(tmp_path: Path) -> None:
             os.write(kernel, line.encode())
             await until(lambda: condition()["status"] == "False")
             assert condition()["reason"] == "XidReset"
+            taint = {"key": "nodeagent.io/gpu-unhealthy", "effect": "NoSchedule"}
+            await until(lambda: api.node(NAME)["spec"].get("taints") == [taint])
             said = condition()["message"].removesuffix(" (reset GPU)")
             cause = "GPU 0 reported an error that needs a GPU reset (XID 95) in slices "
             assert said in (f"{cause}0-3", f"{cause}4-7")

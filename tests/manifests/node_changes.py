@@ -71,6 +71,13 @@ def condition(kind: str, *others: Object) -> Object:
     return {"status": {"conditions": [*others, {"type": kind, "status": "True", "reason": "x"}]}}
 
 
+def tainted(*taints: Object) -> Object:
+    """A Node with these taints and no others."""
+    return {"spec": {"taints": list(taints)}}
+
+
+OTHERS = NODE["spec"]["taints"]
+TAINT = {"key": "nodeagent.io/gpu-unhealthy", "effect": "NoSchedule"}
 READY = NODE["status"]["conditions"][0]
 MARK = {"nodeagent.io/cordoned": "true"}
 MANAGED = {
@@ -117,6 +124,13 @@ ALLOWED = (
         annotated(nodeagent__cordoned=None),
         before={**CORDONED_BY_US, "spec": NODE["spec"]},
     ),
+    Change("a taint of its own", tainted(*OTHERS, TAINT)),
+    Change("its taint on a bare Node", tainted(TAINT), before=BARE),
+    Change(
+        "its taint taken away",
+        tainted(*OTHERS),
+        before={**NODE, "spec": {**NODE["spec"], "taints": [TAINT, *OTHERS]}},
+    ),
     Change("its conditions", condition("GPUPartitionsReady", READY), status=True),
     Change("its condition on a bare Node", condition("GPUHealthy"), before=BARE, status=True),
     Change("its own annotation through the status", annotated(nodeagent__x="1"), status=True),
@@ -143,8 +157,11 @@ DENIED = (
     Change("a new client", labelled(**{"nvidia__gpu.deploy.client": "true"}), "only pause"),
     Change("finalizers", {"metadata": {"finalizers": ["a.io/b"]}}, "finalizers"),
     Change("no finalizers", {"metadata": {"finalizers": None}}, "finalizers"),
-    Change("taints", {"spec": {"taints": [{"key": "b", "effect": "NoExecute"}]}}, "unschedulable"),
-    Change("no taints", {"spec": {"taints": None}}, "only change unschedulable"),
+    Change("a taint", tainted(*OTHERS, {"key": "b", "effect": "NoExecute"}), "are the agent's"),
+    Change("others' taints", tainted(TAINT), "are the agent's"),
+    Change("no taints", {"spec": {"taints": None}}, "are the agent's"),
+    Change("who runs here", tainted(*OTHERS, {**TAINT, "effect": "NoExecute"}), "are the agent's"),
+    Change("the pods' network", {"spec": {"podCIDR": "10.9.0.0/24"}}, "only change unschedulable"),
     Change("a cordon without a mark", {"spec": {"unschedulable": True}}, "only under its mark"),
     Change(
         "the end of another's cordon",

@@ -131,6 +131,7 @@ def test_each_setting_can_be_set_by_its_variable() -> None:
         "kubernetes.plugin_pods": "app=a,b=c app=d",
         "kubernetes.plugin_configs": "/l",
         "kubernetes.cordon": "true",
+        "kubernetes.taints": "true",
         "kubernetes.pods_deadline": "1s",
         "kubernetes.allocatable_deadline": "2s",
         "kubernetes.nos_config_map": "n/m",

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from nodeagent.cluster.client.faults import strange_answer
+from nodeagent.cluster.client.taints import Taint
 from nodeagent.health.reporting import Condition
 
 
@@ -65,6 +66,7 @@ class NodeView:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
     allocatable: Mapping[str, str] = field(default_factory=dict)  # quantities as the server writes
     conditions: Mapping[str, Condition] = field(default_factory=dict)  # by type
     changed_at: Mapping[str, str] = field(default_factory=dict, compare=False)  # by type
@@ -83,6 +85,7 @@ def view_of(node: object) -> NodeView:
             annotations=_chosen(metadata.get("annotations"), ANNOTATIONS),
             labels=_chosen(metadata.get("labels"), LABELS),
             unschedulable=spec.get("unschedulable") is True,
+            taints=tuple(objects_in(spec.get("taints"))),
             allocatable=_chosen(status.get("allocatable"), _ALLOCATABLE),
             conditions={kind: _condition(entry) for kind, entry in conditions.items()},
             changed_at={

@@ -30,6 +30,7 @@ from nodeagent.cluster.client.node_view import (
     view_of,
 )
 from nodeagent.cluster.client.requests import Request
+from nodeagent.cluster.client.taints import has_taint, taints_with
 from nodeagent.health.reporting import Condition
 from nodeagent.rate_limit import Allowance
 
@@ -39,23 +40,26 @@ _Keys = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the agent wants on its Node. None removes a key; keys that are not named, and conditions
-    of other types, stay as they are.
+    """What the agent wants on its Node. None removes a key, False a taint; keys that are not named,
+    and conditions of other types, stay as they are.
     """
 
     annotations: _Keys = field(default_factory=dict)
     labels: _Keys = field(default_factory=dict)
     conditions: Mapping[str, Condition] = field(default_factory=dict)
+    taints: Mapping[str, bool] = field(default_factory=dict)
 
 
 def differences(wanted: Wanted, view: NodeView) -> tuple[Wanted, ...]:
-    """What is not so yet, by the requests that it takes: of metadata, then of the status."""
+    """What is not so yet, by the requests that it takes: of metadata, of the status, of taints."""
     metadata = Wanted(
         annotations=_difference(wanted.annotations, view.annotations),
         labels=_difference(wanted.labels, view.labels),
     )
     status = Wanted(conditions=_difference(wanted.conditions, view.conditions))
-    return tuple(part for part in (metadata, status) if part != Wanted())
+    there = {key: has_taint(view.taints, key) for key in wanted.taints}
+    taints = Wanted(taints=_difference(wanted.taints, there))
+    return tuple(part for part in (metadata, status, taints) if part != Wanted())
 
 
 def patch_of(node: str, part: Wanted, view: NodeView, moment: datetime) -> Request:
@@ -63,6 +67,10 @@ def patch_of(node: str, part: Wanted, view: NodeView, moment: datetime) -> Reque
 
     A condition whose status stays keeps the time since when it is so.
     """
+    if part.taints:
+        version = {"resourceVersion": view.resource_version}
+        taints = taints_with(view.taints, part.taints) or None
+        return requests.patch_node(node, {"metadata": version, "spec": {"taints": taints}})
     if not part.conditions:
         keys = {"annotations": part.annotations, "labels": part.labels}
         metadata = {name: dict(texts) for name, texts in keys.items() if texts}
@@ -99,8 +107,9 @@ _CONTEST = 3  # times that the same was undone: a person who edits by hand stops
 
 @dataclass(frozen=True, slots=True)
 class WriteIntervals:
-    """Times in seconds. Metadata and status are rate-limited separately: after a quiet time `burst`
-    requests of a kind go at once; only continuous changes are held to one per `interval`.
+    """Times in seconds. Metadata, status and taints are rate-limited separately: after a quiet
+    time `burst` requests of a kind go at once; only continuous changes are held to one per
+    `interval`.
     """
 
     interval: float = 0.5
@@ -149,9 +158,9 @@ class NodeWriter:
         self._largest = largest
         self._clock = clock
         self._wall = wall
-        self._metadata, self._status = self._channels = tuple(
+        self._metadata, self._status, self._taints = self._channels = tuple(
             _Channel(Allowance(interval=intervals.interval, burst=intervals.burst))
-            for _ in range(2)
+            for _ in range(3)
         )
         self._last: _Channel | None = None
         self._after_fault, self._after_contest = (
@@ -236,6 +245,8 @@ class NodeWriter:
     # --- what is sent next ------------------------------------------------------------------------
 
     def _channel(self, patch: Wanted) -> _Channel:
+        if patch.taints:
+            return self._taints
         return self._status if patch.conditions else self._metadata
 
     def _next(self) -> Wanted | None:
@@ -318,6 +329,9 @@ class NodeWriter:
         self._contest_until = now + self._after_contest.next()
         self._undone = self._undone + 1 if self._is_recent() else 1
         self._undone_at = now
-        self._undone_keys = (*patch.annotations, *patch.labels, *patch.conditions)
+        self._undone_keys = (
+            *(*patch.annotations, *patch.labels),
+            *(*patch.conditions, *patch.taints),
+        )
         if self._undone == _CONTEST:
             self._on_contest(self._undone_keys)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never
 
+from nodeagent.cluster.client.taints import CHANGING, has_taint
 from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.pods import PodSelector
 
@@ -46,6 +47,7 @@ class DrainRules:
 
     care: ClientCare
     cordon: bool
+    taints: bool
     plugin_pods: tuple[PodSelector, ...]
     tolerated: frozenset[OtherManager]
     pods_deadline: float
@@ -54,7 +56,8 @@ class DrainRules:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """One merge patch of the Node; None removes a key. `unschedulable` None leaves it as it is.
+    """One merge patch of the Node; None removes a key. `unschedulable`, and `changing` (the taint
+    of that name), are left as they are where they are None.
 
     What belongs together is in one patch, so that no crash can come between. The pods in `delete`
     are deleted before it; their controller makes new ones.
@@ -64,6 +67,7 @@ class NodeChange:
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     unschedulable: bool | None = None
+    changing: bool | None = None
     delete: tuple[PodSelector, ...] = ()
 
 
@@ -114,27 +118,39 @@ def restorations(
 # --- the cordon -----------------------------------------------------------------------------------
 # An annotation, set and removed together with the cordon, marks it as the agent's. A cordon without
 # it is left alone. A person who cordons a node that the agent has cordoned already cannot be
-# distinguished from the agent; uncordoning ends both.
+# distinguished from the agent; uncordoning ends both. The taint `gpu-changing`, whose key is the
+# agent's, comes and goes with the cordon.
 
 
 def cordoning(node: NodeView, rules: DrainRules) -> tuple[NodeChange, ...]:
-    """Nothing when no cordon is wanted, and when the node has one already, of any origin."""
-    if not rules.cordon or node.unschedulable:
+    """Nothing when nothing is wanted, or when it is so already: a cordon of any origin counts."""
+    cordon = rules.cordon and not node.unschedulable
+    taint = rules.taints and not has_taint(node.taints, CHANGING)
+    if not (cordon or taint):
         return ()
-    reason = "nothing new is to come here while the GPUs change"
-    return (NodeChange(reason, annotations={CORDONED: "true"}, unschedulable=True),)
+    return (
+        NodeChange(
+            "nothing new is to come here while the GPUs change",
+            annotations={CORDONED: "true"} if cordon else {},
+            unschedulable=True if cordon else None,
+            changing=True if taint else None,
+        ),
+    )
 
 
 def uncordoning(node: NodeView) -> NodeChange | None:
-    """None when the agent did not cordon it. An uncordon in between by another is kept, and only
-    the annotation goes then.
+    """None when the agent neither cordoned nor tainted it. An uncordon in between by another is
+    kept, and only the annotation goes then.
     """
-    if CORDONED not in node.annotations:
+    cordoned, tainted = CORDONED in node.annotations, has_taint(node.taints, CHANGING)
+    if not (cordoned or tainted):
         return None
+    was_ended = cordoned and not node.unschedulable
     return NodeChange(
-        "the GPUs are changed" if node.unschedulable else "it was uncordoned meanwhile",
-        annotations={CORDONED: None},
-        unschedulable=False if node.unschedulable else None,
+        "it was uncordoned meanwhile" if was_ended else "the GPUs are changed",
+        annotations={CORDONED: None} if cordoned else {},
+        unschedulable=False if cordoned and not was_ended else None,
+        changing=False if tainted else None,
     )
 
 

@@ -177,6 +177,7 @@ def rules_of(settings: KubernetesSettings) -> DrainRules:
     return DrainRules(
         ClientCare(settings.clients),
         settings.cordon,
+        settings.taints,
         plugin_pods,
         tolerated,
         settings.pods_deadline,

@@ -25,6 +25,7 @@ from nodeagent.cluster.client.node_view import (
     text_in,
     view_of,
 )
+from nodeagent.cluster.client.taints import CHANGING, taints_with
 from nodeagent.cluster.drain.changes import DrainRules, NodeChange
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.plan.problems import Code, Problem
@@ -98,8 +99,13 @@ class DrainedNode:
         if change.annotations:
             metadata["annotations"] = dict(change.annotations)
         body: dict[str, Any] = {"metadata": metadata}
+        spec: dict[str, Any] = {}
         if change.unschedulable is not None:
-            body["spec"] = {"unschedulable": change.unschedulable or None}
+            spec["unschedulable"] = change.unschedulable or None
+        if change.changing is not None:
+            spec["taints"] = taints_with(view.taints, {CHANGING: change.changing}) or None
+        if spec:
+            body["spec"] = spec
         request = requests.patch_node(self.name, body)
         patched = view_of(await self.access.send(request))
         log.info(
@@ -108,6 +114,7 @@ class DrainedNode:
             labels=dict(change.labels),
             annotations=dict(change.annotations),
             unschedulable=change.unschedulable,
+            changing=change.changing,
         )
         return patched
 

@@ -40,7 +40,8 @@ class Preparation:
     @property
     def is_needed(self) -> bool:
         """Whether the settings ask for anything before a change of devices."""
-        return self._node.rules.cordon or self._node.rules.care is not ClientCare.NOTHING
+        rules = self._node.rules
+        return rules.cordon or rules.taints or rules.care is not ClientCare.NOTHING
 
     def deferred(self, desired: DesiredNode | None) -> tuple[Problem, ...]:
         """Why this is not tried yet; empty when it may be. Another desired state always may, and

@@ -10,9 +10,10 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_writer import Wanted, WriteIntervals
 from nodeagent.health.reporting import Condition
-from tests.cluster.client.rig import PLAN, QUICK_WRITES, STATUS
+from tests.cluster.client.rig import PLAN, QUICK_WRITES, STATUS, until
 from tests.cluster.client.writer_rig import NOON, Written, settled, wanted, writes, written
 from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Slow
 
 pytestmark = pytest.mark.virtual_time
 MERGE = "application/merge-patch+json"
@@ -53,6 +54,34 @@ async def test_one_merge_patch_of_what_differs(server: ApiServer, access: Cluste
     }
     metadata = server.node("n")["metadata"]
     assert metadata["annotations"] == {"nodeagent.io/same": "s", "other": "x", STATUS: "new"}
+
+
+async def test_taints_of_others_are_untouched(server: ApiServer, access: ClusterAccess) -> None:
+    """Each patch names the version that it was made for, so that a taint which comes meanwhile is
+    not undone.
+    """
+    key = "nodeagent.io/gpu-unhealthy"
+    own, theirs = {"key": key, "effect": "NoSchedule"}, {"key": "team", "effect": "NoExecute"}
+    later = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+
+    def taints() -> list[dict[str, str]]:
+        found: list[dict[str, str]] = server.node("n")["spec"].get("taints", [])
+        return found
+
+    server.patch_node("n", {"spec": {"taints": [theirs]}})
+    made = Written(access)
+    async with made.running() as writer:
+        await until(lambda: server.faults.watching)
+        server.faults.next(1, Slow(0.2), verb="PATCH")
+        writer.want(Wanted(taints={key: True}))
+        await asyncio.sleep(0.05)
+        server.patch_node("n", {"spec": {"taints": [theirs, later]}})
+        await until(lambda: taints() == [theirs, later, own])
+        writer.want(Wanted(taints={key: False}))
+        await until(lambda: taints() == [theirs, later])
+    for request in writes(server):
+        assert request.path == "/api/v1/nodes/n"
+        assert request.body["metadata"]["resourceVersion"]
 
 
 async def test_nothing_is_written_when_nothing_differs(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.taints import CHANGING, taints_with
 from nodeagent.cluster.drain.changes import (
     CORDONED,
     PAUSED,
@@ -37,11 +38,12 @@ NODE = NodeView(labels=LABELS)
 H100 = with_instances(card("h100-80gb"), [("7g.80gb", 0)])
 
 
-def rules(care: ClientCare, *, cordon: bool = True) -> DrainRules:
+def rules(care: ClientCare, *, cordon: bool = True, taints: bool = False) -> DrainRules:
     """The settings."""
     return DrainRules(
         care,
         cordon,
+        taints,
         (PLUGIN_POD,),
         tolerated=frozenset(),
         pods_deadline=1.0,
@@ -62,12 +64,16 @@ def played(node: NodeView, changes: Iterable[NodeChange]) -> NodeView:
     for change in changes:
         labels = {**node.labels, **change.labels}
         annotations = {**node.annotations, **change.annotations}
-        cordoned = change.unschedulable
+        cordoned, changing = change.unschedulable, change.changing
+        taints = node.taints
+        if changing is not None:
+            taints = tuple(taints_with(taints, {CHANGING: changing}))
         node = replace(
             node,
             labels={k: v for k, v in labels.items() if v is not None},
             annotations={k: v for k, v in annotations.items() if v is not None},
             unschedulable=node.unschedulable if cordoned is None else cordoned,
+            taints=taints,
         )
     return node
 
@@ -109,6 +115,19 @@ def test_with_nothing() -> None:
     """No client is notified."""
     care = rules(ClientCare.NOTHING, cordon=False)
     assert preparations(NODE, care) == restored(NODE, care) == ()
+
+
+@pytest.mark.parametrize("cordon", [True, False], ids=["with a cordon", "alone"])
+def test_with_a_taint(cordon: bool) -> None:
+    """It comes and goes with the cordon, among others' taints; once there, it is not put again."""
+    care = rules(ClientCare.NOTHING, cordon=cordon, taints=True)
+    node = replace(NODE, taints=({"key": "other", "effect": "NoExecute", "value": "x"},))
+    [before] = preparations(node, care)
+    during = played(node, [before])
+    assert during.unschedulable is cordon
+    assert during.taints == (*node.taints, {"key": CHANGING, "effect": "NoSchedule"})
+    assert preparations(during, care) == ()
+    assert played(during, restored(during, rules(ClientCare.NOTHING, cordon=False))) == node
 
 
 @pytest.mark.parametrize("care", list(ClientCare))

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.virtual_time
 CORDONED = "nodeagent.io/cordoned"
 CONFIG = "nvidia.com/device-plugin.config"
 PAUSED = "paused-for-mig-change"
+CHANGING = {"key": "nodeagent.io/gpu-changing", "effect": "NoSchedule"}
 RESTART_DUE = "nodeagent.io/device-plugin-restart-due"
 
 
@@ -125,6 +126,36 @@ async def test_another_configuration_is_not_put_off(server: ApiServer, tmp_path:
         before = len(asked(server))
         assert await it.around.prepare(todo)
         assert [a for a in asked(server)[before:] if a.startswith("PATCH")]
+
+
+async def test_a_taint_keeps_pods_away_meanwhile(server: ApiServer, tmp_path: Path) -> None:
+    """From before the change until the offer is there; others' taints stay, also new ones, and an
+    agent with other settings takes away what a crash left.
+    """
+
+    def taints() -> list[dict[str, str]]:
+        found: list[dict[str, str]] = server.node(NODE)["spec"].get("taints", [])
+        return found
+
+    theirs = {"key": "team", "effect": "NoExecute", "value": "a"}
+    later = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+    server.patch_node(NODE, {"spec": {"taints": [theirs]}})
+    async with agent(server, tmp_path, taints=True, allocatable_deadline=5) as it:
+        judgement, _ = judged([BEFORE])
+        assert await it.around.prepare(todo_of(judgement)) == ()
+        assert taints() == [theirs, CHANGING]
+        assert not unschedulable(server)
+        server.patch_node(NODE, {"spec": {"taints": [theirs, CHANGING, later]}})
+        it.around.settle(*judged([AFTER]))
+        await asyncio.sleep(0.05)
+        assert CHANGING in taints(), "until pods can have the new devices"
+        offer(server, **{"mig-3g.40gb": "2"})
+        await until(lambda: taints() == [theirs, later])
+        assert await it.around.prepare(todo_of(judgement)) == ()
+        assert CHANGING in taints()
+    async with agent(server, tmp_path) as it:
+        assert await it.round(AFTER, AFTER) == ()
+        await until(lambda: taints() == [theirs, later])
 
 
 @pytest.mark.parametrize("clients", ["pauseLabels", "deletePods"])
