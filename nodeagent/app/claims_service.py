@@ -43,6 +43,7 @@ from nodeagent.mps.setup import has_private_shm, places_of
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.gpu_changes import TOGETHER
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.settings import Settings
 
@@ -235,6 +236,9 @@ class ClaimsService:
                 self._log_reasons(offers)
                 self._publisher.publish(offers)
                 await self._next()
+                # Once for many claims: the offers of eight GPUs take ten milliseconds from them.
+                await asyncio.sleep(TOGETHER)
+                self._changed.clear()
 
     def _log_reasons(self, offers: Iterable[Offer]) -> None:
         """Why less is offered than the mode promises, once."""
