@@ -43,7 +43,7 @@ Milliseconds = list[float]
 
 
 def run() -> None:
-    """Some three minutes, two of them without a change."""
+    """Some five minutes, two of them without a change."""
     with installed():
         calls = asyncio.run(_alone())
         _show_calls(calls)
@@ -237,7 +237,10 @@ async def _timed(call: Callable[..., Awaitable[None]], claim: Claim) -> float:
 
 
 async def _show_idle(agent: AgentProcess, api: ApiServer) -> None:
-    await asyncio.sleep(SETTLED)
+    written = -1  # Events are written two a second, for minutes after so many claims
+    while written != (now := sum(one.write for one in api.requests)):
+        written = now
+        await asyncio.sleep(SETTLED)
     began, spent = len(api.requests), cpu_seconds(agent.pid)
     await asyncio.sleep(IDLE)
     share = (cpu_seconds(agent.pid) - spent) / IDLE
