@@ -50,6 +50,7 @@ from nodeagent.settings import Settings
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
     from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
+    from nodeagent.cluster.kubelet.plugin.registration import Registration
     from nodeagent.cluster.slice_publisher import SlicePublisher
 
 log = structlog.get_logger(__name__)
@@ -154,13 +155,22 @@ class ClaimsService:
         while True:
             try:
                 calls = ClaimCalls(self)
-                async with dra_driver(self._settings.dra.kubelet_dir, calls, self._feed):
+                kubelet_dir, answered = self._settings.dra.kubelet_dir, self._kubelet_answered
+                async with dra_driver(kubelet_dir, calls, self._feed, answered):
                     self._problem = None
                     await self._publish()
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
                 self._problem = Problem(Code.CLUSTER, error.message, error.remedy)
                 self._nudge("claims cannot be served")
             await asyncio.sleep(_RETRY)
+
+    def _kubelet_answered(self, registration: Registration) -> None:
+        self._problem = None
+        if registration.state == "refused":
+            message = f"the kubelet refuses the DRA driver: {registration.reason}"
+            remedy = "is dra.kubelet_dir its root directory, by the path that it has itself?"
+            self._problem = Problem(Code.CLUSTER, message, remedy)
+        self._nudge("the kubelet has registered the driver, or refuses it")
 
     # --- for the kubelet --------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ import pytest
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.test_claims import Cluster, cluster, folder
 from tests.cluster.client.rig import until
-from tests.simulated_cluster.agent import NAME
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, until_status
 from tests.simulated_cluster.fixtures import grpc_ends
-from tests.simulated_cluster.kubelet_claims import Claim, PodFailed
+from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
+from tests.simulated_cluster.kubelet_plugins import V1_36, V1_37
 from tests.simulated_cluster.scheduler import DRIVER
 from tests.simulated_cluster.store import Key
 
@@ -104,3 +105,23 @@ async def test_claims_and_pods_show_what_happens(cluster: Cluster) -> None:
             node.release(pid=4711)
         await cluster.kubelet.release("trainer")
         await until(lambda: ("Pod", "trainer", "ClaimReleased") in events(cluster))
+
+
+async def test_a_kubelet_that_refuses_the_driver(cluster: Cluster) -> None:
+    """The status has its words; newer ones insist on their own path of their root directory."""
+    root = cluster.folder / "root"
+    (root / "plugins_registry").mkdir(parents=True)
+    (root / "plugins").mkdir()
+    (cluster.folder / "link").symlink_to(root)
+    arguments = command("h100-80gb:1", cluster.folder)
+    settings = {
+        "NODEAGENT_DRA_MODE": "dynamic",
+        "NODEAGENT_DRA_KUBELET_DIR": str(cluster.folder / "link"),
+        "NODEAGENT_CDI_DIR": str(cluster.folder / "cdi"),
+    }
+    words = "the kubelet refuses the DRA driver: RegisterPlugin error"
+    async with AgentProcess(arguments, cluster.folder, settings=settings):
+        async with DraKubelet(root, V1_37):
+            await until_status(cluster.api, lambda found: words in json.dumps(found["problems"]))
+        async with DraKubelet(root, V1_36):
+            await until_status(cluster.api, lambda found: found["problems"] == [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -33,10 +34,15 @@ class Registration:
 
 
 class RegistrationService:
-    """Answers the kubelet, and keeps what it said; `endpoint` is the DRA service's socket."""
+    """Answers the kubelet, and keeps what it said; `endpoint` is the DRA service's socket.
+    `on_change` gets what it said when that is something else than before.
+    """
 
-    def __init__(self, endpoint: Path) -> None:
+    def __init__(
+        self, endpoint: Path, on_change: Callable[[Registration], None] = lambda _: None
+    ) -> None:
         self.status = Registration()
+        self._on_change = on_change
         info = messages.PluginInfo(
             type="DRAPlugin", name=DRIVER, endpoint=str(endpoint), supported_versions=VERSIONS
         )
@@ -57,12 +63,14 @@ class RegistrationService:
             status = messages.RegistrationStatus.FromString(request)
         except DecodeError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unreadable: {error}")
+        before = self.status
         if status.plugin_registered:
             self.status = Registration("registered")
             log.info("the kubelet registered the DRA driver")
         else:
-            refused = Registration("refused", status.error[:_LONGEST_REASON])
-            if refused != self.status:  # the kubelet tries again and again
+            self.status = refused = Registration("refused", status.error[:_LONGEST_REASON])
+            if refused != before:  # the kubelet tries again and again
                 log.error("the kubelet refused the DRA driver", reason=refused.reason)
-            self.status = refused
+        if self.status != before:
+            self._on_change(self.status)
         return messages.RegistrationStatusResponse().SerializeToString()
