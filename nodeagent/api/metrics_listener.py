@@ -26,6 +26,7 @@ from nodeagent.api.metrics_routes import metrics_routes
 from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import WebConfig, read_web_config
 from nodeagent.errors import NodeagentError
+from nodeagent.files.watch import Signature, signature
 
 _INTERVAL = 2.0  # seconds between checks of the files; certificates are renewed in days
 
@@ -86,10 +87,10 @@ class MetricsListener:
             await self._serve(listener, WebConfig(), None, None)
             await asyncio.Event().wait()
             return
-        known: tuple[object, ...] | None = None
+        known: list[Signature] | None = None
         files: tuple[Path, ...] = (self.web_config,)
         while True:
-            found = await asyncio.to_thread(_fingerprint, files)
+            found = await asyncio.to_thread(_signatures, files)
             if found != known:
                 try:
                     config = await asyncio.to_thread(read_web_config, self.web_config)
@@ -97,7 +98,7 @@ class MetricsListener:
                     named = (self.web_config, *(tls.files if tls else ()))
                     if named != files:  # else what is written from here on is seen the next time
                         files = named
-                        found = await asyncio.to_thread(_fingerprint, files)
+                        found = await asyncio.to_thread(_signatures, files)
                     context = await asyncio.to_thread(tls.context) if tls else None
                     check = await self._check_of(config)
                     await self._serve(listener, config, context, check)
@@ -180,17 +181,8 @@ def _passwords(check: PasswordCheck) -> Middleware:
     return guard
 
 
-def _fingerprint(files: Iterable[Path]) -> tuple[object, ...]:
-    """What differs when a file was written, replaced, made or taken away."""
-    found: list[object] = []
-    for path in files:
-        try:
-            seen = path.stat()
-        except OSError as error:
-            found.append(error.errno)
-        else:
-            found.append((seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns))
-    return tuple(found)
+def _signatures(files: Iterable[Path]) -> list[Signature]:
+    return [signature(path) for path in files]
 
 
 def _socket(host: str, port: int) -> socket.socket:

@@ -197,7 +197,7 @@ def _kind(gpu: Gpu) -> str:
 def _counts(gpu: Gpu) -> dict[str, int]:
     if not gpu.in_mig_mode:
         return {}
-    devices = Counter(device.profile for instance in gpu.instances for device in instance.compute)
+    devices = Counter(device.profile for _, device in gpu.mig_devices())
     return dict(sorted(devices.items()))
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from asyncinotify import Event, Inotify, Mask
 
+Signature = tuple[int, ...] | str
+
 _MASK = (
     Mask.CLOSE_WRITE
     | Mask.CREATE
@@ -31,6 +33,17 @@ _MASK = (
 _MOST_LINKS = 40  # the kernel's own limit while it follows a path
 _LONGEST = 1.0  # seconds after which a change is reported although more of them keep coming
 _WITHOUT_INOTIFY = 5.0  # seconds between looks where the kernel gives no watch
+
+
+def signature(path: Path) -> Signature:
+    """What differs when the file was written, replaced, made or taken away; text when there is
+    none. Blocks.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        return f"errno {error.errno}"
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 async def changes(

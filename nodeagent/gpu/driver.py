@@ -278,7 +278,7 @@ def _creating(step: CreateGpuInstance | CreateComputeInstance) -> str:
 def _require_idle(gpu: Gpu) -> None:
     if gpu.idle:
         return
-    usages = [gpu.usage, *(device.usage for i in gpu.instances for device in i.compute)]
+    usages = [gpu.usage, *(device.usage for _, device in gpu.mig_devices())]
     users = gpu.access_reason or "; ".join(str(usage) for usage in usages if usage.in_use)
     raise in_use(f"GPU {gpu.index} is not reset, because it is not proven idle: {users}")
 

@@ -87,26 +87,13 @@ class UnknownUsers(Struct, frozen=True):
         return Usage(known=False, reason=self.reason)
 
 
-def merged(first: Usage, second: Usage) -> Usage:
-    """Both together; a process known to both is shown as `first` has it."""
-    known = {user.pid for user in first.processes if user.pid}
-    more = tuple(user for user in second.processes if user.pid not in known)
-    reasons = dict.fromkeys(reason for reason in (first.reason, second.reason) if reason)
-    return Usage(
-        tuple(dict.fromkeys((*first.processes, *more))),
-        known=first.known and second.known,
-        reason="; ".join(reasons),
-    )
-
-
 def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
     """The GPU with the users of its MIG devices that `readings` know, added to NVML's."""
 
     def device_with(instance: GpuInstance, compute: ComputeInstance) -> ComputeInstance:
         device = mig_device_of(gpu, instance, compute)
-        return replace(
-            compute, usage=reduce(merged, (r.users(device) for r in readings), compute.usage)
-        )
+        added = (reading.users(device) for reading in readings)
+        return replace(compute, usage=reduce(Usage.together, added, compute.usage))
 
     readings = tuple(readings)
     return gpu.with_mig_devices(device_with)

@@ -17,7 +17,6 @@ from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
     HEALTHY,
-    IDLE,
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -25,6 +24,7 @@ from nodeagent.plan.observed import (
     ObservedNode,
     Placement,
     User,
+    users_of,
 )
 from nodeagent.structs import Struct, replace
 
@@ -164,11 +164,10 @@ def _users(gpu: Gpu, finding: Finding) -> Iterator[User]:
     holders: list[Gpu | ComputeInstance] = [gpu] if place.instance is None else []
     holders += [
         device
-        for instance in gpu.instances
-        if place.instance in (None, instance.id) and place.placement in (None, instance.placement)
-        for device in instance.compute
-        if place.compute in (None, device.id)
+        for instance, device in gpu.mig_devices()
+        if place.instance in (None, instance.id)
+        and place.placement in (None, instance.placement)
+        and place.compute in (None, device.id)
     ]
     for holder in holders:
-        yield from holder.usage.processes
-        yield from (holder.mps.clients if holder.mps else IDLE).processes
+        yield from users_of(holder)

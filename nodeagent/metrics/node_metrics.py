@@ -65,10 +65,9 @@ def _layout(gpu: Gpu) -> Iterator[AgentSample]:
     fragmented = fragmentation(gpu)
     if fragmented is not None:
         yield AgentSample(agent_metrics.MIG_FRAGMENTATION, fragmented, labels)
-    for instance in gpu.instances:
-        for device in instance.compute:
-            info = _device_info(gpu, instance, device, card.slots)
-            yield AgentSample(agent_metrics.MIG_DEVICE_INFO, 1, info)
+    for instance, device in gpu.mig_devices():
+        info = _device_info(gpu, instance, device, card.slots)
+        yield AgentSample(agent_metrics.MIG_DEVICE_INFO, 1, info)
 
 
 def _device_info(gpu: Gpu, instance: GpuInstance, device: ComputeInstance, slots: int) -> Labels:
@@ -183,7 +182,6 @@ def _devices(state: NodeState) -> dict[str, Labels]:
     found: dict[str, Labels] = {}
     for gpu in state.observed.gpus:
         found[gpu.uuid] = (*_gpu(gpu), "", "", "", "")
-        for instance in gpu.instances:
-            for device in instance.compute:
-                found[device.uuid] = _device(gpu, instance, device)
+        for instance, device in gpu.mig_devices():
+            found[device.uuid] = _device(gpu, instance, device)
     return found

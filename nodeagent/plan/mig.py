@@ -118,8 +118,7 @@ def _require_idle(gpu: Gpu, path: str, word: str) -> None:
     if gpu.usage.known:
         users += [
             f"{c.usage} on {c.profile} at slice {i.placement.start}"
-            for i in gpu.instances
-            for c in i.compute
+            for i, c in gpu.mig_devices()
             if c.usage.in_use
         ]
     who = "; ".join(users)

@@ -50,8 +50,8 @@ def concerns_sharing(desired: DesiredGpu, gpu: Gpu) -> bool:
     """Whether anything about sharing is wanted or found; most plans are of MIG alone."""
     if desired.mps or desired.mps_by_device or desired.time_slice or gpu.earlier_time_slice:
         return True
-    compute = (c for i in gpu.instances for c in i.compute)
-    if gpu.mps or gpu.earlier_mode or any(c.mps or c.earlier_mode for c in compute):
+    devices = (device for _, device in gpu.mig_devices())
+    if gpu.mps or gpu.earlier_mode or any(one.mps or one.earlier_mode for one in devices):
         return True
     return isinstance(desired.mig, Layout) and any(w.mps for w in desired.mig.instances)
 

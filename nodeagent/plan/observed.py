@@ -5,7 +5,7 @@ Every size, id and placement here was read from the driver; nothing is known bef
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
@@ -106,11 +106,13 @@ class Usage(Struct, frozen=True):
         return not self.known or bool(self.processes)
 
     def together(self, other: Usage) -> Usage:
-        """The users of both."""
+        """The users of both; a process known to both is shown as here."""
+        pids = {user.pid for user in self.processes if user.pid}
+        more = (user for user in other.processes if user.pid not in pids)
         return Usage(
-            tuple(dict.fromkeys((*self.processes, *other.processes))),
+            tuple(dict.fromkeys((*self.processes, *more))),
             known=self.known and other.known,
-            reason=self.reason or other.reason,
+            reason="; ".join(dict.fromkeys(filter(None, (self.reason, other.reason)))),
         )
 
     def __str__(self) -> str:
@@ -326,6 +328,10 @@ class Gpu(Struct, frozen=True):
             for c in sorted(instance.compute, key=lambda c: c.id)
         )
 
+    def mig_devices(self) -> Iterator[tuple[GpuInstance, ComputeInstance]]:
+        """Each compute instance with its GPU instance, in the driver's order."""
+        return ((instance, c) for instance in self.instances for c in instance.compute)
+
     def with_mig_devices(
         self, change: Callable[[GpuInstance, ComputeInstance], ComputeInstance]
     ) -> Gpu:
@@ -358,3 +364,8 @@ class ObservedNode(Struct, frozen=True):
 
     def gpu(self, uuid: str) -> Gpu | None:
         return next((g for g in self.gpus if g.uuid == uuid), None)
+
+
+def users_of(device: Gpu | ComputeInstance | Device) -> tuple[User, ...]:
+    """The processes and allocations on the device itself, and the clients of its daemon."""
+    return device.usage.processes + (device.mps.clients.processes if device.mps else ())

@@ -134,8 +134,7 @@ def layout_of(gpu: Gpu, goal: DesiredGpu | None = None) -> DesiredGpu:
         )
     wanted = tuple(
         WantedInstance(i.profile, c.slices, i.placement.start, path, c.mps.runs if c.mps else None)
-        for i in gpu.instances
-        for c in i.compute
+        for i, c in gpu.mig_devices()
     )
     return DesiredGpu(mig=Layout(wanted, path), path=path, reserved=reserved)
 

@@ -73,13 +73,12 @@ def wanted_mps(
 def mps_by_device(on: OnGpu, entry: MpsEntry) -> Mapping[str, WantedMps]:
     """For every MIG device there is, by UUID."""
     found: dict[str, WantedMps] = {}
-    for instance in on.gpu.instances:
+    for instance, c in on.gpu.mig_devices():
         profile = on.gpu.profile(instance.profile)
-        for c in instance.compute:
-            memory = profile.memory if profile else c.memory.total if c.memory else 0
-            wanted = wanted_mps(on, entry, memory=memory, device=c.profile, slices=c.slices)
-            if wanted is not None:
-                found[c.uuid] = wanted
+        memory = profile.memory if profile else c.memory.total if c.memory else 0
+        wanted = wanted_mps(on, entry, memory=memory, device=c.profile, slices=c.slices)
+        if wanted is not None:
+            found[c.uuid] = wanted
     return found
 
 

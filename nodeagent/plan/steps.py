@@ -225,12 +225,8 @@ def _edit(gpu: Gpu, instance: int, change: Callable[[_Compute], _Compute]) -> Gp
 def _after_sharing(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> Gpu:
     if step.device == gpu.uuid:
         return _shared(gpu, step)
-    meant = next((c for i in gpu.instances for c in i.compute if _is_meant(step, i, c)), None)
-    instances = tuple(
-        replace(i, compute=tuple(_shared(c, step) if c is meant else c for c in i.compute))
-        for i in gpu.instances
-    )
-    return replace(gpu, instances=instances)
+    meant = next((c for i, c in gpu.mig_devices() if _is_meant(step, i, c)), None)
+    return gpu.with_mig_devices(lambda _, c: _shared(c, step) if c is meant else c)
 
 
 def _is_meant(

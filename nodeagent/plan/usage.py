@@ -17,7 +17,7 @@ def as_used(gpu: Gpu) -> Gpu:
     A server goes with its daemon and is no user of its own. A client of a MIG device's daemon is on
     that device, wherever else the driver names it.
     """
-    daemons = [c.mps for i in gpu.instances for c in i.compute if c.mps]
+    daemons = [device.mps for _, device in gpu.mig_devices() if device.mps]
     if gpu.mps is None and not daemons:
         return gpu
     servers = {pid for d in (*daemons, gpu.mps) if d for pid in d.servers}

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
 from nodeagent.files.state import read_regular_file
-from nodeagent.files.watch import changes
+from nodeagent.files.watch import Signature, changes, signature
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
-
-_Signature = tuple[int, ...] | str
 
 
 @dataclass(slots=True)
@@ -30,7 +28,7 @@ class PlanFile:
     quiet: float = field(default=0.05, kw_only=True)
     look_every: float | None = field(default=None, kw_only=True)
     alive: Callable[[], None] = field(default=lambda: None, kw_only=True)
-    _last: _Signature = ""
+    _last: Signature = ""
 
     async def run(self) -> None:
         """Offer what is there now, then every change, until cancelled."""
@@ -40,14 +38,14 @@ class PlanFile:
 
     async def refresh(self) -> None:
         """Offer the file's content if it is not the one offered last."""
-        signature = await asyncio.to_thread(_signature, self.path)
-        if isinstance(signature, str) and isinstance(self._last, tuple):
+        found = await asyncio.to_thread(signature, self.path)
+        if isinstance(found, str) and isinstance(self._last, tuple):
             # An editor may be between taking the old file away and putting the new one there.
             await asyncio.sleep(4 * self.quiet)
-            signature = await asyncio.to_thread(_signature, self.path)
-        if signature == self._last:
+            found = await asyncio.to_thread(signature, self.path)
+        if found == self._last:
             return
-        self._last = signature
+        self._last = found
         self.offer(await asyncio.to_thread(self._read))
 
     def _read(self) -> PlanUpdate:
@@ -72,11 +70,3 @@ class PlanFile:
             "set plan.file to where it is"
         )
         return NoPlan(why, Problem(Code.SOURCE_MISSING, why, remedy))
-
-
-def _signature(path: Path) -> _Signature:
-    try:
-        found = path.stat()
-    except OSError as error:
-        return f"errno {error.errno}"
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

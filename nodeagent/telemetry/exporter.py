@@ -227,7 +227,7 @@ class Exporter:
 
 
 def _devices(gpus: Iterable[Gpu]) -> frozenset[str]:
-    return frozenset(d.uuid for gpu in gpus for i in gpu.instances for d in i.compute)
+    return frozenset(device.uuid for gpu in gpus for _, device in gpu.mig_devices())
 
 
 def _number(subject: Subject) -> int | None:

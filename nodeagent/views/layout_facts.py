@@ -107,10 +107,9 @@ def _instances(gpu: Gpu) -> Json:
     """By profile how many there are, and how many of them are in use or may be."""
     total: Counter[str] = Counter()
     used: Counter[str] = Counter()
-    for instance in gpu.instances:
-        for device in instance.compute:
-            total[device.profile] += 1
-            used[device.profile] += device.usage.in_use
+    for _, device in gpu.mig_devices():
+        total[device.profile] += 1
+        used[device.profile] += device.usage.in_use
     return {name: {"total": total[name], "used": used[name]} for name in sorted(total)}
 
 

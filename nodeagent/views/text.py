@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, assert_never
 
-from nodeagent.plan.observed import IDLE, Access, ComputeInstance, Gpu, GpuInstance, User
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, User, users_of
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -101,17 +101,11 @@ def user_words(gpu: Gpu, instance: int | None = None) -> str:
 def users(gpu: Gpu, instance: int | None = None) -> tuple[User, ...]:
     """Everyone known to use the GPU, or only the GPU instance of this id; each pid once."""
     used: list[Gpu | ComputeInstance] = [gpu] if instance is None else []
-    used += [
-        device
-        for gpu_instance in gpu.instances
-        if instance is None or gpu_instance.id == instance
-        for device in gpu_instance.compute
-    ]
+    used += [device for its, device in gpu.mig_devices() if instance is None or its.id == instance]
     found: dict[int | User, User] = {}
     for place in used:
-        for usage in (place.usage, place.mps.clients if place.mps else IDLE):
-            for user in usage.processes:
-                found.setdefault(user.pid or user, user)
+        for user in users_of(place):
+            found.setdefault(user.pid or user, user)
     return tuple(found.values())
 
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, UsageProbe
-from nodeagent.gpu.users import MigDevice, UsageReading, merged, with_users
+from nodeagent.gpu.users import MigDevice, UsageReading, with_users
 from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
@@ -240,17 +240,17 @@ def test_a_process_seen_both_ways_appears_once() -> None:
     """As NVML has it, which knows its memory."""
     nvml = Usage((User(4711, "python", "process", memory=1 << 30),))
     files = Usage((User(4711, "python", "capability"), User(4712, "bash", "capability")))
-    assert merged(nvml, files).processes == (nvml.processes[0], files.processes[1])
+    assert nvml.together(files).processes == (nvml.processes[0], files.processes[1])
 
 
 def test_one_unknown_source_makes_the_whole_unknown() -> None:
     """And both reasons are reported, each once."""
     first = Usage(known=False, reason="refused")
-    assert merged(first, Usage()) == first
-    assert merged(Usage(), first) == first
-    both = merged(first, Usage(known=False, reason="hidden"))
+    assert first.together(Usage()) == first
+    assert Usage().together(first) == first
+    both = first.together(Usage(known=False, reason="hidden"))
     assert both.reason == "refused; hidden"
-    assert merged(first, first).reason == "refused"
+    assert first.together(first).reason == "refused"
 
 
 def test_users_of_other_sources_are_added_to_the_picture() -> None:

@@ -59,7 +59,7 @@ def offered(strategy: Strategy, gpus: Iterable[Gpu]) -> dict[str, int]:
         if strategy is Strategy.NONE or not gpu.in_mig_mode:
             counts[GPU_RESOURCE] += 1
             continue
-        for _, device in _devices(gpu):
+        for _, device in gpu.mig_devices():
             single = strategy is Strategy.SINGLE
             counts[GPU_RESOURCE if single else resource_of(device.profile)] += 1
     return dict(sorted(counts.items()))
@@ -81,12 +81,6 @@ def cannot_serve(strategy: Strategy, gpus: Iterable[Gpu]) -> tuple[Problem, ...]
     return tuple(problems)
 
 
-def _devices(gpu: Gpu) -> Iterator[tuple[GpuInstance, ComputeInstance]]:
-    for instance in gpu.instances:
-        for device in instance.compute:
-            yield instance, device
-
-
 # --- in words -------------------------------------------------------------------------------------
 
 
@@ -102,7 +96,7 @@ def _with_none(split: list[Gpu]) -> Problem:
 
 def _empty(strategy: Strategy, split: list[Gpu]) -> Iterator[Problem]:
     for gpu in split:
-        if not any(_devices(gpu)):
+        if not any(gpu.mig_devices()):
             yield Problem(
                 Code.UNSUPPORTED,
                 f"{_names([gpu])} would be in MIG mode without any device, with which the device "
@@ -123,7 +117,7 @@ def _not_uniform(present: list[Gpu], split: list[Gpu]) -> Iterator[Problem]:
             gpu=whole[0].uuid,
         )
     kinds = Counter(
-        _kind(gpu, instance, device) for gpu in split for instance, device in _devices(gpu)
+        _kind(gpu, instance, device) for gpu in split for instance, device in gpu.mig_devices()
     )
     if len(kinds) > 1:
         yield Problem(
@@ -146,7 +140,7 @@ def _parts(split: list[Gpu]) -> Iterator[Problem]:
     parts = Counter(
         device.profile
         for gpu in split
-        for one, device in _devices(gpu)
+        for one, device in gpu.mig_devices()
         if device.profile != one.profile
     )
     if parts:

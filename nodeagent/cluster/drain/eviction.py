@@ -14,7 +14,7 @@ from typing import TypeVar
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, WhenInUse
-from nodeagent.plan.observed import ComputeInstance, Device, Gpu, Usage, User
+from nodeagent.plan.observed import ComputeInstance, Gpu, Usage, User, users_of
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
@@ -81,7 +81,7 @@ def is_in_use(gpu: GpuPlan) -> bool:
 def _for_gpu(
     gpu: Gpu, wanted: DesiredGpu, policy: Policy, known: Mapping[PodName, Pod]
 ) -> list[PodName] | Problem:
-    users = (user for device in gpu.devices() for user in _users(device))
+    users = (user for device in gpu.devices() for user in users_of(device))
     pods = sorted({pod for user in users if (pod := pod_of_user(user))})
     going = {pod for pod in pods if _can_go(known.get(pod))}
     rest = plan_gpu(wanted, _without(gpu, going), policy)
@@ -118,9 +118,8 @@ def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[Pod]) -> Problem:
 def _reason(gpu: Gpu, pod: PodName) -> str:
     devices = [
         f"{device.profile} at slice {instance.placement.start}"
-        for instance in gpu.instances
-        for device in instance.compute
-        if any(pod_of_user(user) == pod for user in _users(device))
+        for instance, device in gpu.mig_devices()
+        if any(pod_of_user(user) == pod for user in users_of(device))
     ]
     where = f"{', '.join(devices)} of GPU {gpu.index}" if devices else f"GPU {gpu.index}"
     return f"it uses {where}, which has to change by the plan"
@@ -132,12 +131,6 @@ def _reason(gpu: Gpu, pod: PodName) -> str:
 def pod_of_user(user: User) -> PodName | None:
     """The pod of a process or of an allocation; None for one outside any pod."""
     return PodName(user.namespace, user.pod) if user.pod else None
-
-
-def _users(device: Gpu | ComputeInstance | Device) -> Iterator[User]:
-    yield from device.usage.processes
-    if device.mps is not None:
-        yield from device.mps.clients.processes
 
 
 def _without(gpu: Gpu, pods: Collection[PodName]) -> Gpu:

@@ -24,7 +24,6 @@ from nodeagent.gpu.users import (
     MigDevice,
     UsageReading,
     WholeGpu,
-    merged,
     mig_device_of,
     whole_gpu,
 )
@@ -128,7 +127,7 @@ def _joined(usage: Usage, holders: Usage, owners: Owners) -> Usage:
     # take the allocation along when it is left out.
     shown = {(user.namespace, user.pod) for user in processes if _is_proven(user, owners)}
     rest = tuple(user for user in holders.processes if (user.namespace, user.pod) not in shown)
-    return merged(replace(usage, processes=processes), replace(holders, processes=rest))
+    return replace(usage, processes=processes).together(replace(holders, processes=rest))
 
 
 def _is_proven(user: User, owners: Owners) -> bool:

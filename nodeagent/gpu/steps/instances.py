@@ -17,7 +17,7 @@ from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, other_than_planned
-from nodeagent.gpu.users import MigDevice, ProcessLists, WholeGpu, merged
+from nodeagent.gpu.users import MigDevice, ProcessLists, WholeGpu
 from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Usage
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -286,9 +286,9 @@ def _require_no_other_user(
     devices = [MigDevice(gpu, minor, step.instance, ci, uuid, place) for ci, uuid in doomed]
     usage = Usage()
     for reading in change.readings:
-        usage = merged(usage, reading.users_of_gpu(WholeGpu(gpu, minor)))
+        usage = usage.together(reading.users_of_gpu(WholeGpu(gpu, minor)))
         for device in devices:
-            usage = merged(usage, reading.users(device))
+            usage = usage.together(reading.users(device))
     require_idle(usage, f"{step.profile} at {step.placement}")
 
 

@@ -18,7 +18,7 @@ from nodeagent.gpu.steps.change import (
     other_than_planned,
 )
 from nodeagent.gpu.steps.instances import require_idle
-from nodeagent.gpu.users import WholeGpu, merged, whole_gpu, with_users
+from nodeagent.gpu.users import WholeGpu, whole_gpu, with_users
 from nodeagent.plan.observed import MigMode, Usage
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode, SetMigMode
@@ -62,15 +62,15 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
 def _require_idle_instances(change: Change) -> None:
     """Switching MIG off takes along every instance there is."""
     gpu = with_users(read_gpu(change.gpu), change.readings)
-    for instance in gpu.instances:
-        for device in instance.compute:
-            require_idle(device.usage, f"{device.profile} at {instance.placement}")
+    for instance, device in gpu.mig_devices():
+        require_idle(device.usage, f"{device.profile} at {instance.placement}")
     _require_unallocated(change, whole_gpu(gpu))
 
 
 def _require_unallocated(change: Change, gpu: WholeGpu) -> None:
     """Who was given the GPU as a whole need not have a process yet that would keep the mode."""
-    usage = reduce(merged, (reading.users_of_gpu(gpu) for reading in change.readings), Usage())
+    known = (reading.users_of_gpu(gpu) for reading in change.readings)
+    usage = reduce(Usage.together, known, Usage())
     if usage.in_use:
         raise in_use(f"MIG mode of GPU {change.gpu.index} is not changed: it is in use by {usage}")
 

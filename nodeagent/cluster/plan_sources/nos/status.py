@@ -127,12 +127,11 @@ def _counted(
 def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[StatusKey]:
     """One key for each MIG device."""
     words = requested_names(gpu, asked)
-    for instance in gpu.instances:
-        for device in instance.compute:
-            profile = words.get(device.profile) or spelled(device.profile)
-            if profile is not None:
-                used = not answers or device.usage.in_use
-                yield StatusKey(gpu.index, profile, Use.USED if used else Use.FREE)
+    for _, device in gpu.mig_devices():
+        profile = words.get(device.profile) or spelled(device.profile)
+        if profile is not None:
+            used = not answers or device.usage.in_use
+            yield StatusKey(gpu.index, profile, Use.USED if used else Use.FREE)
 
 
 # --- shares ---------------------------------------------------------------------------------------

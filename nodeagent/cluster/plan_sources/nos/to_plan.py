@@ -173,7 +173,7 @@ def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
     if mode is Mode.MPS:
         return
     for gpu in observed.gpus:
-        devices = {device.profile for i in gpu.instances for device in i.compute}
+        devices = {device.profile for _, device in gpu.mig_devices()}
         for profile in sorted(devices):
             if spelled(profile) is None:
                 yield Problem(
