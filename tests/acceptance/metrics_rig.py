@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
+from nodeagent.metrics.catalogue import Tier
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.settings import load_settings
+from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset, card, wanted
@@ -39,7 +42,8 @@ class Watched:
         settings = load_settings(
             Path("/dev/null"), {"NODE_NAME": "gpu-node-0", **given, **named}, {}
         )
-        self.rounds = 0
+        self._read = Counter[str]()  # how often each GPU was sampled
+        self._readers: list[str] = []  # of the GPUs that answer
         self.state = NodeState("gpu-node-0", "file")
         self.sampling = SamplingService(driver, settings.sample, begin=_at_once)
         self.part = MetricsService(
@@ -49,8 +53,10 @@ class Watched:
         )
         self.sampling.on_samples.append(self._count)
 
-    def _count(self, _: object) -> None:
-        self.rounds += 1
+    def _count(self, batch: SampleBatch) -> None:
+        self._read.update(batch.samples.keys())
+        fast = ((f"fast/{one.gpu}", one) for one in batch.readers if one.name == Tier.FAST)
+        self._readers = [n for n, one in fast if one.succeeded or n in batch.samples]
 
     def observed(self, node: ObservedNode) -> None:
         """The node is known to be like this."""
@@ -58,10 +64,14 @@ class Watched:
         self.part.changed()
 
     async def sampled(self, times: int = 2) -> None:
-        """Wait until everything was read so often from now on."""
-        before = self.rounds
+        """Wait until every GPU that answers was read so often from now on: a round does not wait
+        for one that is slow.
+        """
+        before = self._read.copy()
         async with asyncio.timeout(SOON):
-            while self.rounds < before + times:
+            while not self._readers or any(
+                self._read[name] < before[name] + times for name in self._readers
+            ):
                 await asyncio.sleep(0.005)
 
     def text(self) -> str:
