@@ -79,7 +79,7 @@ def require_there(record: ClaimRecord, gpu: Gpu) -> None:
 
 def users_of_lasting(record: ClaimRecord, gpu: Gpu) -> str:
     """Who uses which of the claim's devices that are there after its release, too: those of a plan,
-    and the GPU as a whole. "" where nobody does.
+    and the GPU as a whole. "" where they are not used.
     """
     used = as_used(gpu)
     for device in record.devices:

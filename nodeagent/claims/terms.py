@@ -31,7 +31,7 @@ class Terms:
     closed: str = ""
 
     def is_fixed(self, device: str) -> bool:
-        """Whether a claim only uses the device, which nobody makes or changes for it."""
+        """Whether a claim only uses the device, which is neither made nor changed for it."""
         by_plan = self.planned is not None and self.planned.fixes(device)
         return self.mode is Mode.STATIC or by_plan
 

@@ -5,7 +5,7 @@
 - A plan with `mig: disabled` fixes the GPU as a whole; `mig: enabled` leaves the parts to claims.
 - A planned layout fixes its instances where they are; what cannot lie beside them is not offered,
   the rest is for claims unless the plan says `dra: false`.
-- What the plan shares by MPS or divides is not offered: nobody can have all of it.
+- What the plan shares by MPS or divides is not offered: no claim can have all of it.
 - Where the plan leaves the GPU's MIG side alone, a GPU outside MIG mode is offered as a whole.
 
 In mode `static` nothing is made, so that only what the plan fixes and GPUs outside MIG mode are

@@ -3,7 +3,7 @@
 A socket is bound under a hidden name, which the kubelet passes over, and gets its own name when it
 is served and only root can use it; so it takes the place of one that an earlier agent left in one
 step. Everything is done in the opened directory, so no symlink can lead it elsewhere. A socket that
-is deleted, as by whoever clears the kubelet's folders, is made again.
+is deleted, as when the kubelet's folders are cleared, is made again.
 """
 
 from __future__ import annotations
