@@ -9,6 +9,7 @@ import shlex
 import signal
 import statistics
 import sys
+import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.cluster_rig import plan_text, until
+from tests.acceptance.cluster_rig import SOON, plan_text, until
 from tests.simulated_cluster.agent import (
     NAME,
     PLAN,
@@ -162,9 +163,10 @@ async def test_by_hand(tmp_path: Path) -> None:
 
     async def line(start: str) -> str:
         assert process.stdout is not None
-        async for raw in process.stdout:
-            if raw.decode().strip().startswith(start):
-                return raw.decode().strip()
+        async with asyncio.timeout(SOON):
+            async for raw in process.stdout:
+                if raw.decode().strip().startswith(start):
+                    return raw.decode().strip()
         raise AssertionError(f"it ended without a line that starts with {start}")
 
     try:
@@ -176,6 +178,8 @@ async def test_by_hand(tmp_path: Path) -> None:
         await until(lambda: len(instances(url)) == 4)
         await asyncio.to_thread(sent, bad)
         assert "gpus[0].mig" in await line("status  Rejected")
+        # Until then the scheduler may choose what was offered before there was a plan.
+        await until(lambda: "gpu.nodeagent.io/withdrawn" in slices(url))
         await asyncio.to_thread(sent, starting)
         assert "nodeagent.io/claim=" in await line("pod trainer runs")
         await until(lambda: len(instances(url)) == 5)
@@ -186,6 +190,13 @@ async def test_by_hand(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         code = await process.wait()
     assert code == 0
+
+
+def slices(url: str) -> str:
+    """The ResourceSlices of the API server of this URL."""
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+    with urllib.request.urlopen(urllib.parse.urljoin(url, path), timeout=10) as answer:
+        return str(answer.read(), "utf-8")
 
 
 def instances(url: str) -> list[Any]:
