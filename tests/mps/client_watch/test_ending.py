@@ -17,26 +17,12 @@ from nodeagent.mps.clients.termination import ClientEnd, ClientToEnd, end_client
 from nodeagent.processes import ProcessIdentity, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
-from tests.mps.simulated_daemon import asking, installed_programs
-from tests.simulation.mps.rig import Programs, Rig
+from tests.mps.simulated_daemon import asking
+from tests.simulation.mps.rig import Rig
 
 ME = os.geteuid()
 as_root = pytest.mark.skipif(ME != 0, reason="needs several users")
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def programs() -> Iterator[Programs]:
-    """The simulated ones."""
-    with installed_programs() as found:
-        yield found
-
-
-@pytest.fixture
-def rig(programs: Programs) -> Iterator[Rig]:
-    """A daemon's folders; nothing runs yet."""
-    with Rig(programs) as made:
-        yield made
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
