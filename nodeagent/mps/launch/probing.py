@@ -14,7 +14,9 @@ import re
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from nodeagent.files.state import make_open_directory
@@ -30,28 +32,34 @@ _PREFIX = "probe-"
 
 
 class Scratch:
-    """Makes one in `parent`, and takes away what is there of makers that were killed.
-
-    Locks distinguish those from ones in use. Raises OSError; blocks for tens of milliseconds.
-    """
+    """A directory in `parent` for the trials of one probe. Its methods block for milliseconds."""
 
     def __init__(self, parent: Path) -> None:
-        make_open_directory(parent)  # users of MPS have to pass here
-        above = _open(parent)
+        self._parent = parent
+        self._lock: int | None = None
+        self.path = parent  # until it is made
+
+    def make(self) -> None:
+        """Make it, and remove those of probes that were killed; locks distinguish them from ones
+        in use. Raises OSError.
+        """
+        make_open_directory(self._parent)  # users of MPS have to pass here
+        above = _open(self._parent)
         try:
             fcntl.flock(above, fcntl.LOCK_EX)  # until the new one has its own lock
-            for old in parent.glob(f"{_PREFIX}*"):
+            for old in self._parent.glob(f"{_PREFIX}*"):
                 _sweep(old)
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
             self._lock = _open(self.path)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         finally:
             os.close(above)
 
     def remove(self) -> None:
-        """Take it away. What was started there should have ended."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        """Remove it if it was made. What was started there should have ended."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
 
 
 def _open(path: Path) -> int:
@@ -112,14 +120,28 @@ async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
     there; so is what an earlier probe left that was killed. Raises nothing of its own: what went
     wrong is in `problems`.
     """
+    folder = Scratch(scratch)
     try:
-        folder = await asyncio.to_thread(Scratch, scratch)
-    except OSError as error:
-        return _nothing(f"{scratch} cannot be used: {error.strerror}", "see its permissions")
-    try:
+        try:
+            await _to_the_end(folder.make)
+        except OSError as error:
+            return _nothing(f"{scratch} cannot be used: {error.strerror}", "see its permissions")
         return await _Trials(programs, folder.path, deadline).all()
     finally:
-        await asyncio.to_thread(folder.remove)
+        await _to_the_end(folder.remove)
+
+
+async def _to_the_end(work: Callable[[], None]) -> None:
+    """Do the work in a thread; a cancellation waits for it, so that nothing is made in a directory
+    that is being removed, and no lock is left without an owner.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        running.exception()  # seen; the cancellation is what counts
+        raise
 
 
 class _Trial(Struct, frozen=True):
@@ -197,7 +219,7 @@ class _Trials(Struct, frozen=True):
         """
         folder = self.folder / name
         for directory in (folder, folder / "pipe", folder / "log"):
-            await asyncio.to_thread(directory.mkdir, mode=0o700)
+            await _to_the_end(partial(directory.mkdir, mode=0o700))
         with await asyncio.to_thread((folder / "said").open, "wb") as said:
             process = await asyncio.create_subprocess_exec(
                 *self.programs.control,
