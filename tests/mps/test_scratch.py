@@ -14,14 +14,23 @@ _KILLED = """
 import os, sys
 from pathlib import Path
 from nodeagent.mps.launch.probing import Scratch
-print(Scratch(Path(sys.argv[1])).path, flush=True)
+scratch = Scratch(Path(sys.argv[1]))
+scratch.make()
+print(scratch.path, flush=True)
 os.kill(os.getpid(), 9)
 """
 
 
+def scratch_in(parent: Path) -> Scratch:
+    """One that is there."""
+    scratch = Scratch(parent)
+    scratch.make()
+    return scratch
+
+
 def test_each_has_its_own(open_folder: Path) -> None:
     """Closed to other users; one in use is left alone by the next."""
-    first, second = Scratch(open_folder), Scratch(open_folder)
+    first, second = scratch_in(open_folder), scratch_in(open_folder)
     assert first.path != second.path
     assert first.path.stat().st_mode & 0o777 == 0o700
     first.remove()
@@ -35,7 +44,7 @@ def test_what_is_above_it(open_folder: Path) -> None:
     """Users of MPS pass there later, so that the umask must not close it."""
     before = os.umask(0o077)
     try:
-        Scratch(open_folder / "run" / "mps").remove()
+        scratch_in(open_folder / "run" / "mps").remove()
     finally:
         os.umask(before)
     for made in (open_folder / "run", open_folder / "run" / "mps"):
@@ -63,7 +72,7 @@ def test_what_a_killed_one_left(open_folder: Path, programs: Programs) -> None:
     )
     assert daemon.stdout
     assert daemon.stdout.readline() == b"first line\n"
-    Scratch(open_folder).remove()
+    scratch_in(open_folder).remove()
     daemon.communicate(timeout=30)
     assert daemon.returncode == -9
     assert not Path(left).exists()
