@@ -259,7 +259,9 @@ async def test_the_server_is_gone_for_a_day(
                 for _ in range(15):
                     await asyncio.sleep(0.1)
                     member.rig.control.nudge("a day's work")
-                assert member.rig.state.rounds >= rounds + 8
+                while member.rig.state.rounds < rounds + 8:  # a busy machine does fewer meanwhile
+                    await asyncio.sleep(0.1)
+                    member.rig.control.nudge("a day's work")
                 assert len(member.rig.gpu().instances) == 7
                 member.plan(SECOND)
                 before = len(api.requests)
