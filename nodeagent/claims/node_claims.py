@@ -67,12 +67,18 @@ from nodeagent.structs import replace
 
 
 class Change(Protocol):
-    """Makes of the GPU with this UUID what `goal` wants of it, and reads it back. `adds`: that is
-    as a rule a new instance, so that less has to be read; `goal` may be called twice then.
+    """Makes of the GPU with this UUID what `goal` wants of it, and reads it back. `adds` and
+    `removes`: that is as a rule a new instance or one less and nothing else, so that less has to be
+    read; `goal` may be called twice then.
     """
 
     def __call__(
-        self, uuid: str, goal: Callable[[Gpu], Awaitable[DesiredGpu]], *, adds: bool = False
+        self,
+        uuid: str,
+        goal: Callable[[Gpu], Awaitable[DesiredGpu]],
+        *,
+        adds: bool = False,
+        removes: bool = False,
     ) -> Awaitable[GpuOutcome]: ...
 
 
@@ -313,10 +319,13 @@ class NodeClaims:
         async def goal(gpu: Gpu) -> DesiredGpu:
             return self._dismissed(record, gpu)
 
+        here = [device for device in record.devices if device.gpu == uuid]
+        is_shared = any(device.mps for device in here)
+        removes = all(device.is_made for device in here) and not is_shared
         try:
-            require_done(await self._change(uuid, goal), record)
+            require_done(await self._change(uuid, goal, removes=removes), record)
         except StillInUse:
-            if not any(device.mps and device.gpu == uuid for device in record.devices):
+            if not is_shared:
                 raise
             await self._daemons.poll()  # clients that have just ended are known until they answer
             require_done(await self._change(uuid, goal), record)

@@ -84,11 +84,18 @@ class NodeReader:
         return self._record(await self._driver.read_back(uuid))
 
     async def observe_changes(
-        self, uuid: str, made: Collection[Placement] = (), gone: Collection[int] = ()
+        self,
+        uuid: str,
+        made: Collection[Placement] = (),
+        gone: Collection[int] = (),
+        *,
+        users: bool = False,
     ) -> Gpu:
         """One GPU as it was seen last, with what was made and destroyed since; see the driver's."""
         before = self.seen.gpu(uuid) if self.seen else None
-        return self._record(await self._driver.observe_changes(uuid, made, gone, before=before))
+        driver = self._driver
+        found = await driver.observe_changes(uuid, made, gone, before=before, users=users)
+        return self._record(found)
 
     def _record(self, found: Gpu) -> Gpu:
         self._newer[found.uuid] = found

@@ -58,7 +58,12 @@ class StepDriver(Protocol):
     async def read_back(self, uuid: str) -> Gpu: ...
 
     async def observe_changes(
-        self, uuid: str, made: Collection[Placement] = (), gone: Collection[int] = ()
+        self,
+        uuid: str,
+        made: Collection[Placement] = (),
+        gone: Collection[int] = (),
+        *,
+        users: bool = False,
     ) -> Gpu: ...
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None: ...
@@ -245,6 +250,11 @@ def only_adds(steps: Sequence[Step]) -> bool:
     """Whether the steps make GPU instances, each with one compute instance, and nothing else."""
     made, gone = _made_and_gone(steps)
     return bool(made) and not gone and all(map(_is_of_layout, steps))
+
+
+def only_removes(steps: Sequence[Step]) -> bool:
+    """Whether the steps destroy GPU instances with all in them, and nothing else."""
+    return bool(steps) and all(isinstance(step, DestroyGpuInstance) for step in steps)
 
 
 def _is_of_layout(step: Step) -> bool:

@@ -1,8 +1,8 @@
 """Reads what was made and destroyed on a GPU since it was observed, in a few driver calls.
 
 That the other GPU instances still are there, with their ids and places, is enough to know then:
-what is in them, and who uses it, was known before. Where it is not as expected, all is to be read
-anew, which the caller does.
+what is in them was known before. Where it is not as expected, all is to be read anew, which the
+caller does.
 """
 
 from __future__ import annotations
@@ -14,21 +14,30 @@ from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import InstanceInfo
 from nodeagent.gpu.observation import find_instances, only_placement
 from nodeagent.gpu.recent import KnownDevice
+from nodeagent.gpu.users import ProcessLists
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Placement
 from nodeagent.structs import replace
 
 
 def read_changes(
-    gpu: GpuDevice, before: Gpu, made: Collection[Placement], gone: Collection[int]
+    gpu: GpuDevice,
+    before: Gpu,
+    made: Collection[Placement],
+    gone: Collection[int],
+    *,
+    users: bool = False,
 ) -> Gpu | None:
     """`before` without the GPU instances of these ids, and with some at the places where they were
     `made`, each with one MIG device that has all of it; None where more than that may have changed.
     Raises DriverError.
 
-    Users and devices of the others are as they were `before`; what is new has no users yet.
+    The devices of the others are as they were `before`, and so are their users unless `users` are
+    read as well: those that NVML knows. What is new has no users yet.
     """
-    mode = gpu.mode() if gpu.identity().uuid == before.uuid else None
-    if mode is None or not mode.current or mode != before.mig:
+    if gpu.identity().uuid != before.uuid or not before.in_mig_mode:
+        return None
+    # Who has just made or destroyed instances has seen that the mode is on.
+    if not (made or gone) and gpu.mode() != before.mig:
         return None
     kept = [one for one in before.instances if one.id not in gone]
     earlier = {(one.id, one.profile_id, one.placement) for one in kept}
@@ -50,13 +59,24 @@ def read_changes(
         if slices != one.profile.slices:
             return None
         compute = nvml.compute_instance_id(device)
-        gpu.recent.add(one.info.id, one.handle, uuid, KnownDevice(one.info.id, compute, slices))
+        ids = KnownDevice(one.info.id, compute, slices, is_alone=slices == 1)
+        gpu.recent.add(one.info.id, one.handle, uuid, ids)
         place = only_placement(gpu, one.profile)
         instances.append(_described(one.info, one.profile, compute, uuid, place))
     if new:
         return None
     instances.sort(key=lambda one: (one.placement, one.id))
-    return replace(before, profiles=gpu.profiles, instances=tuple(instances))
+    now = replace(before, profiles=gpu.profiles, instances=tuple(instances))
+    return _with_users(gpu, now) if users else now
+
+
+def _with_users(gpu: GpuDevice, now: Gpu) -> Gpu:
+    """By the GPU's own lists; where these are not complete the users of all are unknown."""
+    lists = ProcessLists(gpu.handle)
+    known = [(instance.id, device.id) for instance, device in now.mig_devices()]
+    return replace(now, usage=lists.on_no_instance_of(known)).with_mig_devices(
+        lambda instance, one: replace(one, usage=lists.on_instance(instance.id, one.id))
+    )
 
 
 def _described(

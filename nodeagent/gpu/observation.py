@@ -210,7 +210,12 @@ def _remember(gpu: GpuDevice, found: list[_Instance]) -> None:
     gpu.recent.observed(
         {instance.info.id: instance.handle for instance in found},
         {
-            device.uuid: KnownDevice(instance.info.id, device.compute_id, device.slices)
+            device.uuid: KnownDevice(
+                instance.info.id,
+                device.compute_id,
+                device.slices,
+                is_alone=instance.profile.slices == 1 and gpu.holds_one(instance.profile),
+            )
             for instance in found
             for device in instance.devices
             if device.uuid

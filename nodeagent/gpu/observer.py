@@ -137,22 +137,23 @@ class Observer:
         gone: Collection[int] = (),
         *,
         before: Gpu | None = None,
+        users: bool = False,
     ) -> Gpu:
         """The GPU as `before`, with the GPU instances that were made since, one device in each, and
-        without those of the ids that are `gone`.
+        without those of the ids that are `gone`. `users`: with its users as they are now.
 
         Where anything else may be different it is read as `read_back` does.
         """
         device = self.pool.find(uuid)
         if before is not None and device is not None and answers(before):
-            job = partial(read_changes, device, before, made, gone)
+            job = partial(read_changes, device, before, made, gone, users=users)
             with suppress(DriverError):
                 async with self.pool.lock.shared():
                     found = await device.worker.call(
                         job, what="observing what changed", deadline=self._observe_deadline
                     )
-                if found is not None:
-                    return found
+                    if found is not None:
+                        return (await self._with_users([found]))[0] if users else found
         return await self.read_back(uuid)
 
     async def _observe_gpu(self, uuid: str, details: Details | None) -> Gpu:

@@ -24,11 +24,14 @@ _DETAILS_KEPT: Final = 30.0
 
 
 class KnownDevice(Struct, frozen=True):
-    """A MIG device by the ids that the driver gave it."""
+    """A MIG device by the ids that the driver gave it. `is_alone`: its GPU instance has one slice
+    and never holds another device, so that its compute instance has the same id each time.
+    """
 
     gpu_instance: int
     compute_instance: int
     slices: int
+    is_alone: bool = False
 
 
 class Detail(Struct, frozen=True):
@@ -66,6 +69,7 @@ class Recent(Struct):
     details: dict[str, Detail] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     _observed_at: float = 0.0
+    _found_at: dict[str, float] = field(default_factory=dict)
     _idle_at: float = 0.0
 
     def observed(
@@ -73,6 +77,7 @@ class Recent(Struct):
     ) -> None:
         """Store the result of a complete observation."""
         self._observed_at = self.clock()
+        self._found_at = {}
         self.handles = handles
         self.devices = devices
         self.ever |= devices
@@ -82,11 +87,18 @@ class Recent(Struct):
     def add(self, instance: int, handle: GpuInstanceHandle, uuid: str, device: KnownDevice) -> None:
         """Store what was made since the last observation."""
         self.handles[instance] = handle
-        self.devices[uuid] = self.ever[uuid] = device
+        self.ever[uuid] = device
+        self.found(uuid, device)
+
+    def found(self, uuid: str, device: KnownDevice) -> None:
+        """Store a device that was asked for by itself just now."""
+        self.devices[uuid] = device
+        self._found_at[uuid] = self.clock()
 
     def device(self, uuid: str) -> KnownDevice | None:
-        """As observed a moment ago; None when the last observation is older."""
-        return self.devices.get(uuid) if self.clock() - self._observed_at < FRESH else None
+        """As observed or found a moment ago; None when that is longer ago."""
+        known_at = self._found_at.get(uuid, self._observed_at)
+        return self.devices.get(uuid) if self.clock() - known_at < FRESH else None
 
     def gone(self, uuid: str) -> None:
         """Forget a destroyed device: its ids may be given to a new one."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.executor import execute
-from nodeagent.execute.step_run import StepDriver, only_adds
+from nodeagent.execute.step_run import StepDriver, only_adds, only_removes
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Policy, StepReport, StepResult
@@ -61,11 +61,14 @@ class GpuChanges:
             async with turn:
                 pass
 
-    async def change(self, uuid: str, goal: Goal, *, adds: bool = False) -> GpuOutcome:
+    async def change(
+        self, uuid: str, goal: Goal, *, adds: bool = False, removes: bool = False
+    ) -> GpuOutcome:
         """Observe one GPU, plan what `goal` makes of it, carry that out and read it back.
 
-        `adds`: as a rule it only makes instances. Then less is read, and `goal` may be called
-        twice: once more when it turns out to do something else, for which all counts.
+        `adds` or `removes`: as a rule it only makes or only destroys instances. Then less is read,
+        and `goal` may be called twice: once more when it turns out to do something else, for which
+        all counts.
 
         A refusal is in the outcome's plan, a failed step in its problems. Raises NodeagentError
         when the driver is not open or does not know the GPU, when it is closed before all steps are
@@ -76,7 +79,7 @@ class GpuChanges:
             if (driver := self._driver) is None:
                 remedy = "nodeagent status shows what is wrong with the driver; it is tried again"
                 raise NodeagentError("the driver is not open", remedy=remedy)
-            gpu, plan = await self._planned(driver, uuid, goal, adds=adds)
+            gpu, plan = await self._planned(driver, uuid, goal, adds=adds, removes=removes)
             if not plan.steps:
                 return GpuOutcome(plan, (), gpu, plan.problems)
             self._counts[uuid] += 1
@@ -102,12 +105,13 @@ class GpuChanges:
             return changed
 
     async def _planned(
-        self, driver: StepDriver, uuid: str, goal: Goal, *, adds: bool
+        self, driver: StepDriver, uuid: str, goal: Goal, *, adds: bool, removes: bool
     ) -> tuple[Gpu, GpuPlan]:
-        if adds:
-            gpu = await driver.observe_changes(uuid)
+        if adds or removes:
+            is_expected = only_adds if adds else only_removes
+            gpu = await driver.observe_changes(uuid, users=removes)
             plan = plan_gpu(await goal(gpu), gpu, self._policy)
-            if only_adds(plan.steps):
+            if is_expected(plan.steps):
                 return gpu, plan
         gpu = await driver.observe_gpu(uuid)
         return gpu, plan_gpu(await goal(gpu), gpu, self._policy)

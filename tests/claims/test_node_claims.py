@@ -42,6 +42,27 @@ async def test_a_slice_comes_with_the_claim_and_goes_with_it(
         await claims.release(UIDS[0])  # the kubelet may ask once more
 
 
+async def test_each_slice_comes_and_goes_in_few_driver_calls(
+    node: SimulatedNode, home: Home
+) -> None:
+    """However many there are on the card."""
+    async with home.core() as (claims, hardware):
+        names = [home.claim(n, (pool_of(node), f"mig-1g-10gb-{n}")) for n in range(7)]
+        await claims.prepare(*names[0])  # switches MIG on, and learns the profile
+        await claims.release(UIDS[0])
+        await hardware.observe()
+        calls: dict[str, list[int]] = {"prepare": [], "release": []}
+        for name in names:
+            node.journal.clear()
+            await claims.prepare(*name)
+            calls["prepare"].append(node.journal.total())
+        for uid in UIDS[:7]:
+            node.journal.clear()
+            await claims.release(uid)
+            calls["release"].append(node.journal.total())
+        assert max(calls["prepare"] + calls["release"]) <= 30, calls
+
+
 async def test_again_changes_nothing_and_mends_what_is_gone(
     node: SimulatedNode, home: Home
 ) -> None:

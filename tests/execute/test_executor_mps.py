@@ -71,7 +71,12 @@ class PaperNode:
         return await self.observe_gpu(uuid)
 
     async def observe_changes(
-        self, uuid: str, made: Collection[Placement] = (), gone: Collection[int] = ()
+        self,
+        uuid: str,
+        made: Collection[Placement] = (),
+        gone: Collection[int] = (),
+        *,
+        users: bool = False,
     ) -> Gpu:
         return await self.observe_gpu(uuid)
 

@@ -55,7 +55,12 @@ class Unmoved:
         return self.gpu
 
     async def observe_changes(
-        self, uuid: str, made: Collection[Placement] = (), gone: Collection[int] = ()
+        self,
+        uuid: str,
+        made: Collection[Placement] = (),
+        gone: Collection[int] = (),
+        *,
+        users: bool = False,
     ) -> Gpu:
         return self.gpu
 

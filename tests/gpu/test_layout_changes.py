@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -10,7 +11,7 @@ from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
-from nodeagent.plan.plan import Policy
+from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
@@ -24,21 +25,26 @@ Rig = tuple[SimulatedNode, Hardware, GpuChanges, str]
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    """An H100 in MIG mode, of which all is known that does not change, and its UUID."""
+def node() -> Iterator[SimulatedNode]:
+    """One H100."""
     with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            hardware = Hardware(driver, lambda _: None, LastObservation())
-            changes = GpuChanges(Policy(), changed=lambda: None)
-            changes.open(hardware)
-            gpu = (await hardware.observe()).gpus[0]
-            await driver.apply(enable(gpu))
-            for profile in ("1g.10gb", "3g.40gb"):
-                await changes.change(gpu.uuid, made((profile, 0)))
-                await changes.change(gpu.uuid, released(profile, 0))
-            await hardware.observe()
-            yield node, hardware, changes, gpu.uuid
-            await changes.close()
+        yield node
+
+
+@pytest.fixture
+async def rig(node: SimulatedNode, driver: Driver) -> AsyncIterator[Rig]:
+    """An H100 in MIG mode, of which all is known that does not change, and its UUID."""
+    hardware = Hardware(driver, lambda _: None, LastObservation())
+    changes = GpuChanges(Policy(), changed=lambda: None)
+    changes.open(hardware)
+    gpu = (await hardware.observe()).gpus[0]
+    await driver.apply(enable(gpu))
+    for profile in ("1g.10gb", "3g.40gb"):
+        await changes.change(gpu.uuid, made((profile, 0)))
+        await changes.change(gpu.uuid, released(profile, 0))
+    await hardware.observe()
+    yield node, hardware, changes, gpu.uuid
+    await changes.close()
 
 
 def identities(gpu: Gpu) -> list[tuple[object, ...]]:
@@ -66,11 +72,87 @@ async def test_each_slice_takes_few_calls(rig: Rig) -> None:
         (whole,) = (await hardware.observe()).gpus
         assert identities(outcome.after) == identities(whole)
     for number, start in enumerate(range(7), start=1):
-        outcome = await changes.change(uuid, released("1g.10gb", start))
+        outcome = await changes.change(uuid, released("1g.10gb", start), removes=True)
         assert outcome.problems == ()
         (whole,) = (await hardware.observe()).gpus
         assert identities(outcome.after) == identities(whole)
         assert len(whole.instances) == 7 - number
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        [("1g.10gb", start) for start in range(7)],
+        [("1g.10gb+me", 0), *(("1g.10gb", start) for start in range(1, 7))],
+        [("1g.10gb", 0), ("3g.40gb", 4)],
+    ],
+    ids=["seven", "seven with media engines", "two sizes"],
+)
+async def test_each_slice_goes_in_few_calls(
+    rig: Rig, driver: Driver, layout: list[tuple[str, int]]
+) -> None:
+    """Each was used when the GPU was observed last, a while ago; its user has ended since."""
+    node, hardware, changes, uuid = rig
+    for profile, start in layout:
+        await changes.change(uuid, made((profile, start)), adds=True)
+    (gpu,) = (await hardware.observe()).gpus
+    for _, device in gpu.mig_devices():
+        node.occupy(device.uuid)
+    await hardware.observe()
+    node.release()
+    known = driver.pool.find(uuid)
+    assert known is not None
+    known.recent.clock = lambda: time.monotonic() + 60
+    calls = []
+    for profile, start in reversed(layout):
+        node.journal.clear()
+        outcome = await changes.change(uuid, released(profile, start), removes=True)
+        calls.append(node.journal.total())
+        assert outcome.problems == ()
+        assert len(outcome.after.instances) == len(layout) - len(calls)
+    assert max(calls) <= MOST_CALLS, calls
+    assert (await hardware.observe()).gpus[0].instances == ()
+
+
+async def test_users_are_looked_for_right_before_a_slice_goes(rig: Rig) -> None:
+    """Only the step's own look at the instance comes between, and the layout is read after it."""
+    node, _, changes, uuid = rig
+    await changes.change(uuid, made(("1g.10gb", 0)), adds=True)
+    node.journal.clear()
+    await changes.change(uuid, released("1g.10gb", 0), removes=True)
+    names = [call.name for call in node.journal.calls]
+    destroyed = names.index("nvmlComputeInstanceDestroy")
+    looked = [number for number, name in enumerate(names) if "RunningProcesses" in name]
+    between = names[max(one for one in looked if one < destroyed) + 1 : destroyed]
+    assert between == ["nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstanceById"]
+    assert names[destroyed + 1] == "nvmlGpuInstanceDestroy"
+    assert "nvmlDeviceGetGpuInstances" in names[destroyed + 2 :]  # read back
+
+
+@pytest.mark.parametrize("where", ["the slice", "the GPU"])
+async def test_a_slice_in_use_stays(rig: Rig, where: str) -> None:
+    """A user that came since the last observation is named, on the slice or on none of them."""
+    node, hardware, changes, uuid = rig
+    outcome = await changes.change(uuid, made(("1g.10gb", 0), ("1g.10gb", 1)))
+    device = outcome.after.instances[0].compute[0].uuid
+    node.occupy(device if where == "the slice" else 0, pid=4711)
+    node.journal.clear()
+    kept = await changes.change(uuid, released("1g.10gb", 0), removes=True)
+    assert kept.plan.verdict is Verdict.BLOCKED
+    assert "4711" in kept.plan.problems[0].message
+    assert node.journal.total("nvml*Destroy") == 0
+    assert len((await hardware.observe()).gpus[0].instances) == 2
+
+
+async def test_lists_that_fail_are_read_of_each_device(rig: Rig) -> None:
+    """The GPU's own list of users is refused once: who uses which slice is known all the same."""
+    node, _, changes, uuid = rig
+    outcome = await changes.change(uuid, made(("1g.10gb", 0), ("1g.10gb", 1)))
+    node.occupy(outcome.after.instances[1].compute[0].uuid)
+    node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", error="UNKNOWN")
+    gone = await changes.change(uuid, released("1g.10gb", 0), removes=True)
+    assert gone.problems == ()
+    assert [one.placement.start for one in gone.after.instances] == [1]
 
 
 async def test_a_slice_of_several(rig: Rig) -> None:

@@ -212,12 +212,17 @@ def _find(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: s
 
 
 def _known(change: Change, uuid: str) -> KnownDevice:
-    """Which compute instance the device is: as observed a moment ago, else asked."""
-    known = change.gpu.recent.device(uuid)
-    if known is not None:
-        return known
-    device = mig_device(uuid)
-    return KnownDevice(nvml.gpu_instance_id(device), nvml.compute_instance_id(device), slices=0)
+    """Which compute instance the device is: as observed or found a moment ago, else asked."""
+    recent = change.gpu.recent
+    known = recent.device(uuid)
+    if known is None:
+        device = mig_device(uuid)
+        known = recent.ever.get(uuid)
+        if known is None or not known.is_alone:
+            instance, compute = nvml.gpu_instance_id(device), nvml.compute_instance_id(device)
+            known = KnownDevice(instance, compute, slices=0)
+        recent.found(uuid, known)
+    return known
 
 
 def _look_for_users(change: Change, uuids: Sequence[str]) -> None:
