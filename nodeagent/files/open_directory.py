@@ -7,6 +7,7 @@ left as it is.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -207,9 +208,9 @@ def refusing(what: str, path: Path, remedies: Remedies) -> Iterator[None]:
     except OSError as error:
         if path.is_symlink():
             raise _symlink(path, remedies) from error
-        raise PathRefused(
-            f"{path} cannot be {what}: {error.strerror}", remedy=remedies.system
-        ) from error
+        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        remedy = f"make room in {path.parent}; it is tried again" if is_full else remedies.system
+        raise PathRefused(f"{path} cannot be {what}: {error.strerror}", remedy=remedy) from error
 
 
 def _symlink(path: Path, remedies: Remedies) -> PathRefused:
