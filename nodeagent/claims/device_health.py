@@ -12,7 +12,7 @@ from nodeagent.health.findings import Finding, Severity
 from nodeagent.health.reporting import sentence
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import advice
-from nodeagent.plan.observed import Access, ObservedNode, Placement
+from nodeagent.plan.observed import Access, ObservedNode
 
 Status = Literal["healthy", "unhealthy", "unknown"]
 
@@ -68,13 +68,7 @@ def _unhealthy(
         found = (f for f in health.findings if f.place.gpu == device.gpu)
         return next((f for f in found if f.severity is Severity.UNHEALTHY), None)
     mine = (fence for fence in fenced if fence.gpu == device.gpu)
-    hit = (fence for fence in mine if _overlap(fence.placement, device.placement))
-    return next((fence.finding for fence in hit), None)
-
-
-def _overlap(one: Placement | None, other: Placement | None) -> bool:
-    """None is the whole GPU."""
-    return one is None or other is None or bool(one.mask & other.mask)
+    return next((fence.finding for fence in mine if device.lies_on(fence.placement)), None)
 
 
 def _access(device: ClaimedDevice, node: ObservedNode) -> tuple[Status, str]:

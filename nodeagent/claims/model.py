@@ -115,9 +115,13 @@ class ClaimedDevice:
         """Whether both have the same part of a GPU; what an administrator has, takes no place."""
         if self.result.admin_access or other.result.admin_access or self.gpu != other.gpu:
             return False
-        if self.placement is None or other.placement is None:
+        return self.lies_on(other.placement)
+
+    def lies_on(self, place: Placement | None) -> bool:
+        """Whether it has a part of that place on its GPU; None is the whole GPU."""
+        if self.placement is None or place is None:
             return True
-        return bool(self.placement.mask & other.placement.mask)
+        return bool(self.placement.mask & place.mask)
 
     @property
     def is_share(self) -> bool:
