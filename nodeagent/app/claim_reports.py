@@ -10,17 +10,19 @@ from nodeagent.claims.claim_news import ClaimHistory
 from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.device_status import device_statuses
 from nodeagent.claims.model import ClaimRecord, Phase
-from nodeagent.cluster.claim_events import ClaimEventPublisher
+from nodeagent.cluster.claim_events import ClaimEventPublisher, Recent
 from nodeagent.cluster.claim_status import ClaimStatus, ClaimStatusPublisher
 from nodeagent.cluster.client.access import ClusterAccess
 
 
 class ClaimReports:
-    """Reports for the agent of the Node `node` while `run` runs."""
+    """Reports for the agent of the Node `node` while `run` runs. `recent`: whose a claim is, where
+    the API server has just said so.
+    """
 
-    def __init__(self, access: ClusterAccess, node: str) -> None:
+    def __init__(self, access: ClusterAccess, node: str, recent: Recent) -> None:
         self._history = ClaimHistory()
-        self._events = ClaimEventPublisher(access, node)
+        self._events = ClaimEventPublisher(access, node, recent=recent)
         self._status = ClaimStatusPublisher(access)
 
     def observe(

@@ -29,6 +29,7 @@ from nodeagent.claims.offer import Offer
 from nodeagent.claims.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.reasons import ClaimUnread
 from nodeagent.claims.records import FOLDER
+from nodeagent.claims.reserved_for import read_reserved_for
 from nodeagent.claims.resource_slices import NodeReference
 from nodeagent.claims.upkeep import EVERY, Upkeep
 from nodeagent.claims.wanted import Mode
@@ -92,7 +93,6 @@ class ClaimsService:
         self._nudge = nudge
         self._changed = asyncio.Event()
         self._feed = HealthFeed()
-        self._reports = ClaimReports(cluster.access, settings.node_name)
         self._facts = FactsReader(pool, None if simulation else SYSFS)
         self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
         self._problem: Problem | None = None
@@ -119,6 +119,7 @@ class ClaimsService:
             health=self._device_health,
             pods_changed=lambda: nudge("pods of claims are others"),
         )
+        self._reports = ClaimReports(cluster.access, settings.node_name, self.view.pods.recent)
         self.places = PlannedPlaces(planned_places_file(places.kept(FILE_NAME)))
         self.view.attempts.on_end.append(lambda *_: self._observe_change())
         states.subscribe(lambda _: self._observe_change())
@@ -199,7 +200,8 @@ class ClaimsService:
             found = await self._cluster.access.find(requests.get_claim(namespace, name))
         except ClusterFault as fault:
             raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
-        self.view.pods.reserve((namespace, name), found)
+        reserved = await asyncio.to_thread(read_reserved_for, found)
+        self.view.pods.reserve((namespace, name), reserved)
         return found
 
     async def _observed(self) -> ObservedNode:

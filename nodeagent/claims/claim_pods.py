@@ -1,4 +1,4 @@
-"""Which pods have each claim, by what the API server and the kubelet say. Pure.
+"""Which pods have each claim, by what the API server and the kubelet say. Pure but for its clock.
 
 The claim's `reservedFor` is known before its devices are made; the kubelet lists pods and
 containers as soon as they are ready.
@@ -6,29 +6,35 @@ containers as soon as they are ready.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Annotated, Final
-
-from msgspec import Meta, Struct, ValidationError, convert
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from nodeagent.claims.decisions import Allocated
+from nodeagent.claims.reserved_for import ReservedFor
 from nodeagent.views.shapes import Pod
 
 ClaimKey = tuple[str, str]  # namespace and name
 
-_MOST_PODS: Final = 256  # the API server's own limit
+RECENT: Final = 10.0  # seconds for which the API server's answer counts as its present one
 
 
 class ClaimPods:
-    """The pods of all claims of this node."""
+    """The pods of all claims of this node. `clock` gives seconds and does not jump."""
 
-    def __init__(self) -> None:
-        self._reserved: dict[ClaimKey, list[Pod]] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._reserved: dict[ClaimKey, tuple[float, ReservedFor | None]] = {}
         self._listed: dict[ClaimKey, list[Pod]] = {}
 
-    def reserve(self, key: ClaimKey, claim: object | None) -> None:
+    def reserve(self, key: ClaimKey, claim: ReservedFor | None) -> None:
         """What the API server has of the claim now; None: it is gone."""
-        self._reserved[key] = _reserved_for(key[0], claim)
+        self._reserved[key] = (self._clock(), claim)
+
+    def recent(self, key: ClaimKey) -> ReservedFor | None:
+        """What the API server had of the claim a moment ago; None: it was gone, or not asked."""
+        read_at, claim = self._reserved.get(key, (0.0, None))
+        return claim if self._clock() - read_at < RECENT else None
 
     def observe(self, allocations: Iterable[Allocated], known: Collection[ClaimKey]) -> bool:
         """All that the kubelet lists now; whether it is new. Other claims than the `known` ones
@@ -50,40 +56,13 @@ class ClaimPods:
 
     def of(self, key: ClaimKey) -> list[Pod]:
         """The kubelet's list counts where it has the claim."""
-        return self._listed.get(key) or self._reserved.get(key, [])
+        if listed := self._listed.get(key):
+            return listed
+        _, claim = self._reserved.get(key, (0.0, None))
+        return [_pod(key[0], name, set()) for name, _ in claim.pods] if claim else []
 
 
 def _pod(namespace: str, name: str, containers: set[str]) -> Pod:
     """With its container where only one has the claim."""
     container = next(iter(containers)) if len(containers) == 1 else ""
     return Pod(namespace=namespace, name=name, container=container)
-
-
-# --- the object, as far as it matters -------------------------------------------------------------
-
-
-class _Consumer(Struct):
-    resource: str = ""
-    name: str = ""
-
-
-class _Status(Struct, rename="camel"):
-    reserved_for: Annotated[tuple[_Consumer, ...], Meta(max_length=_MOST_PODS)] = ()
-
-
-class _Claim(Struct):
-    status: _Status | None = None
-
-
-def _reserved_for(namespace: str, claim: object | None) -> list[Pod]:
-    """None where the object is not as it should be: whether it is, others say."""
-    try:
-        status = convert(claim, _Claim).status
-    except (ValidationError, RecursionError):
-        return []
-    consumers = status.reserved_for if status else ()
-    return [
-        Pod(namespace=namespace, name=one.name, container="")
-        for one in consumers
-        if one.name and one.resource in {"pods", ""}
-    ]

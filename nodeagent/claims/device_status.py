@@ -1,4 +1,4 @@
-"""A ResourceClaim's `status.devices` as the agent has it to say, and its pods. Pure.
+"""A ResourceClaim's `status.devices` as the agent has it to say. Pure.
 
 The object is checked as if a tenant had written all of it.
 """
@@ -18,8 +18,7 @@ from nodeagent.claims.names import DRIVER
 Json = dict[str, Any]
 Key = tuple[str, str, str]  # as `Result.key`
 
-_MOST_PODS: Final = 256  # the API server's own limits
-_MOST_DEVICES: Final = 32
+_MOST_DEVICES: Final = 32  # the API server's own limit
 READY: Final = "Ready"
 LONGEST_MESSAGE: Final = 1024  # characters; the API allows 32 KiB
 
@@ -37,12 +36,9 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShownClaim:
-    """What the API server has: the claim's uid, its pods by name with their uids, and since when
-    each condition is as it is.
-    """
+    """What the API server has: the claim's uid, and since when each condition is as it is."""
 
     uid: str
-    pods: tuple[tuple[str, str], ...]
     devices: Mapping[Key, tuple[DeviceStatus, str]]
 
 
@@ -113,12 +109,6 @@ class _Metadata(Struct):
     uid: str
 
 
-class _Consumer(Struct):
-    resource: str = ""
-    name: str = ""
-    uid: str = ""
-
-
 class _Condition(Struct, rename="camel"):
     type: str
     status: Literal["True", "False", "Unknown"]
@@ -137,7 +127,6 @@ class _Device(Struct):
 
 
 class _Status(Struct, rename="camel"):
-    reserved_for: Annotated[tuple[_Consumer, ...], Meta(max_length=_MOST_PODS)] = ()
     devices: Annotated[tuple[_Device, ...], Meta(max_length=_MOST_DEVICES)] = ()
 
 
@@ -152,11 +141,9 @@ def read_shown(claim: object | None) -> ShownClaim | None:
         found = convert(claim, _Claim)
     except (ValidationError, RecursionError):
         return None
-    pods = [one for one in found.status.reserved_for if one.resource == "pods" and one.name]
     own = [one for one in found.status.devices if one.driver == DRIVER]
     return ShownClaim(
         found.metadata.uid,
-        tuple((one.name, one.uid) for one in pods),
         {
             (one.pool, one.device, one.share_id or ""): (
                 DeviceStatus(

@@ -1,8 +1,9 @@
 """Publishes Events about claims, and about the pods that have them.
 
 Kubernetes keeps an Event with what it is about, so that `kubectl describe` of the claim and of its
-pods both show it. One about the same claim for the same reason comes once a minute at most; all
-else is as for Events about the Node.
+pods both show it. The API server is asked for the pods where it was not asked just now, to prepare
+the claim. One Event about the same claim for the same reason comes once a minute at most; all else
+is as for Events about the Node.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NoReturn
 
 from nodeagent.claims.claim_news import ClaimNews
-from nodeagent.claims.device_status import read_shown
+from nodeagent.claims.reserved_for import ReservedFor, read_reserved_for
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.events import (
@@ -33,6 +34,10 @@ _MOST_WAITING: Final = 256
 _MOST_PODS: Final = 16  # of one claim
 
 
+Recent = Callable[[tuple[str, str]], ReservedFor | None]
+"""What the API server had of the claim of this namespace and name a moment ago, if anything."""
+
+
 class ClaimEventPublisher:
     """Publishes for the agent of the Node `node` while `run` runs; at best effort."""
 
@@ -41,10 +46,12 @@ class ClaimEventPublisher:
         access: ClusterAccess,
         node: str,
         *,
+        recent: Recent = lambda _: None,
         intervals: EventIntervals = INTERVALS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._access = access
+        self._recent = recent
         self._events = EventPublisher(access, node, intervals=intervals)
         self._clock = clock
         self._limit = RateLimit(_SAME, most_keys=1024)
@@ -77,12 +84,14 @@ class ClaimEventPublisher:
         """The claim and its pods, or the claim alone where the API server does not say."""
         group = "resource.k8s.io/v1"
         claim = ObjectReference(group, "ResourceClaim", news.namespace, news.name, news.uid)
-        try:
-            found = await self._access.find(requests.get_claim(news.namespace, news.name))
-        except ClusterFault:
-            return [claim]
-        shown = await asyncio.to_thread(read_shown, found)
-        pods = shown.pods[:_MOST_PODS] if shown and shown.uid == news.uid else ()
+        known = self._recent((news.namespace, news.name))
+        if known is None:
+            try:
+                found = await self._access.find(requests.get_claim(news.namespace, news.name))
+            except ClusterFault:
+                return [claim]
+            known = await asyncio.to_thread(read_reserved_for, found)
+        pods = known.pods[:_MOST_PODS] if known and known.uid == news.uid else ()
         return [
             claim,
             *(ObjectReference("v1", "Pod", news.namespace, name, uid) for name, uid in pods),

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from nodeagent.claims.claim_pods import ClaimPods
+from nodeagent.claims.claim_pods import RECENT, ClaimPods
 from nodeagent.claims.decisions import Allocated
+from nodeagent.claims.reserved_for import ReservedFor, read_reserved_for
 from nodeagent.views.shapes import Pod
 
 KEY = ("team", "trainer")
 DEVICE = ("node/gpu", "mig-1g-10gb-4", "")
 
 
-def _claim(*names: str, resource: str = "pods") -> dict[str, Any]:
-    reserved = [{"resource": resource, "name": name, "uid": f"uid-{name}"} for name in names]
-    return {"status": {"reservedFor": reserved}}
+def _claim(*names: str) -> ReservedFor:
+    return ReservedFor("uid", tuple((name, f"uid-{name}") for name in names))
 
 
 def _pod(name: str, container: str = "") -> Pod:
@@ -36,21 +34,50 @@ def test_the_pods_that_a_claim_is_reserved_for() -> None:
     assert pods.of(KEY) == []
 
 
+def test_what_was_read_of_a_claim_is_its_present_state_for_a_moment() -> None:
+    """Other pods may come to share it, and one of its name may be made anew."""
+    now = 100.0
+    pods = ClaimPods(lambda: now)
+    assert pods.recent(KEY) is None
+    pods.reserve(KEY, _claim("a"))
+    assert pods.recent(KEY) == _claim("a")
+    now += RECENT
+    assert pods.recent(KEY) is None
+    assert pods.of(KEY) == [_pod("a")]
+
+
+def test_the_object_names_its_pods() -> None:
+    """With the uids by which Kubernetes knows them."""
+    reserved = [
+        {"resource": "pods", "name": "a", "uid": "uid-a"},
+        {"resource": "podgroups", "name": "group", "uid": "uid-group"},
+        {"apiGroup": "", "resource": "pods", "name": "b", "uid": "uid-b"},
+    ]
+    claim = {"metadata": {"uid": "uid"}, "status": {"reservedFor": reserved}}
+    assert read_reserved_for(claim) == _claim("a", "b")
+
+
+@pytest.mark.parametrize("claim", [{}, {"status": None}, {"metadata": {"name": "x"}}])
+def test_an_object_without_pods(claim: object) -> None:
+    """It has not been reserved yet."""
+    assert read_reserved_for(claim) == ReservedFor("")
+
+
 @pytest.mark.parametrize(
     "claim",
     [
-        {},
-        {"status": None},
-        {"status": {"reservedFor": "pods"}},
-        {"status": {"reservedFor": [{"name": 7}]}},
+        None,
         [],
-        _claim("group", resource="podgroups"),
+        {"status": {"reservedFor": "pods"}},
+        {"status": {"reservedFor": [{"resource": "pods", "name": 7}]}},
+        {"status": {"reservedFor": [{"resource": "pods", "name": "a"}] * 257}},
     ],
 )
-def test_an_object_that_names_no_pods(claim: object) -> None:
+def test_an_object_that_cannot_be_read(claim: object) -> None:
     """Tenants write claims: nothing follows from what is not as it should be."""
+    assert read_reserved_for(claim) is None
     pods = ClaimPods()
-    pods.reserve(KEY, claim)
+    pods.reserve(KEY, read_reserved_for(claim))
     assert pods.of(KEY) == []
 
 

@@ -13,6 +13,7 @@ from nodeagent.claims.device_health import DeviceHealth, Status
 from nodeagent.claims.model import Phase
 from nodeagent.claims.overview import ClaimFacts, served_claims
 from nodeagent.claims.records import UnreadableRecord
+from nodeagent.claims.reserved_for import ReservedFor
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.claims import Claim
@@ -44,7 +45,7 @@ def attempt(operation: Operation = Operation.PREPARE, **known: Any) -> Attempt:
 def test_a_claim_that_is_ready() -> None:
     """Each key of the JSON."""
     pods = ClaimPods()
-    pods.reserve(("team", "trainer"), {"status": {"reservedFor": [{"name": "pod-1"}]}})
+    pods.reserve(("team", "trainer"), ReservedFor("uid", (("pod-1", "uid-1"),)))
     ready = record(MADE, since=1893553445.5)
     assert as_json(only(records=(ready,), pods=pods)) == {
         "namespace": "team",

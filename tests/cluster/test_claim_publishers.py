@@ -14,6 +14,7 @@ import pytest
 from nodeagent.claims.claim_news import ClaimNews
 from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.device_status import device_statuses
+from nodeagent.claims.reserved_for import ReservedFor
 from nodeagent.cluster.claim_events import ClaimEventPublisher
 from nodeagent.cluster.claim_status import ClaimStatus, ClaimStatusPublisher
 from nodeagent.cluster.client.access import ClusterAccess
@@ -201,6 +202,27 @@ async def test_events_are_about_the_claim_and_its_pods(server: ApiServer, tmp_pa
     assert found["pod-1"]["involvedObject"]["uid"] == "uid-1"
     assert {e["metadata"]["namespace"] for e in server.events} == {TEAM}
     assert {e["source"]["host"] for e in server.events} == {"gpu-0"}
+
+
+async def test_a_claim_that_was_read_just_now_is_not_asked_for(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Its pods are known by then; those of a claim that was made anew with its name are not its."""
+    known = {NAME: ReservedFor(uid(server), (("pod-7", "uid-7"),))}
+    async with access(server, tmp_path) as api:
+        publisher = ClaimEventPublisher(api, "gpu-0", recent=lambda key: known.get(key[1]))
+        async with running(publisher.run()):
+            publisher.publish(news(server))
+            await until(lambda: len(server.events) == 2)
+            known[NAME] = ReservedFor("uid-of-another", (("pod-8", "uid-8"),))
+            publisher.publish(news(server, "ClaimReleased"))
+            await until(lambda: len(server.events) == 3)
+    assert {(e["involvedObject"]["name"], e["reason"]) for e in server.events} == {
+        (NAME, "ClaimPrepared"),
+        ("pod-7", "ClaimPrepared"),
+        (NAME, "ClaimReleased"),
+    }
+    assert not any("resourceclaims" in one.path for one in server.requests)
 
 
 async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, tmp_path: Path) -> None:
