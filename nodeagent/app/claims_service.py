@@ -97,7 +97,7 @@ class ClaimsService:
         self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
-        self._reasons: dict[str, str] = {}  # why less is offered, by pool
+        self.less_offered: tuple[Problem, ...] = ()  # why GPUs offer less than the mode promises
         state_dir = simulation.directory if simulation else settings.state.dir
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
@@ -245,20 +245,20 @@ class ClaimsService:
                     facts=facts,
                     unreadable=self.claims.unreadable,
                 )
-                self._log_reasons(offers)
+                self._note_reasons(offers)
                 self._publisher.publish(offers)
                 await self._next()
                 # Once for many claims: the offers of eight GPUs take ten milliseconds from them.
                 await asyncio.sleep(TOGETHER)
                 self._changed.clear()
 
-    def _log_reasons(self, offers: Iterable[Offer]) -> None:
-        """Why less is offered than the mode promises, once."""
-        reasons = {offer.pool: offer.reason for offer in offers}
-        for pool, why in reasons.items():
-            if why and why != self._reasons.get(pool):
-                log.warning("less is offered to claims", pool=pool, why=why)
-        self._reasons = reasons
+    def _note_reasons(self, offers: Iterable[Offer]) -> None:
+        """Why less is offered than the mode promises; logged once."""
+        found = {offer.pool: offer.reason for offer in offers if offer.reason}
+        for pool, reason in found.items():
+            if reason not in self.less_offered:
+                log.warning("less is offered to claims", pool=pool, why=reason.message)
+        self.less_offered = tuple(found.values())
 
     def _slices_changed(self) -> None:
         self._nudge("ResourceSlices changed")

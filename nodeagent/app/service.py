@@ -289,6 +289,7 @@ class Agent:
             health=self._health.state,
             cluster=cluster.publisher.state if cluster else None,
             claims=self._claims.view.served if self._claims else None,
+            less_offered=self._claims.less_offered if self._claims else (),
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
         )
 

@@ -21,6 +21,7 @@ from nodeagent.claims.wanted import Mode
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 
 Goals = Mapping[str, DesiredGpu]
@@ -79,7 +80,7 @@ class NodeOffers:
                     context,
                     planned=self.terms(gpu, goals, records).planned,
                     facts=facts.get(gpu.uuid, GpuFacts()),
-                    held_back=next((u.message for u in unreadable if u.concerns(gpu.uuid)), ""),
+                    held_back=_held_back(gpu, unreadable),
                 )
                 offers[pool_name(self._node, gpu.uuid)] = self._offer(gpu, own, records)
         nothing = replace(context, mode=Mode.OFF)
@@ -94,3 +95,11 @@ class NodeOffers:
         results = (device.result for record in records for device in record.devices)
         held = frozenset(result.device for result in results if result.pool == pool)
         return make_offer(gpu, replace(context, held=held, previous=self._previous.get(pool)))
+
+
+def _held_back(gpu: Gpu, unreadable: Iterable[UnreadableRecord]) -> Problem | None:
+    """What keeps anything new from the GPU."""
+    for record in unreadable:
+        if record.concerns(gpu.uuid):
+            return Problem(Code.STATE_FILE, record.message, record.remedy, gpu.uuid)
+    return None

@@ -20,6 +20,7 @@ from nodeagent.claims.devices import GpuFacts, OfferedDevice, Taint
 from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places, pool_name
 from nodeagent.claims.wanted import Mode, Planned, Wanted, published_form, wanted_devices
 from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 
 UNHEALTHY = "gpu.nodeagent.io/unhealthy"
@@ -36,14 +37,14 @@ WITHDRAWAL = 600  # seconds from the taint to the end of a device
 class Offer:
     """What is published of one GPU. `totals` are the counters', empty where no device has any.
 
-    `reason` says why less is offered than the mode promises. At `due`, in seconds since 1970, the
-    next withdrawal ends; None when there is none to wait for.
+    `reason` says why less is offered than the mode promises, if it is. At `due`, in seconds since
+    1970, the next withdrawal ends; None when there is none to wait for.
     """
 
     pool: str
     totals: Mapping[str, int]
     devices: tuple[OfferedDevice, ...]
-    reason: str = field(default="", compare=False)
+    reason: Problem | None = field(default=None, compare=False)
     due: int | None = field(default=None, compare=False)
 
 
@@ -54,8 +55,8 @@ class OfferContext:
     `planned` is None where no plan names the GPU. `held` are the names of this GPU's devices that
     claims have records of. `previous` is what was published last; what is not in it goes without
     notice. `now` in seconds since 1970. `held_back` says why nothing new may be made on the GPU
-    now, "": it may. `evict`: what is unhealthy loses its pods, too. Without `keeps_taints` the API
-    server drops taints, so that what would have one is not published, but for what claims hold.
+    now, if that is so. `evict`: what is unhealthy loses its pods, too. Without `keeps_taints` the
+    API server drops taints, so that what would have one is not published, but for what claims hold.
     """
 
     node: str
@@ -65,7 +66,7 @@ class OfferContext:
     held: frozenset[str] = frozenset()
     previous: Offer | None = None
     facts: GpuFacts = field(default_factory=GpuFacts)
-    held_back: str = ""
+    held_back: Problem | None = None
     evict: bool = False
     keeps_taints: bool = True
 
@@ -130,9 +131,19 @@ def _wanted(
     if gpu.access is not Access.OK and context.mode is not Mode.OFF:
         # What is known of it now may be nothing at all.
         staying = {n: d for n, d in before.items() if WITHDRAWN not in (t.key for t in d.taints)}
-        return Wanted(staying, gpu.access_reason or f"the driver does not answer for {gpu.title}")
+        return Wanted(staying, _silent(gpu))
     uncounted = [name for name, device in held.items() if not device.consumes]
     return wanted_devices(gpu, context.mode, context.planned, context.facts, uncounted)
+
+
+def _silent(gpu: Gpu) -> Problem:
+    why = f": {gpu.access_reason}" if gpu.access_reason else ""
+    return Problem(
+        Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN,
+        f"the driver does not answer for {gpu.title}{why}",
+        "see its health in nodeagent status",
+        gpu.uuid,
+    )
 
 
 def _totals(

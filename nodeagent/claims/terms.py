@@ -62,7 +62,9 @@ class Terms:
         offered = wanted_devices(gpu, self.mode, self.planned, GpuFacts(), ())
         if device in offered.devices:
             return ""
-        return offered.reason or self._why_not_wanted(gpu, device)
+        if offered.reason:
+            return offered.reason.message
+        return self._why_not_wanted(gpu, device)
 
     def _why_not_wanted(self, gpu: Gpu, device: str) -> str:
         if self.planned is not None and (why := _kept_from_claims(self.planned, gpu, device)):

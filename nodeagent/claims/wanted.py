@@ -24,6 +24,7 @@ from nodeagent.claims.devices import GpuFacts, OfferedDevice, mig_device, whole_
 from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places
 from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
+from nodeagent.plan.problems import Code, Problem
 
 
 class Mode(StrEnum):
@@ -75,10 +76,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The devices by name, and why they are fewer than the mode promises ("": they are not)."""
+    """The devices by name, and why they are fewer than the mode promises (None: they are not)."""
 
     devices: Mapping[str, OfferedDevice]
-    reason: str = ""
+    reason: Problem | None = None
 
 
 def wanted_devices(
@@ -95,9 +96,10 @@ def wanted_devices(
         return Wanted({})
     fixed = planned.fixed if planned else ()
     pinned = {*(instance.device for instance in fixed), *uncounted} - {WHOLE_GPU}
-    counted, reason = mode is Mode.DYNAMIC and bool(gpu.profiles), ""
+    reason: Problem | None = None
+    counted = mode is Mode.DYNAMIC and bool(gpu.profiles)
     if counted and (difference := mismatch(gpu, frozenset(pinned))):
-        counted, reason = False, f"nothing is made on {gpu.title}: {difference}"
+        counted, reason = False, _inexact(gpu, difference)
     makes = counted and (gpu.in_mig_mode or not gpu.mode_change_needs_reset)
     whole, parts = _whole_and_parts(gpu, planned, makes=makes)
     known = places(gpu)
@@ -105,11 +107,30 @@ def wanted_devices(
     if parts and makes:
         names += _beside(gpu, pinned, whole_taken=WHOLE_GPU in uncounted)
     elif parts and counted and not whole:
-        reason = f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset"
+        reason = _reset_required(gpu)
     if whole and not pinned:
         names.append(WHOLE_GPU)
     found = {name: published_form(gpu, name, facts, counted=counted) for name in names}
     return Wanted(found, reason)
+
+
+def _inexact(gpu: Gpu, difference: str) -> Problem:
+    return Problem(
+        Code.UNSUPPORTED,
+        f"nothing is made on {gpu.title}: {difference}",
+        "cut this GPU by a plan, and report what nodeagent profiles -o json says of it",
+        gpu.uuid,
+    )
+
+
+def _reset_required(gpu: Gpu) -> Problem:
+    return Problem(
+        Code.RESET_REQUIRED,
+        f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset",
+        f"end what uses the GPU and run `nvidia-smi --gpu-reset -i {gpu.pci_bus_id}`, reboot, or "
+        "allow it with the setting `reset: whenIdle`",
+        gpu.uuid,
+    )
 
 
 def _whole_and_parts(gpu: Gpu, planned: Planned | None, *, makes: bool) -> tuple[bool, bool]:

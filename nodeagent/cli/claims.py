@@ -12,14 +12,15 @@ from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.page import line
 
 _NONE_SERVED = "This agent serves no claims: dra.mode is off, or it belongs to no cluster."
-_KEYS = ("node", "observedAt", "claims")
+_KEYS = ("node", "observedAt", "claims", "lessOffered")
 
 
 def run(options: Options, output: Output) -> ExitCode:
     """Show them once."""
     status = get(agent_address(options), "/v1/status")
     if "claims" in status:
-        output.page(claims_page(status["claims"], datetime.now(UTC)))
+        less_offered = status.get("lessOffered", ())
+        output.page(claims_page(status["claims"], datetime.now(UTC), less_offered))
     else:
         output.page((line(_NONE_SERVED),))
     output.document({key: status[key] for key in _KEYS if key in status})

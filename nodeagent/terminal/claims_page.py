@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,20 +18,34 @@ _PHASE_TONES = {
     "Unreadable": Tone.BAD,
 }
 _UNKNOWN = "-"
+_NONE = "No pod's claim asks for anything of this node."
 _HEADER = ("CLAIM", "PHASE", "AGE", "PODS", "GPU", "DEVICE", "UUID", "CLAIM UID")
 _NUMBERS = frozenset({2, 4})
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _SMALLEST = 2  # of a unit, so that 90 s are not 1m
 
 
-def claims_page(claims: Sequence[Json], now: datetime) -> tuple[Line, ...]:
-    """One row for each device of each claim; below the table, what is in the way."""
-    if not claims:
-        return (line("No pod's claim asks for anything of this node."),)
+def claims_page(
+    claims: Sequence[Json], now: datetime, less_offered: Sequence[Json] = ()
+) -> tuple[Line, ...]:
+    """One row for each device of each claim; below the table, what is in the way, and why GPUs
+    offer less than they could, as far as a claim does not say that already.
+    """
     cells = (row for claim in claims for row in _rows(claim, now))
-    rows = table(_HEADER, cells, right=_NUMBERS)
+    rows = table(_HEADER, cells, right=_NUMBERS) if claims else (line(_NONE),)
     notes = [note for claim in claims for note in _notes(claim)]
+    known = [problem for claim in claims for problem in _problems(claim)]
+    notes += less_offered_lines(less_offered, known)
     return (*rows, BLANK, *notes) if notes else rows
+
+
+def less_offered_lines(reasons: Iterable[Json], known: Iterable[Json]) -> Iterator[Line]:
+    """Why GPUs offer less to claims than they could, but for what the `known` problems say."""
+    said = {problem.get("message") for problem in known}
+    for reason in reasons:
+        message, remedy = str(reason.get("message", "")), str(reason.get("remedy", ""))
+        if message not in said:
+            yield from remark(f"less is offered to claims: {message}", remedy)
 
 
 def claim_lines(claims: Sequence[Json], gpu: str) -> Iterator[Line]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeagent.terminal.claims_page import claim_lines, claims_without_device
+from nodeagent.terminal.claims_page import (
+    claim_lines,
+    claims_without_device,
+    less_offered_lines,
+)
 from nodeagent.terminal.mps_page import daemon_lines, daemon_place_words, pod_words, process_words
 from nodeagent.terminal.page import (
     BLANK,
@@ -57,6 +61,7 @@ def status_page(status: Json, width: int) -> tuple[Line, ...]:
                 (
                     *_gpu_body(gpu, width - 2),
                     *claim_lines(claims, str(gpu.get("uuid"))),
+                    *_less_offered_lines(gpu, status),
                     *_mps_lines(gpu, daemons),
                 ),
             )
@@ -214,6 +219,12 @@ def _claims_elsewhere(claims: Sequence[Json]) -> tuple[Line, ...]:
     """Claims that have nothing yet."""
     rows = tuple(claims_without_device(claims))
     return (*rows, BLANK) if rows else ()
+
+
+def _less_offered_lines(gpu: Json, status: Json) -> Iterator[Line]:
+    """Why the GPU offers less to claims than it could."""
+    reasons = (one for one in status.get("lessOffered", ()) if one.get("gpu") == gpu.get("uuid"))
+    return less_offered_lines(reasons, status.get("problems", ()))
 
 
 def _device_names(gpu: Json) -> dict[str, str]:

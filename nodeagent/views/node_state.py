@@ -72,7 +72,8 @@ class NodeState(Struct, frozen=True):
     `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
     empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
     are the node's MPS daemons. `cluster` is None for a node without one, `health` where it is not
-    watched, `claims` where none are served.
+    watched, `claims` where none are served. `less_offered`: why GPUs offer less to claims than they
+    could.
     """
 
     node: str
@@ -92,6 +93,7 @@ class NodeState(Struct, frozen=True):
     cluster: Cluster | None = None
     health: HealthState | None = None
     claims: tuple[Claim, ...] | None = None
+    less_offered: tuple[Problem, ...] = ()
 
     @property
     def sentence(self) -> str:

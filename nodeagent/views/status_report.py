@@ -31,6 +31,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     if gpu is not None and not gpus:
         return None
     problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
+    less = [problem_shape(p) for p in state.less_offered if gpu is None or p.gpu == gpu]
     where = located(state.observed)
     daemons = [d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu]
     refusal = state.refusal
@@ -54,6 +55,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         gpus=[_gpu(g, state.health) for g in gpus],
         mps=daemon_shapes(daemons, state.observed),
         claims=None if state.claims is None else [c for c in state.claims if _concerns(c, gpu)],
+        less_offered=less or None,
         problems=[problem_shape(p) for p in problems],
     )
     return as_json(report)

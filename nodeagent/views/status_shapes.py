@@ -142,4 +142,11 @@ class Status(Shape, frozen=True, kw_only=True):
     gpus: list[Gpu]
     mps: list[MpsDaemon]
     claims: Annotated[list[Claim], Meta(description="absent where none are served")] | None = None
+    less_offered: (
+        Annotated[
+            list[Problem],
+            Meta(description="why GPUs offer less to claims than they could; absent: they do not"),
+        ]
+        | None
+    ) = None
     problems: list[Problem]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession, UnixConnector
 
 from nodeagent.simulation import SimulatedNode
+from tests.acceptance.agent_home import SOON
 from tests.acceptance.test_claims import Cluster, cluster, folder
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, until_status
@@ -32,7 +35,7 @@ def health(cluster: Cluster, claim: Claim) -> tuple[str, str]:
 
 async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
     """A sick slice is unhealthy with the cause and what helps, its sibling is not; a lost GPU is
-    for both.
+    for both, and the node says that it offers less.
     """
     os.mkfifo(cluster.folder / "kmsg")
     kernel = os.open(cluster.folder / "kmsg", os.O_RDWR | os.O_NONBLOCK)
@@ -57,7 +60,20 @@ async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
             node.lose(0)
         await until(lambda: health(cluster, well)[0] == "UNHEALTHY")
         assert "GPU 0" in health(cluster, well)[1]
+        async with asyncio.timeout(SOON):
+            while await less_offered(cluster) != ["GpuLost"]:
+                await asyncio.sleep(0.05)
     os.close(kernel)
+
+
+async def less_offered(cluster: Cluster) -> list[str]:
+    """Why the GPUs offer less to claims than they could, as the agent answers: codes."""
+    socket = UnixConnector(str(cluster.folder / "run" / "agent.sock"))
+    async with (
+        ClientSession("http://agent", connector=socket) as session,
+        session.get("/v1/status") as answer,
+    ):
+        return [one["code"] for one in (await answer.json()).get("lessOffered", ())]
 
 
 def events(cluster: Cluster) -> set[tuple[str, str, str]]:

@@ -23,6 +23,7 @@ from nodeagent.claims.wanted import Mode
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from tests.claims.boards import NODE, mig_off, with_devices
 from tests.claims.samples import mig_device, mig_result, record
@@ -152,7 +153,7 @@ def test_a_record_that_cannot_be_read_holds_back_its_gpu() -> None:
     damaged = UnreadableRecord(Path("/claims/x.json"), "x", "it is cut off", frozenset({GPU.uuid}))
     held_back, free = offers.make([GPU, other], {}, (), now=NOON, unreadable=[damaged])
     assert tainted(held_back, OCCUPIED) == names(held_back)
-    assert held_back.reason == damaged.message
+    assert held_back.reason == Problem(Code.STATE_FILE, damaged.message, damaged.remedy, GPU.uuid)
     assert not tainted(free, OCCUPIED)
     anywhere = replace(damaged, gpus=None)
     both = offers.make([GPU, other], {}, (), now=NOON, unreadable=[anywhere])

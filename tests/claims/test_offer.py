@@ -22,6 +22,7 @@ from nodeagent.claims.offer import (
 from nodeagent.claims.wanted import FixedInstance, Mode, Planned
 from nodeagent.plan.desired import Layout, MigDisabled
 from nodeagent.plan.observed import Access, Gpu, HealthLimits
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS, NODE, legal_sets, mig_off, with_devices
 from tests.plan.cards import card
@@ -133,7 +134,9 @@ def test_a_gpu_that_does_not_answer(access: Access) -> None:
     silent = make_offer(gone, context)
     assert set(names(silent)) == set(names(second))
     assert silent.totals == second.totals
-    assert silent.reason == "it hangs"
+    assert silent.reason is not None
+    assert silent.reason.message == f"the driver does not answer for {gpu.title}: it hangs"
+    assert silent.reason.gpu == gpu.uuid
     assert tainted(silent, UNHEALTHY) == set(names(second))
     assert {t.effect for d in silent.devices for t in d.taints} == {NO_SCHEDULE}
     assert tainted(silent, WITHDRAWN) == tainted(second, WITHDRAWN)
@@ -177,9 +180,10 @@ def test_an_instance_of_an_unknown_kind() -> None:
 def test_held_back() -> None:
     """While nothing new may be made on a GPU, nothing is scheduled there, and the reason shows."""
     gpu = card("a30")
-    offer = make_offer(gpu, replace(DYNAMIC, held_back="a record cannot be read"))
+    held_back = Problem(Code.STATE_FILE, "a record cannot be read", "mend it", gpu.uuid)
+    offer = make_offer(gpu, replace(DYNAMIC, held_back=held_back))
     assert tainted(offer, OCCUPIED) == set(names(offer)) == set(places(gpu))
-    assert offer.reason == "a record cannot be read"
+    assert offer.reason == held_back
 
 
 # --- withdrawal -----------------------------------------------------------------------------------

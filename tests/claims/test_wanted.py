@@ -82,7 +82,12 @@ def test_the_plan_fixes_the_mode(board: str) -> None:
     waiting = wanted(mig_off(gpu), Mode.DYNAMIC, ENABLED)
     if gpu.mode_change_needs_reset:
         assert not waiting.devices
-        assert "needs a GPU reset" in waiting.reason
+        assert waiting.reason is not None
+        assert waiting.reason.message == (
+            f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset"
+        )
+        assert f"nvidia-smi --gpu-reset -i {gpu.pci_bus_id}" in waiting.reason.remedy
+        assert waiting.reason.gpu == gpu.uuid
     else:
         assert set(waiting.devices) == parts
 
@@ -146,7 +151,9 @@ def test_not_made_where_counters_are_not_exact() -> None:
     found = wanted(gpu, Mode.DYNAMIC, planned(("1g.24gb", 9)))
     assert set(found.devices) == {"mig-1g-24gb-9"}
     assert not found.devices["mig-1g-24gb-9"].consumes
-    assert found.reason.startswith(f"nothing is made on {gpu.title}: its counters allow")
+    assert found.reason is not None
+    assert found.reason.message.startswith(f"nothing is made on {gpu.title}: its counters allow")
+    assert found.reason.remedy.startswith("cut this GPU by a plan")
     assert names(mig_off(gpu), Mode.DYNAMIC) == {WHOLE_GPU}
     assert names(gpu, Mode.DYNAMIC) == set()
 

@@ -67,6 +67,20 @@ def test_programs_get_what_the_agent_says(program: Program) -> None:
     assert found == {key: answer[key] for key in ("node", "observedAt", "claims")}
 
 
+def test_why_a_gpu_offers_less_is_shown(program: Program) -> None:
+    """With the remedy: below the claims, and on the status page at the GPU, once."""
+    why = {"code": "ResetRequired", "gpu": "GPU-0", "message": "MIG mode is off", "remedy": "reset"}
+    answer = {**SERVED, "lessOffered": [why]}
+    lines = "! less is offered to claims: MIG mode is off\n"
+    with answering(json.dumps(answer).encode()) as (where, _):
+        assert program("claims", "--listen", where).out.endswith(f"{lines}  reset\n")
+        assert program("claims", "--listen", where, "-o", "json").json["lessOffered"] == [why]
+        page = program("status", "--listen", where).out
+    assert f"  {lines}    reset\n" in page.split("\nGPU 1")[0]
+    with answering(json.dumps({**answer, "problems": [why]}).encode()) as (where, _):
+        assert "less is offered" not in program("status", "--listen", where).out
+
+
 def test_an_agent_that_serves_none_says_so(program: Program) -> None:
     """That is no failure; for a program the key is not there."""
     with answering(json.dumps(STATUS).encode()) as (where, _):

@@ -81,6 +81,23 @@ def test_without_claims() -> None:
     assert text(claims_page([], NOW)) == "No pod's claim asks for anything of this node.\n"
 
 
+def test_why_less_is_offered_stands_below() -> None:
+    """With the remedy; once, where a claim has it among its problems."""
+    reasons = [
+        {"gpu": "GPU-0", "message": "MIG mode of GPU 0 is off", "remedy": "reset it"},
+        {"gpu": "GPU-1", "message": "the disk is full"},
+    ]
+    assert text(claims_page([], NOW, reasons[:1])) == (
+        "No pod's claim asks for anything of this node.\n\n"
+        "! less is offered to claims: MIG mode of GPU 0 is off\n  reset it\n"
+    )
+    shown = text(claims_page([WAITING], NOW, reasons))
+    assert shown.endswith(
+        "! team/second: the disk is full\n"
+        "! less is offered to claims: MIG mode of GPU 0 is off\n  reset it\n"
+    )
+
+
 def test_a_claim_is_a_line_at_its_device() -> None:
     """On a page of GPUs; one without a device stands by itself, with the first that is wrong."""
     assert text(claim_lines([READY, WAITING], "GPU-0")) == (

@@ -216,6 +216,28 @@ def test_claims_are_there_where_they_are_served() -> None:
     assert report["claims"] == []
 
 
+def test_why_gpus_offer_less_to_claims() -> None:
+    """With the remedy, for each GPU; nothing where they offer what they can."""
+    why = Problem(Code.RESET_REQUIRED, "MIG mode is off", "reset it", gpu="GPU-0")
+    for gpu, known in ((None, True), ("GPU-0", True), ("GPU-1", False)):
+        report = status_json(state(claims=(), less_offered=(why,)), gpu)
+        assert report is not None
+        assert ("lessOffered" in report) is known
+    report = status_json(state(claims=(), less_offered=(why,)))
+    assert report is not None
+    assert report["lessOffered"] == [
+        {
+            "code": "ResetRequired",
+            "gpu": "GPU-0",
+            "message": "MIG mode is off",
+            "remedy": "reset it",
+        }
+    ]
+    report = status_json(state(claims=()))
+    assert report is not None
+    assert "lessOffered" not in report
+
+
 def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
     """Both digests are there: what holds, and what does not."""
     refusal = Refusal("sha256:11", (Problem(Code.SYNTAX, "no", path="gpus[0]"),))
