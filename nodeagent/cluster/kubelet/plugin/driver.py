@@ -10,7 +10,7 @@ from pathlib import Path
 from nodeagent.claims.names import DRIVER
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
-from nodeagent.cluster.kubelet.plugin.health_stream import health_stream
+from nodeagent.cluster.kubelet.plugin.health_stream import health_streams
 from nodeagent.cluster.kubelet.plugin.registration import Registration, RegistrationService
 from nodeagent.cluster.kubelet.plugin.server import DraService
 from nodeagent.cluster.kubelet.plugin.sockets import check_path, make_directory, serve
@@ -38,7 +38,7 @@ async def dra_driver(
     registration = RegistrationService(endpoint, on_registration)
     try:
         async with (
-            serve(endpoint, [DraService(claims).handler(), health_stream(health)]),
+            serve(endpoint, [DraService(claims).handler(), *health_streams(health)]),
             serve(socket, [registration.handler()]),
         ):
             yield registration

@@ -1,4 +1,9 @@
-"""The gRPC service that sends the health of devices to the kubelet (KEP-4680)."""
+"""The gRPC services that send the health of devices to the kubelet (KEP-4680).
+
+Its versions differ in the package's name alone. Kubelets up to 1.36 ask for v1alpha1; 1.37 asks for
+v1, or for v1alpha1 where a driver has no other (kubernetes/kubernetes#139477, which left v1beta1
+out).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,16 @@ from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.generated import dra_health_pb2 as messages
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 
-SERVICE: Final = "v1alpha1.DRAResourceHealth"  # also its name among the supported versions
+SERVICES: Final = (  # also their names among the supported versions
+    "v1.DRAResourceHealth",
+    "v1alpha1.DRAResourceHealth",
+)
 LONGEST_MESSAGE: Final = 1024  # bytes; the kubelet would cut it inside a letter
 _CUT: Final = "..."
 
 
-def health_stream(feed: HealthFeed) -> grpc.GenericRpcHandler:
-    """Serves NodeWatchResources; each stream lasts until the kubelet or the server ends it."""
+def health_streams(feed: HealthFeed) -> list[grpc.GenericRpcHandler]:
+    """Serve NodeWatchResources; each stream lasts until the kubelet or the server ends it."""
 
     async def watch(_: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         async with aclosing(feed.watch()) as lists:
@@ -27,7 +35,7 @@ def health_stream(feed: HealthFeed) -> grpc.GenericRpcHandler:
                 await context.write(message.SerializeToString())
 
     methods: dict[str, Any] = {"NodeWatchResources": grpc.unary_stream_rpc_method_handler(watch)}
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
+    return [grpc.method_handlers_generic_handler(service, methods) for service in SERVICES]
 
 
 def _encoded(device: DeviceHealth) -> messages.DeviceHealth:

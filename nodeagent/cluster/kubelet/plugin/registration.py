@@ -19,7 +19,7 @@ from nodeagent.cluster.kubelet.plugin import health_stream, server
 log = structlog.get_logger(__name__)
 
 SERVICE: Final = "pluginregistration.Registration"
-VERSIONS: Final = (server.VERSION, health_stream.SERVICE)  # a kubelet takes the first it knows
+VERSIONS: Final = (server.VERSION, *health_stream.SERVICES)  # a kubelet takes the first it knows
 _LONGEST_REASON: Final = 1000  # characters
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]

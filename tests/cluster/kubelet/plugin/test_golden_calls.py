@@ -15,7 +15,7 @@ from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
 from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
-from nodeagent.cluster.kubelet.plugin.health_stream import health_stream
+from nodeagent.cluster.kubelet.plugin.health_stream import health_streams
 from nodeagent.cluster.kubelet.plugin.server import DraService
 from nodeagent.cluster.kubelet.plugin.sockets import serve
 from nodeagent.errors import NodeagentError
@@ -25,7 +25,6 @@ from tests.simulated_cluster.kubelet_plugins import channel_to
 pytestmark = pytest.mark.usefixtures("grpc_ends")
 
 DRA = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
-HEALTH = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
 CLAIM = b"\x0a\x04team\x12\x02a1\x1a\x05claim"  # namespace, uid and name: 6 + 4 + 7 = 17 bytes
 REQUEST = b"\x0a\x11" + CLAIM
 DEVICE = (  # 6 + 7 + 15 + 7 + 4 = 39 bytes
@@ -72,12 +71,15 @@ async def test_claims(claims: Claims, tmp_path: Path) -> None:
     await calls.close()
 
 
-async def test_health(tmp_path: Path) -> None:
-    """The list as the kubelet gets it when it begins to watch."""
+@pytest.mark.parametrize("version", ["v1", "v1alpha1"])
+async def test_health(tmp_path: Path, version: str) -> None:
+    """The list as the kubelet gets it when it begins to watch: 1.37 by v1, 1.36 by v1alpha1."""
     feed, socket = HealthFeed(), tmp_path / "dra.sock"
     feed.publish([DeviceHealth("n/gpu", "gpu", "unhealthy", 7.9, "Xid 79")])
-    async with serve(socket, [health_stream(feed)]), channel_to(str(socket)) as channel:
-        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(HEALTH)
+    async with serve(socket, health_streams(feed)), channel_to(str(socket)) as channel:
+        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+            f"/{version}.DRAResourceHealth/NodeWatchResources"
+        )
         call = watch(b"", timeout=60)
         assert await call.read() == SICK
         call.cancel()

@@ -45,6 +45,7 @@ async def test_what_the_kubelet_is_told(tmp_path: Path) -> None:
             b"\x12\x10gpu.nodeagent.io"
             b"\x1a\x32/var/lib/kubelet/plugins/gpu.nodeagent.io/dra.sock"
             b"\x22\x0cv1.DRAPlugin"
+            b"\x22\x14v1.DRAResourceHealth"
             b"\x22\x1av1alpha1.DRAResourceHealth"
         )
         assert service.status == Registration("not yet seen")  # any program may ask
