@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import NoReturn
 
 from nodeagent.claims.attempts import Attempts
-from nodeagent.claims.claim_pods import ClaimPods
 from nodeagent.claims.decisions import Allocated
 from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.node_claims import NodeClaims
@@ -43,7 +42,7 @@ class ClaimView:
         self._health = health
         self._pods_changed = pods_changed
         self._called = asyncio.Event()
-        self.pods = ClaimPods()
+        self.pods = claims.pods
         self.attempts = Attempts(
             clock=asyncio.get_running_loop().time, wall=time.time, reason_of=reason_of
         )

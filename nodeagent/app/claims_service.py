@@ -94,7 +94,9 @@ class ClaimsService:
         self._changed = asyncio.Event()
         self._feed = HealthFeed()
         self._facts = FactsReader(pool, None if simulation else SYSFS)
-        self._offers = NodeOffers(settings.node_name, Mode(settings.dra.mode))
+        self._offers = NodeOffers(
+            settings.node_name, Mode(settings.dra.mode), share=settings.dra.share or 0
+        )
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
         self.less_offered: tuple[Problem, ...] = ()  # why GPUs offer less than the mode promises

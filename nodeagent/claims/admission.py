@@ -44,6 +44,13 @@ def require_admission(
                 remedy="have both use a DeviceClass with the same user, or wait until that one's "
                 "pods have ended",
             )
+        daemons = _daemon_of_share(record, gpu.uuid), _daemon_of_share(other, gpu.uuid)
+        if all(daemons) and len(set(daemons)) > 1:
+            raise ClaimRefused(
+                f"{record.title} wants a share of {gpu.title} with another enforce, or with other "
+                f"groups, than {other.title} has: all shares of a GPU have one MPS daemon",
+                remedy="have both use one DeviceClass, or wait until that one's pods have ended",
+            )
 
 
 def _common(record: ClaimRecord, other: ClaimRecord) -> str:
@@ -58,6 +65,13 @@ def _mps_user(record: ClaimRecord, gpu: str) -> str:
     """Whom its MPS on the GPU with that UUID runs as; "" where it has none."""
     accounts = (device.mps.account for device in record.devices if device.mps and device.gpu == gpu)
     return next(map(_user, accounts), "")
+
+
+def _daemon_of_share(record: ClaimRecord, gpu: str) -> tuple[Account, str] | None:
+    """As whom the daemon of its share of the GPU with that UUID runs, and what it enforces."""
+    shares = (device for device in record.devices if device.share and device.gpu == gpu)
+    found = (one.mps for one in shares if one.mps)
+    return next(((mps.account, mps.sharing.enforce) for mps in found), None)
 
 
 def _user(account: Account) -> str:

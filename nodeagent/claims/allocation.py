@@ -26,7 +26,7 @@ from nodeagent.claims.model import (
     Standing,
     standing,
 )
-from nodeagent.claims.names import DRIVER, WHOLE_GPU
+from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
 from nodeagent.documents.findings import refuse
 from nodeagent.documents.mps import read_quantity
 from nodeagent.errors import DocumentError, NodeagentError
@@ -221,6 +221,12 @@ class _Reader:
             None if admin else _chosen(one, configurations),
         )
         interval = result.configuration
+        if isinstance(interval, TimeSlice) and share_named(one.device):
+            raise ClaimRefused(
+                f"{self.title}: request {one.request} asks for timeSlice on {one.device}, which "
+                "is shared by MPS",
+                remedy="drop timeSlice, or ask for a whole GPU",
+            )
         changes = isinstance(interval, TimeSlice) and interval is not TimeSlice.DEFAULT
         if changes and result.device != WHOLE_GPU:
             raise ClaimRefused(
@@ -246,7 +252,7 @@ class _Reader:
         if twice:
             pool, device, _ = twice[0]
             raise self._refuse("results", f"device {device} of pool {pool} is there twice")
-        shared = Counter(r.main_request for r in results if isinstance(r.configuration, MpsEntry))
+        shared = Counter(r.main_request for r in results if _has_mps(r))
         for request, count in shared.items():
             if count > 1:
                 raise ClaimRefused(
@@ -288,6 +294,12 @@ class _Reader:
 
     def _refuse(self, field_name: str, why: str) -> ClaimRefused:
         return _unreadable(self.title, f"status.allocation.devices.{field_name}: {why}")
+
+
+def _has_mps(result: Result) -> bool:
+    """Also a share of a GPU without a configuration; an administrator is no client."""
+    is_share = share_named(result.device) is not None and not result.admin_access
+    return is_share or isinstance(result.configuration, MpsEntry)
 
 
 def _chosen(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from nodeagent.claims.decisions import Allocated
+from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.reserved_for import ReservedFor
 from nodeagent.views.shapes import Pod
 
@@ -60,6 +61,11 @@ class ClaimPods:
             return listed
         _, claim = self._reserved.get(key, (0.0, None))
         return [_pod(key[0], name, set()) for name, _ in claim.pods] if claim else []
+
+    def names(self, *records: ClaimRecord) -> frozenset[tuple[str, str]]:
+        """Namespaces and names of the pods that have any of these claims."""
+        keys = ((record.namespace, record.name) for record in records)
+        return frozenset((pod.namespace, pod.name) for key in keys for pod in self.of(key))
 
 
 def _pod(namespace: str, name: str, containers: set[str]) -> Pod:

@@ -2,6 +2,7 @@
 
 A claim's daemon is started, watched and ended as a plan's is. Two things differ: tenants may not
 say all that a plan may (`configuration`), and clients get their place by the claim's CDI file.
+Claims that have shares of one GPU have one daemon together, each with a kind of client of its own.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from pathlib import Path
 
 from nodeagent.claims.allocation import ClaimRefused
 from nodeagent.claims.cdi import MpsClient
+from nodeagent.claims.names import GpuShare
 from nodeagent.mps.accounts import accounts_of
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.launch.launcher import shm_directory
 from nodeagent.mps.shares import spec_for
-from nodeagent.plan.desired import MpsEntry
+from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 from nodeagent.plan.resolve_mps import OnGpu, wanted_mps
-from nodeagent.plan.shares import Host, WantedMps
+from nodeagent.plan.shares import LEAST_THREADS, MIB, Host, Share, WantedMps, percentage_text
 from nodeagent.structs import replace
+
+# Of a share whose claim says nothing: the share's own limits.
+_AS_IT_IS = MpsEntry("", Shares((ShareEntry("clients", None, None, None, ""),), ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +47,49 @@ class ClaimDaemons:
 
         Raises ClaimRefused where there can be none like it. May block on the user database.
         """
-        users = {self.default_user, entry.user or self.default_user}
-        on = OnGpu(gpu, Host(self.default_user, accounts_of(users)), [])
+        on = self._on(gpu, entry)
         if profile is None:
             found = wanted_mps(on, entry, memory=gpu.memory)
         else:
             found = wanted_mps(
                 on, entry, memory=profile.memory, device=profile.name, slices=profile.slices
             )
-        if found is None or on.problems:
-            first = on.problems[0]
-            raise ClaimRefused(f"{title}: {first.path}: {first.message}", remedy=first.remedy)
-        return replace(found, path=title)
+        return _without_problems(found, on, title)
+
+    def wanted_share(
+        self, entry: MpsEntry | None, gpu: Gpu, share: GpuShare, title: str
+    ) -> WantedMps:
+        """What the GPU's daemon has to be for the claim of that title, which has a share of it: its
+        clients have the share's memory and as large a part of the threads, or what `entry` has
+        lower.
+
+        Raises ClaimRefused where there can be none like it. May block on the user database.
+        """
+        entry = entry or _AS_IT_IS
+        on = self._on(gpu, entry)
+        found = _without_problems(wanted_mps(on, entry, memory=share.memory), on, title)
+        one, *more = found.sharing.shares
+        if more or one.count is not None:
+            raise ClaimRefused(
+                f"{title}: {entry.clients.path}: {share.name} of {gpu.title} is one share already, "
+                "for all clients of the claim",
+                remedy="write clients, with memory and threads no more than the share's",
+            )
+        threads = max(10_000 * share.memory // gpu.memory / 100, LEAST_THREADS)
+        if one.threads is not None and one.threads > threads:
+            raise ClaimRefused(
+                f"{title}: {one.path}.threads: found {percentage_text(one.threads)}% of the "
+                f"threads, but {share.name} of {gpu.title} has {percentage_text(threads)}%",
+                remedy="write no more than that, or leave it out",
+            )
+        limits = Share(
+            share.name, None, one.memory or share.memory // MIB, one.threads or threads, one.path
+        )
+        return replace(found, sharing=replace(found.sharing, shares=(limits,)))
+
+    def _on(self, gpu: Gpu, entry: MpsEntry) -> OnGpu:
+        users = {self.default_user, entry.user or self.default_user}
+        return OnGpu(gpu, Host(self.default_user, accounts_of(users)), [])
 
     def client(self, device: str, wanted: WantedMps) -> MpsClient:
         """The place of the claim's containers in the daemon of `device` (a UUID).
@@ -64,3 +100,11 @@ class ClaimDaemons:
         spec = spec_for(wanted, device, pipe_directory=places.pipe, log_directory=places.log)
         shm = shm_directory(spec, private=self.private_shm)
         return MpsClient(spec, wanted.sharing.slots[0], str(shm))
+
+
+def _without_problems(found: WantedMps | None, on: OnGpu, title: str) -> WantedMps:
+    """For the claim of that title; raises ClaimRefused with the first of the problems."""
+    if found is None or on.problems:
+        first = on.problems[0]
+        raise ClaimRefused(f"{title}: {first.path}: {first.message}", remedy=first.remedy)
+    return replace(found, path=title)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.claims.names import WHOLE_GPU, Place
+from nodeagent.claims.names import WHOLE_GPU, GpuShare, Place
 from nodeagent.plan.observed import Gpu
 
 _NVIDIA = "gpu.nvidia.com/"
@@ -94,6 +94,18 @@ def mig_device(
     }
     named = {_NVIDIA + name: amount for name, amount in capacity.items()}
     return OfferedDevice(place.name, attributes, named, consumes)
+
+
+def mps_share(
+    gpu: Gpu, facts: GpuFacts, share: GpuShare, consumes: Mapping[str, int]
+) -> OfferedDevice:
+    """A share of the GPU's memory and threads, for the MPS clients of one claim."""
+    attributes = {
+        _NVIDIA + "type": "mps",
+        _NVIDIA + "parentUUID": gpu.uuid,
+        **_common(gpu, facts),
+    }
+    return OfferedDevice(share.name, attributes, {_NVIDIA + "memory": share.memory}, consumes)
 
 
 def _common(gpu: Gpu, facts: GpuFacts) -> dict[str, AttributeValue]:

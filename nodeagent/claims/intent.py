@@ -7,7 +7,7 @@ from collections.abc import Callable
 from nodeagent.claims.cdi import device_id
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
-from nodeagent.claims.names import locate
+from nodeagent.claims.names import GpuShare, Place, locate
 from nodeagent.claims.terms import Terms
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import MpsEntry
@@ -29,16 +29,20 @@ def intended(
 
     def device(result: Result) -> ClaimedDevice:
         located = locate(result.pool, result.device, node, observed.gpus)
-        gpu, place = located.gpu, located.place
+        gpu, part = located.gpu, located.part
         if gpu.access is not Access.OK:
             raise NodeagentError(
                 f"{title} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
                 remedy="nodeagent status shows what is wrong with it",
             )
         fixed = terms(gpu).admit(result, gpu, title)
+        place = part if isinstance(part, Place) else None
         profile, mps = place.profile if place else None, None
-        if isinstance(result.configuration, MpsEntry):
-            mps = daemons.wanted(result.configuration, gpu, profile, title)
+        entry = result.configuration if isinstance(result.configuration, MpsEntry) else None
+        if isinstance(part, GpuShare) and not result.admin_access:
+            mps = daemons.wanted_share(entry, gpu, part, title)
+        elif entry:
+            mps = daemons.wanted(entry, gpu, profile, title)
         return ClaimedDevice(
             result,
             gpu.uuid,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import Gpu, GpuInstance
@@ -77,9 +79,12 @@ def require_there(record: ClaimRecord, gpu: Gpu) -> None:
             )
 
 
-def users_of_lasting(record: ClaimRecord, gpu: Gpu) -> str:
+def users_of_lasting(record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple[str, str]]) -> str:
     """Who uses which of the claim's devices that are there after its release, too: those of a plan,
     and the GPU as a whole. "" where they are not used.
+
+    On a GPU of which it has a share, a process in one of the `other_pods` (namespace and name) is
+    not the claim's; any other may be.
     """
     used = as_used(gpu)
     for device in record.devices:
@@ -90,7 +95,10 @@ def users_of_lasting(record: ClaimRecord, gpu: Gpu) -> str:
             if device.placement in (None, instance.placement):
                 for one in instance.compute:
                     usage = usage.together(one.usage)
+        if device.share:
+            own = (u for u in usage.processes if (u.namespace, u.pod) not in other_pods)
+            usage = replace(usage, processes=tuple(own))
         if usage.in_use:
-            name = f"{device.result.device} of " if device.placement else ""
+            name = f"{device.result.device} of " if device.placement or device.share else ""
             return f"{name}{gpu.title} is in use by {usage}"
     return ""

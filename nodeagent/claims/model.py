@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final
 
-from nodeagent.claims.names import WHOLE_GPU
+from nodeagent.claims.names import GpuShare, share_named
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
 from nodeagent.plan.shares import TimeSlice, WantedMps
@@ -115,6 +115,8 @@ class ClaimedDevice:
         """Whether both have the same part of a GPU; what an administrator has, takes no place."""
         if self.result.admin_access or other.result.admin_access or self.gpu != other.gpu:
             return False
+        if (mine := self.share) and (theirs := other.share):
+            return mine.overlaps(theirs)
         return self.lies_on(other.placement)
 
     def lies_on(self, place: Placement | None) -> bool:
@@ -124,9 +126,9 @@ class ClaimedDevice:
         return bool(self.placement.mask & place.mask)
 
     @property
-    def is_share(self) -> bool:
-        """Whether other claims have parts of the same GPU by MPS."""
-        return self.placement is None and self.result.device != WHOLE_GPU
+    def share(self) -> GpuShare | None:
+        """The MPS share that it is: other claims may have others of the same GPU."""
+        return share_named(self.result.device)
 
 
 @dataclass(frozen=True, slots=True)

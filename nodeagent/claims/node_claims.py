@@ -20,6 +20,7 @@ from nodeagent.claims.allocation import ClaimRefused, read_allocation
 from nodeagent.claims.cdi import Edits, claim_of, file_name, stale
 from nodeagent.claims.cdi_files import file_names, withdraw
 from nodeagent.claims.claim_files import Capabilities, ClaimFiles
+from nodeagent.claims.claim_pods import ClaimPods
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.decisions import (
     Adopt,
@@ -101,7 +102,7 @@ class NodeClaims:
 
     `change`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
     borders; `observe` reads the node, `daemons` says what its MPS is, and `terms` what counts for
-    claims on a GPU as observed.
+    claims on a GPU as observed. `pods` are those of all claims, as far as others observe them.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class NodeClaims:
         terms: Callable[[Gpu], Terms] = lambda _: Terms(),
     ) -> None:
         self.places = places
+        self.pods = ClaimPods()
         self._terms = terms
         self._change = change
         self.fetch = fetch
@@ -331,14 +333,15 @@ class NodeClaims:
             require_done(await self._change(uuid, goal), record)
 
     def _dismissed(self, record: ClaimRecord, gpu: Gpu) -> DesiredGpu:
-        if used := users_of_lasting(record, gpu):
+        others = [one for one in self._records.values() if one.uid != record.uid]
+        other_pods = self.pods.names(*others) - self.pods.names(record)
+        if used := users_of_lasting(record, gpu, other_pods):
             raise StillInUse(
                 f"{record.title} is not released: {used}",
                 remedy="end what uses it, or wait for its end",
             )
         if record.boot_id != self.places.boot_id:  # what is there was not made for it
             record = without_ids(record)
-        others = [one for one in self._records.values() if one.uid != record.uid]
         return to_release(record, gpu, others)
 
     async def _keep(self, record: ClaimRecord) -> None:

@@ -37,13 +37,14 @@ def goals_of(plan: NodePlan | None) -> Goals:
 
 
 class NodeOffers:
-    """`closed` says why claims get nothing new on any GPU, "": they do. `keeps_taints`: the API
-    server knows taints of devices.
+    """`share`: bytes of an MPS share, 0: there are none. `closed` says why claims get nothing new
+    on any GPU, "": they do. `keeps_taints`: the API server knows taints of devices.
     """
 
-    def __init__(self, node: str, mode: Mode) -> None:
+    def __init__(self, node: str, mode: Mode, *, share: int = 0) -> None:
         self._node = node
         self._mode = mode
+        self._share = share
         self._previous: Mapping[str, Offer] = {}  # by pool
         self.closed = ""
         self.keeps_taints = True
@@ -56,7 +57,7 @@ class NodeOffers:
         """What counts for claims on the GPU now."""
         goal = goals.get(gpu.uuid)
         by_plan = planned(goal, gpu, reserved_on(gpu.uuid, records)) if goal else None
-        return Terms(self._mode, by_plan, self.closed)
+        return Terms(self._mode, by_plan, self.closed, self._share)
 
     def make(
         self,
@@ -72,7 +73,9 @@ class NodeOffers:
         read hold back their GPUs.
         """
         mode = Mode.OFF if self.closed else self._mode
-        context = OfferContext(self._node, mode, now, keeps_taints=self.keeps_taints)
+        context = OfferContext(
+            self._node, mode, now, keeps_taints=self.keeps_taints, share=self._share
+        )
         offers: dict[str, Offer] = {}
         for gpu in gpus:
             if gpu.uuid:

@@ -7,7 +7,8 @@
 - Devices on unhealthy memory slices are tainted, and so are those in whose way a GPU instance lies
   that neither the plan nor a claim has a record of, and all while nothing new may be made.
 - A scheduler takes the first device that fits. Small ones come first and the whole GPU last; of one
-  profile fixed ones, then those at the highest slices, which leaves the most room for large ones.
+  profile fixed ones, then those at the highest slices, which leaves the most room for large ones;
+  of MPS shares, which are alike, those with the lowest numbers.
 """
 
 from __future__ import annotations
@@ -15,10 +16,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.claims.counters import Amounts, CounterScheme, fits
+from nodeagent.claims.counters import MEMORY, Amounts, CounterScheme, fits
 from nodeagent.claims.devices import GpuFacts, OfferedDevice, Taint
-from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places, pool_name
-from nodeagent.claims.wanted import Mode, Planned, Wanted, published_form, wanted_devices
+from nodeagent.claims.names import (
+    WHOLE_GPU,
+    mig_device_name,
+    part_named,
+    places,
+    pool_name,
+    share_named,
+)
+from nodeagent.claims.wanted import (
+    Mode,
+    Planned,
+    Wanted,
+    has_shares,
+    published_form,
+    wanted_devices,
+)
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
@@ -57,6 +72,7 @@ class OfferContext:
     notice. `now` in seconds since 1970. `held_back` says why nothing new may be made on the GPU
     now, if that is so. `evict`: what is unhealthy loses its pods, too. Without `keeps_taints` the
     API server drops taints, so that what would have one is not published, but for what claims hold.
+    `share`: bytes of an MPS share, 0: there are none.
     """
 
     node: str
@@ -69,6 +85,7 @@ class OfferContext:
     held_back: Problem | None = None
     evict: bool = False
     keeps_taints: bool = True
+    share: int = 0
 
     @property
     def fixed(self) -> frozenset[str]:
@@ -114,11 +131,12 @@ def _held_devices(
 ) -> dict[str, OfferedDevice]:
     """As they were published; those that are not any more, as the mode has them."""
     counted = context.mode is Mode.DYNAMIC
-    known = places(gpu)
+    shared = has_shares(gpu, context.mode, context.planned, context.share)
     return {
-        name: before.get(name) or published_form(gpu, name, context.facts, counted=counted)
+        name: before.get(name)
+        or published_form(gpu, name, context.facts, counted=counted, shared=shared)
         for name in sorted(context.held)
-        if name in before or name in known or name == WHOLE_GPU
+        if name in before or name == WHOLE_GPU or part_named(gpu, name)
     }
 
 
@@ -132,8 +150,9 @@ def _wanted(
         # What is known of it now may be nothing at all.
         staying = {n: d for n, d in before.items() if WITHDRAWN not in (t.key for t in d.taints)}
         return Wanted(staying, _silent(gpu))
-    uncounted = [name for name, device in held.items() if not device.consumes]
-    return wanted_devices(gpu, context.mode, context.planned, context.facts, uncounted)
+    return wanted_devices(
+        gpu, context.mode, context.planned, context.facts, held, share=context.share
+    )
 
 
 def _silent(gpu: Gpu) -> Problem:
@@ -154,6 +173,8 @@ def _totals(
     if not needed:
         return {}
     totals = dict(CounterScheme.of(gpu).totals)
+    if MEMORY in needed and gpu.memory:
+        totals[MEMORY] = gpu.memory
     earlier = previous.totals if previous else {}
     return {**{name: earlier[name] for name in needed & earlier.keys()}, **totals}
 
@@ -211,7 +232,9 @@ def _ordered(
     def key(device: OfferedDevice) -> tuple[object, ...]:
         place = known.get(device.name)
         if place is None:
-            return (device.name == WHOLE_GPU, 0)
+            share = share_named(device.name)
+            number = (share.memory, share.number) if share else ()
+            return (device.name == WHOLE_GPU, 0, *number)
         profile, placement = place.profile, place.placement
         size = (placement.size, profile.slices, profile.memory, profile.name)
         return (False, 1, *size, device.name not in fixed, -placement.start)

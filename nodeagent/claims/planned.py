@@ -35,7 +35,13 @@ def planned(goal: DesiredGpu, gpu: Gpu, held: Iterable[Reserved]) -> Planned:
     claims get nothing new beside them.
     """
     if not isinstance(goal.mig, Layout):
-        return Planned(goal.mig, room=goal.dra, mps=goal.mps is not None, path=goal.path)
+        return Planned(
+            goal.mig,
+            room=goal.dra,
+            mps=goal.mps is not None,
+            path=goal.path,
+            time_slice=goal.time_slice is not None,
+        )
     wanted = goal.mig.instances
     own = without(gpu, (*goal.reserved, *held)).instances
     fixed = tuple(

@@ -26,6 +26,7 @@ from nodeagent.claims.decisions import (
     ReportForeign,
     Snapshot,
 )
+from nodeagent.claims.goals import daemon_of_shares
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
 from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
 from nodeagent.plan.observed import IDLE, Access, Gpu, GpuInstance, Usage
@@ -209,13 +210,23 @@ class _Claim:
             return Keep(uid, f"{planned[0].result.device} is not there; the plan makes it")
         if why or not all(_is_intact(device, found) for device, found in self.found):
             return Repair(uid, why or "its compute instance is another one")
-        if not all(_is_served(device, found) for device, found in self.found):
+        if not all(self._is_served(device, found) for device, found in self.found):
             return Repair(uid, "its MPS daemon is not as it has to be")
         state = self._snapshot.files.get(uid, FileState.MISSING)
         if state is FileState.SAME:
             return Keep(uid)
         fault = "is missing" if state is FileState.MISSING else "is not what it should be"
         return Repair(uid, f"its CDI file {fault}")
+
+    def _is_served(self, device: ClaimedDevice, found: _Found) -> bool:
+        """Whether it has the MPS daemon that it is to have, and that is Ready."""
+        wanted = device.mps
+        if wanted is None or not isinstance(found, _Present):
+            return True
+        if device.share:
+            wanted = daemon_of_shares(device.gpu, self._snapshot.records)
+        daemon = next((d.mps for d in found.gpu.devices() if d.uuid == device.device_uuid), None)
+        return daemon is not None and (daemon.runs, daemon.state) == (wanted, DaemonPhase.READY)
 
     # --- one that is over -----------------------------------------------------------------------
 
@@ -249,7 +260,7 @@ class _Claim:
         own_pods = {(one.namespace, one.pod) for one in own}
         other_pods = {(one.namespace, one.pod) for one in others} - own_pods
         for device, found in self.found:
-            passed_over = other_pods if device.is_share else set()
+            passed_over = other_pods if device.share else set()
             usage = _usage(device, found)
             users = tuple(
                 user
@@ -299,11 +310,3 @@ def _is_intact(device: ClaimedDevice, found: _Found) -> bool:
     if not isinstance(found, _Present) or found.instance is None or not device.uuid:
         return True
     return any(one.uuid == device.uuid for one in found.instance.compute)
-
-
-def _is_served(device: ClaimedDevice, found: _Found) -> bool:
-    """Whether it has the MPS daemon that it is to have, and that is Ready."""
-    if device.mps is None or not isinstance(found, _Present):
-        return True
-    daemon = next((d.mps for d in found.gpu.devices() if d.uuid == device.device_uuid), None)
-    return daemon is not None and (daemon.runs, daemon.state) == (device.mps, DaemonPhase.READY)

@@ -12,10 +12,11 @@ from typing import assert_never
 from nodeagent.claims.allocation import ClaimRefused
 from nodeagent.claims.devices import GpuFacts
 from nodeagent.claims.model import Result
-from nodeagent.claims.names import WHOLE_GPU
+from nodeagent.claims.names import WHOLE_GPU, GpuShare, share_named
 from nodeagent.claims.wanted import Mode, Planned, wanted_devices
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
+from nodeagent.plan.shares import written_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,13 @@ class Terms:
     """What counts for claims on one GPU.
 
     `planned` is None where no plan names it. `closed` says why nothing is offered at all, "": it
-    is.
+    is. `share`: bytes of an MPS share, 0: there are none.
     """
 
     mode: Mode = Mode.DYNAMIC
     planned: Planned | None = None
     closed: str = ""
+    share: int = 0
 
     def is_fixed(self, device: str) -> bool:
         """Whether a claim only uses the device, which is neither made nor changed for it."""
@@ -59,7 +61,7 @@ class Terms:
         """Why no claim may have the device, which is one of the GPU's; "" where one may."""
         if self.closed:
             return self.closed
-        offered = wanted_devices(gpu, self.mode, self.planned, GpuFacts(), ())
+        offered = wanted_devices(gpu, self.mode, self.planned, GpuFacts(), {}, share=self.share)
         if device in offered.devices:
             return ""
         if offered.reason:
@@ -67,6 +69,8 @@ class Terms:
         return self._why_not_wanted(gpu, device)
 
     def _why_not_wanted(self, gpu: Gpu, device: str) -> str:
+        if share := share_named(device):
+            return self._why_no_share(gpu, share)
         if self.planned is not None and (why := _kept_from_claims(self.planned, gpu, device)):
             return why
         if self.mode is Mode.STATIC and device != WHOLE_GPU:
@@ -74,6 +78,21 @@ class Terms:
         if self.planned is None:
             return _in_one_mode(gpu)
         return "there is no room for it beside the plan's instances"
+
+    def _why_no_share(self, gpu: Gpu, share: GpuShare) -> str:
+        if share.memory != self.share:
+            size = written_bytes(self.share) if self.share else "not set"
+            return f"the setting dra.share is {size}"
+        if self.mode is Mode.STATIC:
+            return "with dra.mode static nothing is made"
+        if gpu.in_mig_mode:
+            return _in_one_mode(gpu)
+        if self.planned is None and gpu.mig is None:
+            return f"{gpu.title} has no room for it, or cannot hold MPS clients to limits"
+        if self.planned is None or not isinstance(self.planned.mig, MigDisabled):
+            return f"{gpu.title} is for MIG devices, as long as no plan says mig: disabled"
+        how = "says how the GPU is shared" if self.planned.room else "says dra: false"
+        return f"{self.planned.path} of the plan {how}"
 
 
 def _in_one_mode(gpu: Gpu) -> str:

@@ -7,6 +7,8 @@
   the rest is for claims unless the plan says `dra: false`.
 - What the plan shares by MPS or divides is not offered: no claim can have all of it.
 - Where the plan leaves the GPU's MIG side alone, a GPU outside MIG mode is offered as a whole.
+- A GPU of which claims get no parts, because it has no MIG or the plan says `mig: disabled`, is
+  also offered in MPS shares, unless the plan shares it or says `dra: false`.
 
 In mode `static` nothing is made, so that only what the plan fixes and GPUs outside MIG mode are
 offered, and no device takes from a counter: Kubernetes has those only where `dynamic` can be.
@@ -17,14 +19,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
+from typing import Final, assert_never
 
-from nodeagent.claims.counters import Amounts, CounterScheme, fits, mismatch
-from nodeagent.claims.devices import GpuFacts, OfferedDevice, mig_device, whole_gpu
-from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places
+from nodeagent.claims.counters import MEMORY, Amounts, CounterScheme, fits, mismatch
+from nodeagent.claims.devices import GpuFacts, OfferedDevice, mig_device, mps_share, whole_gpu
+from nodeagent.claims.names import WHOLE_GPU, GpuShare, mig_device_name, places, share_named
 from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.resolve_mps import VOLTA
+
+# Clients that one MPS daemon serves at once; 60 from CUDA 13.1 on, which is not known here.
+MOST_SHARES: Final = 48
 
 
 class Mode(StrEnum):
@@ -56,8 +62,8 @@ class Planned:
     """What the plan says of a GPU that it names; `mig` as in `DesiredGpu`, `path` of its entry.
 
     `fixed` are the instances of a planned layout, none where it is no layout. `room`: claims may
-    have what the plan does not fix, once all of its layout `is_there`. `mps`: it shares the GPU as
-    a whole.
+    have what the plan does not fix, once all of its layout `is_there`. `mps`, `time_slice`: it
+    shares the GPU as a whole by these.
     """
 
     mig: DesiredMig | None
@@ -66,6 +72,7 @@ class Planned:
     is_there: bool = True
     mps: bool = False
     path: str = ""
+    time_slice: bool = False
 
     def fixes(self, device: str) -> bool:
         """Whether the device is the plan's, so that a claim only uses it."""
@@ -87,14 +94,18 @@ def wanted_devices(
     mode: Mode,
     planned: Planned | None,
     facts: GpuFacts,
-    uncounted: Collection[str],
+    held: Mapping[str, OfferedDevice],
+    *,
+    share: int = 0,
 ) -> Wanted:
-    """`uncounted` are devices that claims hold without taking from the counters, so that nothing
-    in their way can be offered.
+    """`held` are the devices that claims have, as they are published: nothing is offered in the way
+    of one that does not take from the counters. `share`: bytes of an MPS share, 0: there are none.
     """
     if mode is Mode.OFF:
         return Wanted({})
     fixed = planned.fixed if planned else ()
+    uncounted = [name for name, device in held.items() if not device.consumes]
+    held_shares = [one for one in map(share_named, held) if one]
     pinned = {*(instance.device for instance in fixed), *uncounted} - {WHOLE_GPU}
     reason: Problem | None = None
     counted = mode is Mode.DYNAMIC and bool(gpu.profiles)
@@ -105,12 +116,19 @@ def wanted_devices(
     known = places(gpu)
     names = [i.device for i in fixed if not i.kept_back and i.device in known]
     if parts and makes:
-        names += _beside(gpu, pinned, whole_taken=WHOLE_GPU in uncounted)
+        names += _beside(gpu, pinned, whole_taken=WHOLE_GPU in uncounted or bool(held_shares))
     elif parts and counted and not whole:
         reason = _reset_required(gpu)
     if whole and not pinned:
         names.append(WHOLE_GPU)
-    found = {name: published_form(gpu, name, facts, counted=counted) for name in names}
+    shares = has_shares(gpu, mode, planned, share)
+    # What is held and does not take memory, excludes shares without a scheduler knowing it.
+    if shares and all(MEMORY in device.consumes for device in held.values()):
+        names += _shares(gpu, share, held_shares)
+    shared = shares or bool(held_shares)
+    found = {
+        name: published_form(gpu, name, facts, counted=counted, shared=shared) for name in names
+    }
     return Wanted(found, reason)
 
 
@@ -148,6 +166,29 @@ def _whole_and_parts(gpu: Gpu, planned: Planned | None, *, makes: bool) -> tuple
             assert_never(planned.mig)
 
 
+def has_shares(gpu: Gpu, mode: Mode, planned: Planned | None, share: int) -> bool:
+    """Whether the GPU is offered in MPS shares: nothing else is made of it, and MPS can limit its
+    clients.
+    """
+    if mode is not Mode.DYNAMIC or not 0 < share <= gpu.memory:
+        return False
+    if gpu.in_mig_mode or gpu.compute_capability < VOLTA:
+        return False
+    if planned is None:
+        return gpu.mig is None
+    alone = not (planned.mps or planned.time_slice)
+    return isinstance(planned.mig, MigDisabled) and planned.room and alone
+
+
+def _shares(gpu: Gpu, memory: int, held: Collection[GpuShare]) -> list[str]:
+    """As many of these as the GPU has room for. Those of another size, from before the setting was
+    changed, keep their place until they are released.
+    """
+    found = (GpuShare(memory, number) for number in range(min(gpu.memory // memory, MOST_SHARES)))
+    others = [one for one in held if one.memory != memory]
+    return [one.name for one in found if not any(map(one.overlaps, others))]
+
+
 def _beside(gpu: Gpu, pinned: Collection[str], *, whole_taken: bool) -> list[str]:
     """The MIG devices that can be there together with the pinned ones."""
     known, scheme = places(gpu), CounterScheme.of(gpu)
@@ -162,10 +203,17 @@ def _beside(gpu: Gpu, pinned: Collection[str], *, whole_taken: bool) -> list[str
     ]
 
 
-def published_form(gpu: Gpu, name: str, facts: GpuFacts, *, counted: bool) -> OfferedDevice:
-    """The GPU's device of that name, which has to be one of `places` or the whole GPU."""
+def published_form(
+    gpu: Gpu, name: str, facts: GpuFacts, *, counted: bool, shared: bool
+) -> OfferedDevice:
+    """The GPU's device of that name, which has to be one of `places`, a share or the whole GPU.
+    `shared`: there may be shares of it, which are counted in any case.
+    """
+    if share := share_named(name):
+        return mps_share(gpu, facts, share, {MEMORY: share.memory})
     scheme = CounterScheme.of(gpu)
     if name == WHOLE_GPU:
-        return whole_gpu(gpu, facts, scheme.totals if counted else {})
+        slices = scheme.totals if counted else {}
+        return whole_gpu(gpu, facts, {**slices, MEMORY: gpu.memory} if shared else slices)
     place = places(gpu)[name]
     return mig_device(gpu, facts, place, scheme.consumption(place) if counted else {})

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from nodeagent.settings.group import Group, group, setting
-from nodeagent.settings.values import Duration, FilePath, Text, Texts
+from nodeagent.settings.values import Duration, FilePath, Memory, Text, Texts
 
 
 @group
@@ -98,6 +98,12 @@ class DraSettings(Group):
         "plan's MIG devices are offered, nothing is made; needs Kubernetes 1.34. dynamic: MIG "
         "devices are made when a claim is prepared, too, and taken down when it is released; needs "
         "Kubernetes 1.36.",
+    )
+    share: Memory | None = setting(
+        None,
+        "Memory of one MPS share, a quantity such as 8Gi: GPUs without MIG, and those with mig: "
+        "disabled in the plan, are offered in such shares, too. Without it there are none; needs "
+        "mode dynamic.",
     )
     kubelet_dir: FilePath = setting(
         Path("/var/lib/kubelet"),

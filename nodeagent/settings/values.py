@@ -17,6 +17,7 @@ Json = dict[str, Any]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?"
+_MEMORY = r"([1-9][0-9]{0,6})(Mi|Gi)"
 
 
 class Kind:
@@ -113,6 +114,17 @@ def _whole_number(value: object) -> int:
     return value
 
 
+def _memory(value: object) -> int:
+    match = re.fullmatch(_MEMORY, value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("accepted: a whole number of Mi or Gi, such as 8Gi")
+    return int(match[1]) << (30 if match[2] == "Gi" else 20)
+
+
+def _written_memory(value: int) -> str:
+    return f"{value >> 20}Mi" if value % 2**30 else f"{value >> 30}Gi"
+
+
 def _path(value: object) -> Path:
     text = str(value) if isinstance(value, Path) else value
     if not isinstance(text, str) or not text.strip() or "\0" in text:
@@ -170,6 +182,9 @@ ListenAddress = Annotated[
 ]
 WholeNumber = Annotated[
     int, Kind(_whole_number, {"type": "integer", "minimum": 1, "maximum": 1024})
+]
+Memory = Annotated[  # bytes
+    int, Kind(_memory, {"type": "string", "pattern": f"^{_MEMORY}$"}, written=_written_memory)
 ]
 Command = Annotated[
     tuple[str, ...],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,22 @@ from nodeagent.claims.cdi_files import ToolkitEdits
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.decisions import Allocated
 from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
+from nodeagent.claims.reserved_for import ReservedFor
 from nodeagent.claims.terms import Terms
 from nodeagent.claims.upkeep import Upkeep
+from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.gpu.capability_files import Instance
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.gpu.users import UsageReading
+from nodeagent.plan.observed import Gpu, ObservedNode, User
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import Destruction, Step
 from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.reconcile.reconciler import NodeDriver
 from nodeagent.simulation import SimulatedNode
+from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase as NodePhase
 from tests.rig import Rig, open_driver, running
 
@@ -65,6 +69,37 @@ def allocated(*devices: tuple[str, str]) -> dict[str, Any]:
         for i, (pool, device) in enumerate(devices)
     ]
     return {"allocation": {"devices": {"results": results}}}
+
+
+class PodsOfProcesses:
+    """A source of users that knows the pods of processes in the namespace team, by their pids."""
+
+    def __init__(self, pods: Mapping[int, str]) -> None:
+        self._pods = pods
+
+    async def ask(self) -> UsageReading:
+        """Nothing is allocated by others."""
+        return AllocatedDevices()
+
+    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """With the pods' names."""
+        return [replace(gpu, usage=replace(gpu.usage, processes=self._named(gpu))) for gpu in gpus]
+
+    def _named(self, gpu: Gpu) -> tuple[User, ...]:
+        return tuple(
+            replace(user, namespace="team", pod=self._pods[user.pid])
+            if user.pid in self._pods
+            else user
+            for user in gpu.usage.processes
+        )
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def reserve(claims: NodeClaims, claim: tuple[str, str, str], pod: str) -> None:
+    """The API server says that the pod has the claim."""
+    claims.pods.reserve(claim[:2], ReservedFor(claim[2], ((pod, ""),)))
 
 
 class Hardware(NodeReader):
@@ -169,8 +204,11 @@ class Home:
         *,
         driver: AbstractAsyncContextManager[NodeDriver] | None = None,
         daemons: ClaimDaemons | None = None,
+        share: int = 0,
     ) -> AsyncIterator[tuple[NodeClaims, Rig]]:
-        """One agent's life, without a plan; with MPS where its parts are given."""
+        """One agent's life, without a plan; with MPS where its parts are given, and with shares of
+        so many bytes.
+        """
 
         async def observe() -> ObservedNode:
             return rig.state.observed
@@ -180,7 +218,8 @@ class Home:
             driver=driver,
             beside=lambda *goal: claims.beside(*goal),  # noqa: PLW0108  # made below
         )
-        claims = self.node_claims(rig.changes.change, observe, daemons)
+        terms = Terms(share=share)
+        claims = self.node_claims(rig.changes.change, observe, daemons, lambda _: terms)
         await claims.load()
         async with running(rig):
             rig.control.offer(NoPlan("no plan"))

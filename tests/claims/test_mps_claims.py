@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.views.node_state import Phase as NodePhase
-from tests.claims.machine import UIDS, Home, laid_out, pool
+from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, reserve
 from tests.claims.samples import config_json, device_config
 from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
 from tests.mps.fleet_rig import US, ready, status
@@ -48,12 +48,15 @@ def node(machine: NodeRig) -> Iterator[SimulatedNode]:
 
 
 @asynccontextmanager
-async def agent(home: Home, machine: NodeRig) -> AsyncIterator[tuple[NodeClaims, Rig, Agent]]:
-    """One agent's life; daemons outlive it."""
+async def agent(
+    home: Home, machine: NodeRig, *, share: int = 0, pods: Mapping[int, str] = {}
+) -> AsyncIterator[tuple[NodeClaims, Rig, Agent]]:
+    """One agent's life; daemons outlive it. `pods` are those of processes, by pid."""
     user = f"{US}:{US if os.geteuid() == 0 else os.getegid()}"
-    async with machine.agent() as parts:
+    async with machine.agent(allocations=PodsOfProcesses(pods)) as parts:
         daemons = ClaimDaemons(user, machine.run_dir, False, parts.fleet.poll)
-        async with home.agent(driver=nullcontext(parts.node), daemons=daemons) as (claims, rig):
+        driver = nullcontext(parts.node)
+        async with home.agent(driver=driver, daemons=daemons, share=share) as (claims, rig):
             yield claims, rig, parts
 
 
@@ -210,3 +213,40 @@ async def test_a_daemon_that_does_not_come(
         assert (device.uuid, laid_out(node)) == (uuid, [(2, 1)])
         await claims.release(UIDS[0])
         assert parts.fleet.statuses() == ()
+
+
+async def test_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
+    """One daemon holds the programs of both claims to the limits of their shares. A release waits
+    for the claim's own pods alone; the daemon outlives it, the agent and the machine's run, and
+    ends with the last claim.
+    """
+    pods: dict[int, str] = {}
+    with simulated("l40s:1", state=machine.state) as node:
+        async with agent(home, machine, share=8 * GIB, pods=pods) as (claims, rig, parts):
+            names = [home.claim(number, (pool(rig), f"mps-8gi-{number}")) for number in (0, 1)]
+            for name in names:
+                reserve(claims, name, f"pod-of-{name[1]}")
+            [first], [_] = [await claims.prepare(*name) for name in names]
+            before = status(parts.fleet, first.gpu)
+            assert (before.is_ready, modes(node)) == (True, [EXCLUSIVE])
+            assert machine.published(first.gpu) == {"mps-8gi-0-0", "mps-8gi-1-0"}
+            with client(home, machine, first) as program:
+                assert (program.terms["limit"], program.terms["percentage"]) == (8 * GIB, 17.78)
+                pods[program.pid] = "pod-of-trainer-0"
+                await claims.release(UIDS[1])
+                assert machine.published(first.gpu) == {"mps-8gi-0-0"}
+                with pytest.raises(StillInUse, match=rf"mps-8gi-0 of .*{program.pid}"):
+                    await claims.release(UIDS[0])
+                program.allocate(GIB)
+            assert status(parts.fleet, first.gpu).pid == before.pid
+        for process in machine.processes():
+            os.kill(process.pid, signal.SIGKILL)
+        node.reboot()
+        shutil.rmtree(machine.run_dir)
+        home.boot_id = "second"
+        async with agent(home, machine, share=8 * GIB) as (claims, rig, parts):
+            assert await claims.prepare(*names[0]) == (first,)
+            assert status(parts.fleet, first.gpu).is_ready
+            await claims.release(UIDS[0])
+            assert parts.fleet.statuses() == ()
+    assert (home.records(), home.files()) == ([], [])

@@ -24,6 +24,7 @@ from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
 from tests.claims.boards import NODE, mig_off, with_devices
 from tests.claims.samples import mig_device, mig_result, record
@@ -170,6 +171,21 @@ def test_mode_static() -> None:
     assert names(found[pool_name(NODE, "GPU-2")]) == {"gpu"}
     assert all(not offer.totals for offer in found.values())
     assert offers.terms(GPU, {GPU.uuid: GOAL}, ()).is_fixed("mig-3g-40gb-4")
+
+
+def test_shares() -> None:
+    """Where the plan leaves the GPU to claims; else they are withdrawn, and refused."""
+    gpu, goal = replace(card("l40s"), uuid=GPU.uuid), DesiredGpu(MigDisabled("mig"), "gpus[0]")
+    offers, sliced = NodeOffers(NODE, Mode.DYNAMIC, share=8 << 30), TimeSlice.LONG
+    everything = {"gpu", *(f"mps-8gi-{number}" for number in range(5))}
+    for plan_goal in (None, goal):
+        found = make(offers, gpu, goal=plan_goal)[POOL]
+        assert (names(found), tainted(found, WITHDRAWN)) == (everything, set())
+        goals = {GPU.uuid: plan_goal} if plan_goal else {}
+        assert offers.terms(gpu, goals, ()).refusal(gpu, "mps-8gi-4") == ""
+    for changed in (replace(goal, time_slice=sliced), replace(goal, dra=False)):
+        assert tainted(make(offers, gpu, goal=changed)[POOL], WITHDRAWN) == everything - {"gpu"}
+        assert offers.terms(gpu, {GPU.uuid: changed}, ()).refusal(gpu, "mps-8gi-4")
 
 
 def test_goals_are_those_of_the_plan_in_force() -> None:

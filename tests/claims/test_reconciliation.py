@@ -108,8 +108,8 @@ def test_a_gpu_as_a_whole() -> None:
 
 def test_a_share_of_a_gpu() -> None:
     """Processes in pods of other claims are those claims'; any other may be this one's."""
-    share = whole(device="mps-20gb-0")
-    other = Allocated("other", "claim", "pod-2", (POOL, "mps-20gb-1", ""))
+    share = whole(device="mps-20gi-0")
+    other = Allocated("other", "claim", "pod-2", (POOL, "mps-20gi-1", ""))
     theirs = User(5, namespace="other", pod="pod-2")
     gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}, **of(share)}
     used = gpu(mig=OFF, usage=Usage((theirs,)))
@@ -119,10 +119,10 @@ def test_a_share_of_a_gpu() -> None:
 
 def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
     """A process in it may be on either of them."""
-    share = whole(device="mps-20gb-0")
+    share = whole(device="mps-20gi-0")
     both = (
         replace(OURS, key=share.result.key),
-        Allocated("team", "second", "pod-1", (POOL, "mps-20gb-1", "")),
+        Allocated("team", "second", "pod-1", (POOL, "mps-20gi-1", "")),
     )
     client = User(5, namespace="team", pod="pod-1")
     releasing = of(share, phase=Phase.RELEASING)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from nodeagent.claims.counters import CounterScheme
-from nodeagent.claims.devices import GpuFacts
+from nodeagent.claims.devices import GpuFacts, OfferedDevice
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.wanted import FixedInstance, Mode, Planned, Wanted, wanted_devices
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
@@ -30,8 +30,9 @@ def planned(*fixed: tuple[str, int], room: bool = True) -> Planned:
 def wanted(
     gpu: Gpu, mode: Mode, plan: Planned | None = None, uncounted: Collection[str] = ()
 ) -> Wanted:
-    """Of a node whose driver has a version."""
-    return wanted_devices(gpu, mode, plan, GpuFacts("580.65.06", "13.0"), uncounted)
+    """Of a node whose driver has a version; claims hold the `uncounted` ones."""
+    held = {name: OfferedDevice(name, {}, {}) for name in uncounted}
+    return wanted_devices(gpu, mode, plan, GpuFacts("580.65.06", "13.0"), held)
 
 
 def names(

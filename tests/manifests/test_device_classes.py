@@ -42,7 +42,8 @@ def class_of(profile: str) -> str:
 
 def published(board: str) -> list[dict[str, Any]]:
     """The devices of such a GPU outside MIG mode, which is offered as a whole and in parts."""
-    offer = make_offer(mig_off(card(board)), OfferContext(NODE, Mode.DYNAMIC, 0))
+    gpu = mig_off(card(board)) if load_board(board).has_mig else card(board)
+    offer = make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, 0, share=8 << 30))
     slices = resource_slices(offer, NodeReference(NODE, "uid"), 1)
     return [device for one in slices for device in one["spec"].get("devices", ())]
 
@@ -90,12 +91,22 @@ def test_a_class_chooses_its_devices(board: str) -> None:
     assert chosen("mig.nodeagent.io", devices) == set(known)
     assert chosen("gpu.nodeagent.io", devices) == {WHOLE_GPU}
     assert chosen(class_of("1g.5gb"), devices) == set()
+    assert chosen("mps.nodeagent.io", devices) == set()
+
+
+def test_the_class_of_shares() -> None:
+    """It has them all, and a whole GPU beside them is not among them."""
+    devices = published("l40s")
+    assert chosen("mps.nodeagent.io", devices) == {f"mps-8gi-{n}" for n in range(5)}
+    assert chosen("gpu.nodeagent.io", devices) == {WHOLE_GPU}
+    assert chosen("mig.nodeagent.io", devices) == set()
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
 def test_schemas(version: str) -> None:
     """Classes of each shape are what Kubernetes' own schemas want."""
-    for name in ("gpu.nodeagent.io", "mig.nodeagent.io", class_of("1g.10gb+me")):
+    general = ("gpu.nodeagent.io", "mig.nodeagent.io", "mps.nodeagent.io")
+    for name in (*general, class_of("1g.10gb+me")):
         kubernetes_validate.validate(classes()[name], version, strict=True)
 
 

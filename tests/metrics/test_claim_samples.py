@@ -75,7 +75,7 @@ def test_the_slices_of_a_claim() -> None:
 def test_whole_gpus_shares_and_lookers_on() -> None:
     """All slices of the card, one where it has none; what is another's is not counted again."""
     assert [value for _, value in slices(claim(whole(), whole("GPU-t4")))] == ["8", "1"]
-    assert not slices(claim(whole(device="mps-20gb-1"), device(admin_access=True)))
+    assert not slices(claim(whole(device="mps-20gi-1"), device(admin_access=True)))
 
 
 def test_only_what_is_ready_or_not_released_yet_is_held() -> None:

@@ -140,6 +140,7 @@ def test_each_setting_can_be_set_by_its_variable() -> None:
         "kubelet.socket": "/m",
         "kubelet.deadline": "3s",
         "dra.mode": "dynamic",
+        "dra.share": "8Gi",
         "dra.kubelet_dir": "/k",
         "sample.interval": "1s",
         "sample.slow_interval": "10m",
@@ -218,6 +219,7 @@ WRONG: tuple[tuple[str, str], ...] = (
     ("nvidia_smi: 'a \"b'", "nvidia_smi: found"),
     ("nvidia_smi: []", "nvidia_smi: found a list (accepted: a command"),
     ("run: {dir: ''}", 'run.dir: found "" (accepted: a path'),
+    ("dra: {share: 8GB}", 'dra.share: found "8GB" (accepted: a whole number of Mi or Gi'),
     ("reset: always", "reset: found \"always\" (accepted: 'never' or 'whenIdle')"),
 )
 
@@ -326,6 +328,9 @@ def test_each_setting_has_a_description() -> None:
         ({"gpu": {"parallel": 0}}, False),
         ({"resync": {"interval": "5 parsecs"}}, False),
         ({"api": {"listen": "9470"}}, False),
+        ({"dra": {"share": "512Mi"}}, True),
+        ({"dra": {"share": "8GB"}}, False),
+        ({"dra": {"share": 8}}, False),
     ],
 )
 def test_the_schema_agrees_with_the_reader(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nodeagent.claims.resource_slices import read_quantity
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.store import Key
 
@@ -91,7 +92,7 @@ def first_fit(
 
 def _fits(device: Device, slices: Sequence[Device], taken: Collection[str]) -> bool:
     free = {
-        name: int(counter["value"])
+        name: read_quantity(counter["value"])
         for one in slices
         for counters in one["spec"].get("sharedCounters", ())
         for name, counter in counters["counters"].items()
@@ -105,10 +106,17 @@ def _fits(device: Device, slices: Sequence[Device], taken: Collection[str]) -> b
 
 def of_profile(profile: str) -> Callable[[Device], bool]:
     """What the selector of a profile's device class says."""
+    return _with_attribute("gpu.nvidia.com/profile", profile)
 
+
+def of_type(kind: str) -> Callable[[Device], bool]:
+    """What the selectors of the other classes say: `gpu`, `mig` or `mps`."""
+    return _with_attribute("gpu.nvidia.com/type", kind)
+
+
+def _with_attribute(name: str, value: str) -> Callable[[Device], bool]:
     def wanted(device: Device) -> bool:
-        found = device["attributes"].get("gpu.nvidia.com/profile", {})
-        return bool(found.get("string") == profile)
+        return bool(device["attributes"].get(name, {}).get("string") == value)
 
     return wanted
 
@@ -119,7 +127,7 @@ def _generation(one: Device) -> int:
 
 def _consumed(device: Device) -> dict[str, int]:
     return {
-        name: int(counter["value"])
+        name: read_quantity(counter["value"])
         for consumed in device.get("consumesCounters", ())
         for name, counter in consumed["counters"].items()
     }

@@ -1,0 +1,301 @@
+"""MPS shares of a GPU: which GPUs offer them, beside what, and which claims may have them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from nodeagent.claims.admission import require_admission
+from nodeagent.claims.allocation import ClaimRefused
+from nodeagent.claims.counters import CounterScheme
+from nodeagent.claims.devices import GpuFacts, OfferedDevice
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord
+from nodeagent.claims.names import WHOLE_GPU, places
+from nodeagent.claims.offer import WITHDRAWN, Offer, OfferContext, make_offer
+from nodeagent.claims.resource_slices import NodeReference, read_offer, resource_slices
+from nodeagent.claims.terms import Terms
+from nodeagent.claims.wanted import MOST_SHARES, Mode, Planned, wanted_devices
+from nodeagent.plan.desired import MigDisabled, MigEnabled
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.shares import WantedMps
+from nodeagent.structs import replace
+from tests.claims.boards import NODE, mig_off
+from tests.claims.samples import (
+    allocation,
+    claim_json,
+    config_json,
+    device_config,
+    mig_device,
+    mig_result,
+    record,
+    result_json,
+)
+from tests.plan.cards import card
+from tests.plan.daemons import A, B
+
+GIB = 1 << 30
+SHARE = 8 * GIB
+L40S, T4, H100 = card("l40s"), card("t4"), mig_off(card("h100-80gb"))
+DISABLED = Planned(MigDisabled("gpus[0].mig"), path="gpus[0]")
+SHARED = OfferContext(NODE, Mode.DYNAMIC, 0, share=SHARE)
+Json = dict[str, Any]
+
+
+def names(offer: Offer) -> list[str]:
+    """In the order in which they are published."""
+    return [device.name for device in offer.devices]
+
+
+def shares(count: int, size: str = "8gi") -> list[str]:
+    """The first ones of a GPU."""
+    return [f"mps-{size}-{number}" for number in range(count)]
+
+
+def consumed(offer: Offer) -> dict[str, dict[str, int]]:
+    """What each device takes from the counters."""
+    return {device.name: dict(device.consumes) for device in offer.devices}
+
+
+# --- what is offered ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gpu", "count"), [(T4, 1), (L40S, 5)])
+def test_a_gpu_without_mig(gpu: Gpu, count: int) -> None:
+    """It is offered in as many as its memory holds, and last as a whole; by the one counter of its
+    memory only one of the two can be allocated.
+    """
+    offer = make_offer(gpu, SHARED)
+    assert names(offer) == [*shares(count), WHOLE_GPU]
+    assert offer.totals == {"memory": gpu.memory}
+    taken = consumed(offer)
+    assert taken.pop(WHOLE_GPU) == {"memory": gpu.memory}
+    assert taken == {name: {"memory": SHARE} for name in shares(count)}
+
+
+def test_a_gpu_with_mig_that_the_plan_keeps_outside_it() -> None:
+    """Its slices are all the whole GPU's; shares take none."""
+    offer = make_offer(H100, replace(SHARED, planned=DISABLED))
+    assert names(offer) == [*shares(9), WHOLE_GPU]
+    totals = {**CounterScheme.of(H100).totals, "memory": H100.memory}
+    assert offer.totals == consumed(offer)[WHOLE_GPU] == totals
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes"),
+    [
+        (H100, {}),
+        (card("h100-80gb"), {"planned": DISABLED}),
+        (H100, {"planned": Planned(MigEnabled("gpus[0].mig"))}),
+        (H100, {"planned": replace(DISABLED, room=False)}),
+        (H100, {"planned": replace(DISABLED, mps=True)}),
+        (L40S, {"planned": replace(DISABLED, time_slice=True)}),
+        (L40S, {"planned": Planned(None, time_slice=True)}),
+        (L40S, {"mode": Mode.STATIC}),
+        (L40S, {"share": 0}),
+        (T4, {"share": 16 * GIB}),
+        (replace(L40S, compute_capability=(6, 1)), {}),
+    ],
+)
+def test_gpus_without_shares(gpu: Gpu, changes: Json) -> None:
+    """Those that claims cut, that the plan shares or keeps back, and those that cannot have them:
+    they are offered as without the setting.
+    """
+    context = replace(SHARED, **changes)
+    assert make_offer(gpu, context) == make_offer(gpu, replace(context, share=0))
+    assert not [name for name in names(make_offer(gpu, context)) if name.startswith("mps-")]
+
+
+def test_no_more_shares_than_a_daemon_has_clients() -> None:
+    """However small they are."""
+    offer = make_offer(L40S, replace(SHARED, share=GIB // 2))
+    assert names(offer) == [*shares(MOST_SHARES, "512mi"), WHOLE_GPU]
+
+
+def test_what_a_share_says_of_itself() -> None:
+    """Whose part it is and how much of it; else the same as the GPU."""
+    offer = make_offer(L40S, replace(SHARED, facts=GpuFacts("580.65.06", "13.0")))
+    first, *_, whole = offer.devices
+    mine, common = dict(first.attributes), dict(whole.attributes)
+    assert mine.pop("gpu.nvidia.com/type") == "mps"
+    assert mine.pop("gpu.nvidia.com/parentUUID") == common.pop("gpu.nvidia.com/uuid")
+    assert common.pop("gpu.nvidia.com/type") == "gpu"
+    assert mine == common
+    assert first.capacity == {"gpu.nvidia.com/memory": SHARE}
+
+
+@pytest.mark.parametrize("version", ["1.36", "1.37"])
+def test_published(version: str) -> None:
+    """They are what Kubernetes' own schemas want, and read back as they were."""
+    offer = make_offer(L40S, replace(SHARED, share=GIB))
+    slices = json.loads(json.dumps(resource_slices(offer, NodeReference(NODE, "uid"), 1)))
+    for one in slices:
+        kubernetes_validate.validate(one, version, strict=True)
+    assert read_offer(slices) == offer
+
+
+# --- beside what claims have ----------------------------------------------------------------------
+
+
+def held(gpu: Gpu, context: OfferContext, *devices: str) -> Offer:
+    """What is offered after these were claimed."""
+    first = make_offer(gpu, context)
+    return make_offer(gpu, replace(context, previous=first, held=frozenset(devices)))
+
+
+def later(gpu: Gpu, context: OfferContext, before: Offer, *devices: str) -> Offer:
+    """What is offered when the withdrawals are over that begin with this context."""
+    changed = replace(context, held=frozenset(devices), previous=before)
+    between = make_offer(gpu, changed)
+    return make_offer(gpu, replace(changed, now=context.now + 600, previous=between))
+
+
+def test_another_size_beside_claims() -> None:
+    """They keep their shares, and the new ones are those that have no memory in common with them;
+    together they are no more than there is.
+    """
+    before = held(L40S, SHARED, "mps-8gi-1")  # from 8 to 16 GiB
+    offer = later(L40S, replace(SHARED, share=12 * GIB), before, "mps-8gi-1")
+    assert names(offer) == ["mps-8gi-1", "mps-12gi-2", WHOLE_GPU]  # 12gi-0 and 12gi-1 touch it
+    assert WITHDRAWN in {t.key for d in offer.devices for t in d.taints if d.name == "mps-8gi-1"}
+    taken = consumed(offer)
+    assert taken["mps-8gi-1"]["memory"] + taken["mps-12gi-2"]["memory"] <= offer.totals["memory"]
+
+
+def test_a_share_excludes_the_whole_when_the_setting_is_gone() -> None:
+    """A scheduler still has to know it."""
+    before = held(L40S, SHARED, "mps-8gi-0")
+    offer = later(L40S, replace(SHARED, share=0), before, "mps-8gi-0")
+    assert consumed(offer) == {
+        "mps-8gi-0": {"memory": SHARE},
+        WHOLE_GPU: {"memory": L40S.memory},
+    }
+
+
+def test_a_share_excludes_the_parts_when_the_plan_is_gone() -> None:
+    """No MIG device is offered on that GPU until it is released."""
+    planned = replace(SHARED, planned=DISABLED)
+    before = held(H100, planned, "mps-8gi-0")
+    offer = later(H100, SHARED, before, "mps-8gi-0")
+    assert names(offer) == ["mps-8gi-0", WHOLE_GPU]
+    assert consumed(offer)[WHOLE_GPU]["memory"] == H100.memory
+    assert set(names(make_offer(H100, replace(SHARED, previous=offer)))) >= set(places(H100))
+
+
+def test_a_whole_gpu_that_was_claimed_before_there_were_shares() -> None:
+    """It takes from no counter of memory and cannot be changed, so that there are none yet."""
+    before = held(L40S, replace(SHARED, share=0), WHOLE_GPU)
+    offer = make_offer(L40S, replace(SHARED, held=frozenset({WHOLE_GPU}), previous=before))
+    assert names(offer) == [WHOLE_GPU]
+    assert names(make_offer(L40S, replace(SHARED, previous=offer))) == [*shares(5), WHOLE_GPU]
+
+
+def test_slices_that_were_lost() -> None:
+    """What is held is published as it was."""
+    for device in ("mps-8gi-3", WHOLE_GPU):
+        before = held(L40S, SHARED, device)
+        assert make_offer(L40S, replace(SHARED, held=frozenset({device}))) == before
+    gone = Gpu(-1, L40S.uuid, access=Access.LOST)
+    assert make_offer(gone, replace(SHARED, held=frozenset({"mps-8gi-3"}))).devices == ()
+
+
+# --- who may have one -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terms", "gpu", "why"),
+    [
+        (Terms(share=4 * GIB), L40S, "the setting dra.share is 4Gi"),
+        (Terms(), L40S, "the setting dra.share is not set"),
+        (Terms(Mode.STATIC, share=SHARE), L40S, "dra.mode static nothing is made"),
+        (Terms(share=SHARE), card("h100-80gb"), "is in MIG mode"),
+        (Terms(share=SHARE), H100, "for MIG devices, as long as no plan says mig: disabled"),
+        (
+            Terms(planned=replace(DISABLED, room=False), share=SHARE),
+            H100,
+            "gpus[0] of the plan says dra: false",
+        ),
+        (
+            Terms(planned=replace(DISABLED, mps=True), share=SHARE),
+            H100,
+            "gpus[0] of the plan says how the GPU is shared",
+        ),
+        (
+            Terms(share=SHARE),
+            replace(L40S, compute_capability=(6, 1)),
+            "cannot hold MPS clients to limits",
+        ),
+    ],
+)
+def test_shares_that_are_not_offered_any_more(terms: Terms, gpu: Gpu, why: str) -> None:
+    """The claim is refused with the reason."""
+    result = mig_result(device="mps-8gi-0")
+    with pytest.raises(ClaimRefused) as refused:
+        terms.admit(result, gpu, "claim team/trainer")
+    assert "claim team/trainer does not get mps-8gi-0 of GPU 0" in refused.value.message
+    assert why in refused.value.message
+
+
+def test_a_share_is_the_claims_also_on_a_planned_gpu() -> None:
+    """While the GPU as a whole is the plan's, which says how that is shared."""
+    terms = Terms(planned=DISABLED, share=SHARE)
+    assert terms.admit(mig_result(device="mps-8gi-8"), H100, "claim team/a") is False
+    assert terms.admit(mig_result(device=WHOLE_GPU), H100, "claim team/a") is True
+
+
+def claimed(device: str, mps: WantedMps | None = A, **result: Any) -> ClaimedDevice:
+    """A share of an L40S, or all of it."""
+    found = mig_result(**{"device": device, **result})
+    return mig_device(result=found, gpu=L40S.uuid, profile="", placement=None, mps=mps)
+
+
+def other(device: str, mps: WantedMps | None = A) -> ClaimRecord:
+    """Another claim."""
+    return record(claimed(device, mps), uid="2", name="other")
+
+
+def test_shares_beside_each_other() -> None:
+    """Any but the same one, of another size what has no memory in common; nothing beside the GPU as
+    a whole.
+    """
+    mine = record(claimed("mps-8gi-0"))
+    for device in ("mps-8gi-1", "mps-12gi-1"):
+        require_admission(mine, L40S, [other(device)], ())
+    for device in ("mps-8gi-0", "mps-12gi-0", WHOLE_GPU):
+        with pytest.raises(ClaimRefused, match=rf"held already: {device} of claim team/other"):
+            require_admission(mine, L40S, [other(device)], ())
+
+
+def test_one_daemon_for_all_shares() -> None:
+    """So claims that want it otherwise are refused, and not those of another GPU."""
+    groups = replace(A, account=replace(A.account, groups=(7,)))
+    stricter = replace(A, sharing=replace(A.sharing, enforce="terminate"))
+    for unlike in (groups, stricter):
+        with pytest.raises(ClaimRefused, match=r"another enforce.* than claim team/other has"):
+            require_admission(record(claimed("mps-8gi-0", unlike)), L40S, [other("mps-8gi-1")], ())
+    require_admission(record(claimed("mps-8gi-0", B)), L40S, [other("mps-8gi-1")], ())
+    elsewhere = record(replace(claimed("mps-8gi-1"), gpu="GPU-2"), uid="2")
+    require_admission(record(claimed("mps-8gi-0", stricter)), L40S, [elsewhere], ())
+
+
+def test_a_share_and_its_configuration() -> None:
+    """It takes no time slice, not even the default one, and a program is a client of one daemon."""
+    share = result_json(device="mps-8gi-0")
+    turns = config_json(device_config(timeSlice="default"))
+    with pytest.raises(ClaimRefused, match="timeSlice on mps-8gi-0, which is shared by MPS"):
+        allocation(claim_json(share, config=[turns]))
+    two = (share, result_json(device="mps-8gi-1"))
+    with pytest.raises(ClaimRefused, match="request gpu has 2 devices with MPS"):
+        allocation(claim_json(*two))
+    monitors = (result_json(device=f"mps-8gi-{n}", adminAccess=True) for n in range(2))
+    assert len(allocation(claim_json(*monitors)).results) == 2
+
+
+def test_not_known_is_not_offered() -> None:
+    """A GPU of which the compute capability is not known may be one that cannot limit clients."""
+    unknown = replace(L40S, compute_capability=(0, 0))
+    nothing: dict[str, OfferedDevice] = {}
+    found = wanted_devices(unknown, Mode.DYNAMIC, None, GpuFacts(), nothing, share=SHARE)
+    assert set(found.devices) == {WHOLE_GPU}
