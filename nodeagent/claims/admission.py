@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.model import ClaimRecord, Phase
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import ANY_USER, Account
@@ -50,6 +50,21 @@ def require_admission(
                 f"{record.title} wants a share of {gpu.title} with another enforce, or with other "
                 f"groups, than {other.title} has: all shares of a GPU have one MPS daemon",
                 remedy="have both use one DeviceClass, or wait until that one's pods have ended",
+            )
+    user = _mps_user(record, gpu.uuid)
+    if user and record.phase is Phase.INTENT:  # a plan that came later does not end it
+        _require_user_of_plan(record, gpu, user)
+
+
+def _require_user_of_plan(record: ClaimRecord, gpu: Gpu, user: str) -> None:
+    """The daemons of other claims there run as this `user`; any other daemon is the plan's."""
+    for daemon in (device.mps for device in gpu.devices() if device.mps):
+        theirs = _user(daemon.runs.account)
+        if theirs != user:
+            raise ClaimRefused(
+                f"{record.title} wants MPS as user {user} on {gpu.title}, where it runs as user "
+                f"{theirs} for {daemon.runs.path or 'the plan'}: one GPU has clients of one user",
+                remedy="use a DeviceClass with the same user, or write that user in the plan",
             )
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from nodeagent.claims.admission import require_admission
 from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.shares import Account, WantedMps
 from nodeagent.structs import replace
 from tests.claims.samples import mig_device, mig_result, record
-from tests.plan.cards import card
-from tests.plan.daemons import A, D
+from tests.plan.cards import card, with_instances
+from tests.plan.daemons import A, D, daemon, give
 
 GPU = card("h100-80gb")
 BESIDE = Placement(6, 1)
@@ -64,6 +64,18 @@ def test_one_gpu_has_clients_of_one_user(theirs: WantedMps, user: str) -> None:
     message = refused.value.message
     assert message.startswith("claim team/trainer wants MPS as user 1000 on GPU 0 (")
     assert f"where it runs as user {user} for claim team/other" in message
+
+
+def test_a_plans_daemon_on_the_gpu() -> None:
+    """A new claim has its user, too; one that is there already stays, whatever plan came."""
+    gpu = give(with_instances(GPU, [("3g.40gb", 0)]), daemon(D))
+    wanted = own(mig_device(mps=A))
+    require_admission(wanted, gpu, [], ())
+    begun = replace(wanted, phase=Phase.INTENT)
+    with pytest.raises(ClaimRefused, match=r"as user 1000 on .* as user 2000 for gpus\[0\].mps:"):
+        require_admission(begun, gpu, [], ())
+    require_admission(begun, give(gpu, daemon(A)), [], ())
+    require_admission(replace(own(mig_device()), phase=Phase.INTENT), gpu, [], ())
 
 
 def test_the_same_user_with_other_groups_or_limits() -> None:
