@@ -18,6 +18,7 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
+from nodeagent.plan.reserved import without
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.loop_control import LoopControl
@@ -38,6 +39,15 @@ HostFor = Callable[[PlanDocument], Host]
 BesideClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
 """The goal of a GPU as it is beside what claims have there."""
 _NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
+
+
+def unclaimed(observed: ObservedNode, beside: BesideClaims) -> ObservedNode:
+    """The node without the instances of claims, of which a document says nothing: what it wants of
+    all MIG devices there are, it wants of the others.
+    """
+    nothing = DesiredGpu(None, "")
+    gpus = tuple(without(gpu, beside(nothing, gpu).reserved) for gpu in observed.gpus)
+    return replace(observed, gpus=gpus)
 
 
 def beside_all(desired: DesiredNode, observed: ObservedNode, beside: BesideClaims) -> DesiredNode:
@@ -170,7 +180,8 @@ class ActivePlan:
         if self._good is None:
             return Judgement(refusal=refusal)
         try:
-            self._desired = resolve(self._good.document, observed, self._good.host)
+            own = unclaimed(observed, self._beside)
+            self._desired = resolve(self._good.document, own, self._good.host)
         except DocumentError as error:
             if self._desired is None:
                 return Judgement(refusal=refusal or Refusal(self.digest, error.problems))
@@ -183,7 +194,8 @@ class ActivePlan:
         self, candidate: ReadPlan, observed: ObservedNode, policy: Policy
     ) -> tuple[DesiredNode, NodePlan]:
         """Raises DocumentError where that can never be."""
-        resolved = resolve(candidate.document, observed, candidate.host)
+        own = unclaimed(observed, self._beside)
+        resolved = resolve(candidate.document, own, candidate.host)
         desired = beside_all(resolved, observed, self._beside)
         made = plan(desired, observed, policy)
         if made.verdict in _NEVER:

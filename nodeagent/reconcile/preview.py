@@ -12,7 +12,7 @@ from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Host
-from nodeagent.reconcile.active_plan import BesideClaims, HostFor, beside_all
+from nodeagent.reconcile.active_plan import BesideClaims, HostFor, beside_all, unclaimed
 from nodeagent.views.plan_report import plan_json, rejection_json
 
 _SOURCE = "preview"
@@ -47,7 +47,7 @@ def preview(
         )
         return Preview(readable=False, verdict=Verdict.INVALID, report=report)
     try:
-        resolved = resolve(document, observed, host_for(document))
+        resolved = resolve(document, unclaimed(observed, beside), host_for(document))
     except DocumentError as error:
         verdict = verdict_of(error)
         report = rejection_json(error.problems, verdict, digest=document.digest, source=_SOURCE)

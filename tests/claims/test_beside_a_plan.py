@@ -13,6 +13,7 @@ from nodeagent.claims.node_claims import NodeClaims
 from nodeagent.claims.node_offers import NodeOffers, goals_of
 from nodeagent.claims.terms import Terms
 from nodeagent.claims.wanted import Mode
+from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
@@ -89,6 +90,19 @@ async def test_a_preview_knows_of_claims(node: SimulatedNode, home: Home) -> Non
         assert "claim team/trainer-0" in str(found.report)
         alone = preview(text, None, rig.state.observed, Policy())
         assert alone.verdict is Verdict.APPLICABLE
+
+
+async def test_mps_that_a_plan_wants_of_all_instances(node: SimulatedNode, home: Home) -> None:
+    """It is not wanted of those of claims, which may be too small for it."""
+    async with planned(home, "enabled") as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
+        await rig.round()
+        text = plan_text("enabled", "[0]") + b"  mps: {replicas: 9}\n"
+        found = preview(text, None, rig.state.observed, Policy(), beside=claims.beside)
+        assert found.verdict is Verdict.IN_SYNC
+        assert preview(text, None, rig.state.observed, Policy()).verdict is Verdict.UNSATISFIABLE
+        rig.offer(text)
+        await rig.until(lambda: rig.state.digest == digest_of(text))
 
 
 async def test_another_plan_waits_for_the_claim(node: SimulatedNode, home: Home) -> None:
