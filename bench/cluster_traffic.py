@@ -20,7 +20,7 @@ from tests.simulated_cluster.journal import Request
 
 BOARDS = "h100-80gb:8"
 FULL = "{1g.10gb: 7}"  # 56 instances
-QUIET = 1200.0  # seconds: two to five watches, and a list or two
+QUIET = 1200.0  # seconds: one or two watches
 HEARTBEATS = 5
 CHANGES = 10
 IMAGES = 50  # a kubelet lists so many in its Node's status
@@ -63,7 +63,6 @@ async def _measure() -> None:
     header = [
         "what",
         "lists",
-        "probes",
         "pods",
         "watches",
         "metadata",
@@ -126,7 +125,7 @@ class _Meter:
         before, begun = self._went.copy(), len(self._api.requests)
         yield
         kinds = Counter(_kind(request) for request in self._api.requests[begun:])
-        names = ("list", "probe", "pods", "watch", "metadata", "status", "event")
+        names = ("list", "pods", "watch", "metadata", "status", "event")
         counts = [kinds[name] for name in names]
         sizes = [(self._went[way] - before[way]) / 1024 for way in ("up", "down")]
         rows.append([what, *counts, *sizes])
@@ -146,8 +145,6 @@ class _Meter:
 
 
 def _kind(request: Request) -> str:
-    if request.path == "/version":
-        return "probe"
     if not request.write:
         plain = "pods" if request.path.endswith("/pods") else "list"
         return "watch" if request.watch else plain

@@ -47,9 +47,9 @@ ALSO: tuple[tuple[str, Callable[[], Request]], ...] = (
     (DRA, lambda: requests.create_event({"metadata": {"namespace": "team-a"}})),
     (DRA, lambda: requests.patch_event("x", {}, "team-a")),
 )
-# `nodeagent check` asks for what an administrator's account may see; what it may, and which version
-# the server has, any account may ask.
-OTHERWISE = {"review_access", "version", "get_runtime_class"}
+# `nodeagent check` asks for what an administrator's account may see; what it may, any account may
+# ask.
+OTHERWISE = {"review_access", "get_runtime_class"}
 VERBS = {
     "GET": "get",
     "POST": "create",

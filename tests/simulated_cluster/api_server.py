@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -108,6 +108,15 @@ class ApiServer:
             yield
         finally:
             await self.start()
+
+    @contextlib.contextmanager
+    def unsent(self) -> Iterator[None]:
+        """What changes within the block is lost to the watches that are open."""
+        watching, self.store.watching = self.store.watching, set()
+        try:
+            yield
+        finally:
+            self.store.watching = watching
 
     def expire(self) -> None:
         """Compaction: versions before the present one are too old; open watches go on."""

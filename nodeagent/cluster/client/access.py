@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 
 from nodeagent import __version__
-from nodeagent.cluster.client import faults, requests
+from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.credentials import (
     Credentials,
     Identity,
@@ -130,22 +130,6 @@ class ClusterAccess:
             yield response
         finally:
             response.close()  # not released: what is left of a watch is never worth reading
-
-    async def probe(self, *, within: float) -> None:
-        """Ask for the server's version; raise if no answer comes.
-
-        Any HTTP status will do, also 429 and 5xx: a server that is overloaded is alive, and to
-        list and watch anew would only add to its load.
-        """
-        request = requests.version()
-        try:
-            async with asyncio.timeout(within):
-                await self.send(request)
-        except TimeoutError as error:
-            raise self._error(request, error) from error
-        except ClusterFault as fault:
-            if fault.status is None:
-                raise
 
     # --- sending ----------------------------------------------------------------------------------
 

@@ -23,11 +23,9 @@ _LONGEST_WAIT = 300.0  # seconds; a server that wants more is asked again nevert
 class ClusterFault(NodeagentError):
     """The API server did not do what it was asked for.
 
-    `retry_after` is how many seconds the server wants to be left alone, None if it did not say;
-    `status` is the HTTP status of its answer, None if no complete answer came.
+    `retry_after` is how many seconds the server wants to be left alone, None if it did not say.
     """
 
-    status: int | None = None
     usual_remedy = ""
 
     def __init__(self, message: str, *, remedy: str = "", retry_after: float | None = None) -> None:
@@ -103,9 +101,7 @@ def from_status(
     kind = _KINDS.get(status, RequestRefused if 400 <= status < 500 else ClusterUnreachable)
     if budget := _budget(body) if status == HTTPStatus.TOO_MANY_REQUESTS else "":
         kind, message = DisruptionRefused, f"{message}: {budget}"
-    fault = kind(message, remedy=kind.usual_remedy, retry_after=_retry_after(headers))
-    fault.status = status
-    return fault
+    return kind(message, remedy=kind.usual_remedy, retry_after=_retry_after(headers))
 
 
 def from_error(error: Exception, *, purpose: str, server: str, cut: bool = False) -> ClusterFault:

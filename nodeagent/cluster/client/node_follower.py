@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import aiohttp
 
@@ -25,6 +25,8 @@ from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.strict_json import parse_json
 
 _PURPOSE = "a watch of the Node"
+BEGINNING: Final = "0"
+"""The version of a watch that is sent what there is before any change, from the server's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ async def events(
     """Yield what a watch brings; end when the server ends it or nothing comes for so many seconds.
 
     A server that lives sends a bookmark every minute, but none is promised: silence is a reason
-    to ask anew, not a fault. Raises `ConnectionCut`, or the fault that a line stands for.
+    to watch anew, not a fault. Raises `ConnectionCut`, or the fault that a line stands for.
     """
     while True:
         waiting = asyncio.timeout(silence)
@@ -81,15 +83,26 @@ def _event(line: bytes) -> WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class FollowIntervals:
-    """Times in seconds; pairs are ranges from which each time is drawn anew."""
+    """Times in seconds; pairs are ranges from which each time is drawn anew.
 
-    watch: tuple[float, float] = (240.0, 480.0)  # how long one watch may last
-    list_every: tuple[float, float] = (600.0, 900.0)  # guards against events that were lost
-    silence: float = 150.0  # bookmarks come every minute
-    quiet: float = 20.0  # after so long without an event the server is asked whether it is alive
-    probe: float = 10.0  # how long it may take to answer that
+    A watch that ended in time is followed by one from the beginning, which guards against events
+    that were lost. So is a silent one: a server that has stopped leaves its connections up, and
+    shows itself by not answering the next watch.
+    """
+
+    watch: tuple[float, float] = (600.0, 900.0)  # how long one watch may last
+    silence: float = 70.0  # bookmarks come every minute
     retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
     healthy_after: float = 60.0  # a watch that lasted so long was a good one
+
+    def watch_seconds(self, chance: float) -> float:
+        """How long the next watch may last; `chance` is in [0, 1)."""
+        low, high = self.watch
+        return low + (high - low) * chance
+
+    def is_early(self, lasted: float, seconds: float) -> bool:
+        """Whether a watch that was asked for `seconds` ended suspiciously early."""
+        return lasted < min(self.healthy_after, seconds - 1.0)
 
 
 class NodeFollower:
@@ -122,8 +135,7 @@ class NodeFollower:
         self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
         self._reported = False
         self._view: NodeView | None = None
-        self._version: str | None = None  # what to watch from; None: list first
-        self._list_due = 0.0
+        self._version = ""  # what to watch from; "": list first
         self.fault: ClusterFault | None = None  # why the Node cannot be followed now
         self.is_reachable = False  # not before the first answer
 
@@ -131,74 +143,49 @@ class NodeFollower:
         """Follow until cancelled."""
         while True:
             try:
-                if self._version is None or self._clock() >= self._list_due:
+                if not self._version:
                     self._version = await self._list()
-                ended_early = await self._watch(self._version)
-            except ClusterFault as fault:
-                await self._back_off(fault)
-            else:
-                if ended_early:
+                if await self._watch():
                     # A proxy that hangs up at once must not be asked in a circle.
                     await asyncio.sleep(self._backoff.next())
+                else:
+                    self._version = BEGINNING
+            except ClusterFault as fault:
+                await self._back_off(fault)
 
     async def _list(self) -> str:
         listed = await self._access.listed(requests.list_node(self._name))
         self._report(view_of(listed.first) if listed.items else None)
-        self._list_due = self._clock() + self._drawn(self._intervals.list_every)
         self._answered()
         return listed.version
 
-    async def _watch(self, version: str) -> bool:
-        """Watch once from `version`; whether the server ended it suspiciously early."""
-        until_list = max(self._list_due - self._clock(), 1.0)
-        seconds = min(self._drawn(self._intervals.watch), until_list)
-        request = requests.watch_node(self._name, version=version, seconds=seconds)
+    async def _watch(self) -> bool:
+        """Watch once; whether the server ended it suspiciously early."""
+        intervals = self._intervals
+        seconds = intervals.watch_seconds(self._jitter())
+        request = requests.watch_node(self._name, version=self._version, seconds=seconds)
         async with self._access.watch(request) as response:
             begun = self._clock()
             self._answered()
             try:
-                await self._take_all(response)
+                server = self._access.server
+                async for event in events(response, server=server, silence=intervals.silence):
+                    self._take(event)
             finally:
                 lasted = self._clock() - begun
-                if lasted >= self._intervals.healthy_after:
+                if lasted >= intervals.healthy_after:
                     self._backoff.reset()  # failures before a good watch are forgotten
-        # One that was asked for less than a minute has not ended early when it ends in time.
-        return lasted < min(self._intervals.healthy_after, seconds - 1.0)
-
-    async def _take_all(self, response: aiohttp.ClientResponse) -> None:
-        """Take events until the watch ends; raises a fault also when the server is stuck."""
-        received = asyncio.Event()
-        try:
-            async with asyncio.TaskGroup() as parts:
-                probing = parts.create_task(self._probe(received))
-                server, silence = self._access.server, self._intervals.silence
-                async for event in events(response, server=server, silence=silence):
-                    received.set()
-                    self._take(event)
-                probing.cancel()
-        except* ClusterFault as group:
-            raise group.exceptions[0] from group
-
-    async def _probe(self, received: asyncio.Event) -> NoReturn:
-        """Probe a silent server.
-
-        The connections of a stopped process stay up, so the kernel's keepalive detects nothing.
-        """
-        while True:
-            received.clear()
-            try:
-                async with asyncio.timeout(self._intervals.quiet):
-                    await received.wait()
-            except TimeoutError:
-                await self._access.probe(within=self._intervals.probe)
+        return intervals.is_early(lasted, seconds)
 
     def _take(self, event: WatchEvent) -> None:
+        known = self._view.resource_version if self._view else self._version
         if event.node is None and not event.removed:
-            self._version = event.version
-        elif self._version is None or is_newer(event.version, self._version):
-            # Else it is a repetition, or out of order.
-            self._version = event.version
+            if self._version == BEGINNING:  # a Node would have been sent before the bookmark
+                self._report(None)
+        elif is_newer(event.version, known):  # else it is a repetition, or out of order
             self._report(view_of(event.node) if event.node else None)
+        if is_newer(event.version, self._version):
+            self._version = event.version
 
     def _report(self, view: NodeView | None) -> None:
         before = self._view
@@ -218,13 +205,9 @@ class NodeFollower:
 
     async def _back_off(self, fault: ClusterFault) -> None:
         if not isinstance(fault, ConnectionCut):
-            self._version = None  # 410, or what happened meanwhile is not known
+            self._version = ""  # 410, or what happened meanwhile is not known
         self.is_reachable = False
         before, self.fault = self.fault, fault
         if type(before) is not type(fault):
             self._on_fault(fault)
         await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
-
-    def _drawn(self, between: tuple[float, float]) -> float:
-        low, high = between
-        return low + (high - low) * self._jitter()

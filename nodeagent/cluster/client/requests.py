@@ -45,11 +45,6 @@ class Right:
     name: str = ""
 
 
-def version() -> Request:
-    """The server's version, which costs it nothing: whether it is alive."""
-    return Request("a liveness probe", "GET", "/version")
-
-
 def list_node(name: str) -> Request:
     """The one Node of this name, in a list whose version a watch can begin from."""
     return Request(f"the list of Node {name}", "GET", _path("nodes"), _only(name), kind="Nodes")

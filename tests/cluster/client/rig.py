@@ -22,7 +22,6 @@ STATUS = "nodeagent.io/status"
 # Short, but with the same proportions: a first wait far below the longest, health above both.
 QUICK = FollowIntervals(
     watch=(30.0, 30.0),
-    list_every=(60.0, 60.0),
     silence=20.0,
     retry=(0.02, 0.16),
     healthy_after=0.4,

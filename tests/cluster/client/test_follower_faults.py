@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_follower import FollowIntervals
 from nodeagent.structs import replace
 from tests.cluster.client.rig import (
     PLAN,
     QUICK,
     Follower,
     follows,
+    kubeconfig,
     requested,
     running,
     set_plan,
@@ -92,6 +95,20 @@ async def test_a_frozen_watch_is_noticed_and_replaced(
         await until(lambda: seen.plan == "two")
     assert requested(server) == "lww"
     assert seen.faults == []
+
+
+async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_path: Path) -> None:
+    """With the times of the product: by the first bookmark that does not come."""
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        seen = Follower(access, intervals=FollowIntervals())
+        async with running(seen.follower.run()):
+            await follows(server, seen, "one")
+            server.faults.next(10**6, Freeze())
+            server.faults.strike(Freeze())
+            await until(lambda: seen.faults, seconds=90.0)
+            assert isinstance(seen.follower.fault, faults.ClusterUnreachable)
+            server.faults.clear()
+            await follows(server, seen, "two")
 
 
 async def test_an_old_version_leads_to_one_list(server: ApiServer, access: ClusterAccess) -> None:

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_follower import BEGINNING, FollowIntervals
 from nodeagent.structs import replace
 from tests.cluster.client.rig import (
     PLAN,
@@ -21,6 +22,7 @@ from tests.cluster.client.rig import (
     reported,
     requested,
     running,
+    set_plan,
     until,
 )
 from tests.simulated_cluster.api_server import ApiServer
@@ -51,6 +53,20 @@ async def test_one_list_and_one_watch_and_then_silence(
     watch = server.requests[1].query
     assert watch["allowWatchBookmarks"] == "true"
     assert watch["timeoutSeconds"] == "30"
+
+
+async def test_an_hour_without_a_change_costs_watches_alone(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """With the times of the product, whatever the kubelet writes meanwhile."""
+    seen = Follower(access, intervals=FollowIntervals())
+    async with running(seen.follower.run()):
+        for minutes in range(0, 60, 5):
+            await asyncio.sleep(300.0)
+            server.heartbeat("n", f"2026-01-01T00:{minutes:02}:00Z")
+        assert requested(server) == "lwwwww"  # the list is the first request
+        await follows(server, seen, "one")
+    assert seen.faults == []
 
 
 async def test_only_the_own_node_is_reported(server: ApiServer, access: ClusterAccess) -> None:
@@ -104,28 +120,36 @@ async def test_a_node_made_anew_while_no_watch_was_open(
     assert first.uid != new.uid
 
 
-async def test_a_watch_that_ends_in_time_goes_on_where_it_was(
+async def test_a_watch_that_ends_in_time_has_a_successor(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Its successor starts at once from the last version, without a list and without a fault."""
+    """It begins at once with what is there, without a list and without a fault."""
     seen = Follower(access, intervals=replace(QUICK, watch=(1.0, 1.0)))
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
         await until(lambda: requested(server) == "lww")
         await follows(server, seen, "two")
-    versions = [int(r.query["resourceVersion"]) for r in server.requests if r.watch]
-    assert versions[1] > versions[0]
+    versions = [r.query["resourceVersion"] for r in server.requests if r.watch]
+    assert versions[0] != versions[1] == BEGINNING
+    assert len(seen.views) == 3  # the same Node again is no news
     assert seen.faults == []
 
 
-async def test_a_list_guards_against_events_that_were_lost(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """When it is due, the next watch is preceded by one."""
-    seen = Follower(access, intervals=replace(QUICK, list_every=(1.0, 1.0)))
-    async with running(seen.follower.run()):
-        await until(lambda: requested(server) == "lwlw")
-        await follows(server, seen, "one")
+async def test_the_next_watch_brings_what_was_lost(tmp_path: Path) -> None:
+    """A change and a deletion that the server did not send, and went past with a bookmark."""
+    async with ApiServer(bookmark_seconds=0.2) as server:
+        server.add_node("n")
+        async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+            seen = Follower(access, intervals=replace(QUICK, watch=(1.0, 1.0)))
+            async with running(seen.follower.run()):
+                await follows(server, seen, "one")
+                with server.unsent():
+                    set_plan(server, "two")
+                await reported(seen, "two")
+                with server.unsent():
+                    server.delete_node("n")
+                await until(lambda: seen.views[-1] is None)
+    assert requested(server).count("l") == 1
 
 
 async def test_bookmarks_move_the_version_and_tell_nothing(
