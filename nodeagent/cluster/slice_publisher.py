@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -24,7 +24,12 @@ from nodeagent.claims.resource_slices import Dropped, NodeReference, compare, re
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
-from nodeagent.cluster.client.node_follower import events
+from nodeagent.cluster.client.node_follower import (
+    BEGINNING,
+    FollowIntervals,
+    WatchEvent,
+    events,
+)
 from nodeagent.cluster.client.node_view import is_newer
 from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.errors import NodeagentError
@@ -41,8 +46,7 @@ class SlicePublisher:
 
     `problem` says why less is published than wanted, None while all is; `others` are the drivers
     that have slices of the node, too; `keeps_taints`: the API server knows taints of devices, as
-    far as it was tried. `on_change` is called when one becomes another. Seconds: `watch` is how
-    long one watch lasts, `retry` the first and the longest pause after a failure.
+    far as it was tried. `on_change` is called when one becomes another.
     """
 
     def __init__(
@@ -51,15 +55,15 @@ class SlicePublisher:
         node: NodeReference,
         *,
         on_change: Callable[[], None] = lambda: None,
-        watch: float = 300.0,
-        retry: tuple[float, float] = (0.5, 30.0),
+        intervals: FollowIntervals = FollowIntervals(),  # noqa: B008 - a frozen value
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._access = access
         self._node = node
         self._on_change = on_change
-        self._watch_seconds = watch
-        self._backoff = Backoff(*retry, spread=1.0, jitter=jitter)
+        self._intervals = intervals
+        self._jitter = jitter
+        self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
         self._offers: tuple[Offer, ...] | None = None
         self._changed = asyncio.Event()
         self._known: dict[str, str] = {}  # the versions of what is there, by name
@@ -182,7 +186,7 @@ class SlicePublisher:
     # --- following --------------------------------------------------------------------------------
 
     async def _follow(self, version: str) -> None:
-        """Return when the offers or the slices are others, or when the watch is over."""
+        """Return when the offers or the slices are others."""
         changed = asyncio.create_task(self._changed.wait())
         watching = asyncio.create_task(self._watch(version))
         try:
@@ -195,13 +199,37 @@ class SlicePublisher:
             await asyncio.gather(changed, watching, return_exceptions=True)
 
     async def _watch(self, version: str) -> None:
-        seconds = self._watch_seconds
-        request = requests.watch_slices(self._node.name, version=version, seconds=seconds)
-        async with self._access.watch(request) as response:
-            server = self._access.server
-            async for event in events(response, server=server, silence=seconds):
-                if event.removed or (event.node and not self._is_known(event.node)):
+        """Return when the slices are others. Each watch but the first begins with what is there."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            seconds = self._intervals.watch_seconds(self._jitter())
+            request = requests.watch_slices(self._node.name, version=version, seconds=seconds)
+            begun = clock()
+            async with self._access.watch(request) as response:
+                server, silence = self._access.server, self._intervals.silence
+                found = events(response, server=server, silence=silence)
+                if await self._are_others(found, whole=version == BEGINNING):
                     return
+            if self._intervals.is_early(clock() - begun, seconds):
+                await asyncio.sleep(self._backoff.next())
+            else:
+                self._backoff.reset()
+            version = BEGINNING
+
+    async def _are_others(self, found: AsyncIterator[WatchEvent], *, whole: bool) -> bool:
+        """Whether slices are others than they are known; `whole`: all that there are come before
+        the first bookmark.
+        """
+        unseen = {*self._known, *self.others} if whole else set()
+        async for event in found:
+            if event.node is None:
+                if event.removed or unseen:
+                    return True
+            elif self._is_known(event.node):
+                unseen -= {_name(event.node), _driver(event.node)}
+            else:
+                return True
+        return False
 
     def _is_known(self, one: JsonObject) -> bool:
         """Whether it is as this agent wrote it, or of another driver that is known."""

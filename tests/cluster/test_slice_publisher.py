@@ -15,6 +15,7 @@ from nodeagent.claims.offer import WITHDRAWN, Offer, OfferContext, make_offer
 from nodeagent.claims.resource_slices import NodeReference, read_offer
 from nodeagent.claims.wanted import Mode
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_follower import FollowIntervals
 from nodeagent.cluster.slice_publisher import SlicePublisher
 from nodeagent.structs import replace
 from tests.cluster.client.rig import kubeconfig, running, until
@@ -25,6 +26,7 @@ from tests.simulated_cluster.store import Key
 
 NODE = NodeReference("gpu-0", "11111111-2222-3333-4444-555555555555")
 SLICES = "resourceslices"
+QUICK = FollowIntervals(retry=(0.01, 0.1))
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ async def server() -> AsyncIterator[ApiServer]:
 async def publishing(server: ApiServer, folder: Path) -> AsyncIterator[SlicePublisher]:
     """A publisher that runs, with short pauses."""
     async with ClusterAccess(kubeconfig(folder, server.url)) as access:
-        publisher = SlicePublisher(access, NODE, retry=(0.01, 0.1))
+        publisher = SlicePublisher(access, NODE, intervals=QUICK)
         async with running(publisher.run()):
             yield publisher
 
@@ -185,7 +187,7 @@ async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path)
                 key, lambda found: {**found, "spec": {**found["spec"], "devices": [{}]}}
             )
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        publisher = SlicePublisher(access, NODE, retry=(0.01, 0.1))
+        publisher = SlicePublisher(access, NODE, intervals=QUICK)
         async with server.refusing():
             reading = asyncio.create_task(publisher.published())
             await until(lambda: publisher.problem)
@@ -241,7 +243,7 @@ async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> Non
     sick = replace(offer, devices=(replace(offer.devices[0], taints=(taint,)), *offer.devices[1:]))
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
         publisher = SlicePublisher(
-            access, NODE, on_change=lambda: changes.append(None), retry=(0.01, 0.1)
+            access, NODE, on_change=lambda: changes.append(None), intervals=QUICK
         )
         async with running(publisher.run()):
             publisher.publish([offer])

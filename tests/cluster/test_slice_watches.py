@@ -1,0 +1,83 @@
+"""How ResourceSlices are watched: what is asked of the API server, and what is found by it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_follower import FollowIntervals
+from nodeagent.cluster.slice_publisher import SlicePublisher
+from tests.cluster.client.rig import kubeconfig, requested, running, until
+from tests.cluster.test_slice_publisher import NODE, SLICES, offer_of, published
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import End
+from tests.simulated_cluster.store import Key
+
+pytestmark = pytest.mark.virtual_time
+SHORT = FollowIntervals(watch=(2.0, 2.0), retry=(0.01, 0.1))
+
+
+async def test_an_hour_without_a_change_costs_watches_alone(tmp_path: Path) -> None:
+    """With the times of the product."""
+    async with (
+        ApiServer() as server,
+        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
+    ):
+        publisher = SlicePublisher(access, NODE, jitter=lambda: 0.5)
+        async with running(publisher.run()):
+            publisher.publish([offer_of()])
+            await until(lambda: server.faults.watching)
+            await asyncio.sleep(2.0)
+            del server.requests[:]
+            await asyncio.sleep(3600.0)
+        assert requested(server) == "wwww"
+        assert publisher.problem is None
+
+
+async def test_the_next_watch_brings_what_was_lost(tmp_path: Path) -> None:
+    """The deletion of a slice, and of the last one of another driver, that were not sent."""
+    async with (
+        ApiServer(bookmark_seconds=0.2) as server,
+        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
+    ):
+        theirs: dict[str, Any] = {
+            "metadata": {"name": "gpu-0-gpu.nvidia.com-abc"},
+            "spec": {
+                "driver": "gpu.nvidia.com",
+                "pool": {"name": NODE.name, "generation": 1, "resourceSliceCount": 1},
+                "nodeName": NODE.name,
+                "devices": [{"name": "gpu-0"}],
+            },
+        }
+        server.store.create(SLICES, "", theirs)
+        publisher = SlicePublisher(access, NODE, intervals=SHORT)
+        async with running(publisher.run()):
+            publisher.publish([offer_of()])
+            await until(lambda: server.faults.watching)
+            assert publisher.others == {"gpu.nvidia.com"}
+            await asyncio.sleep(0.5)  # a bookmark has come
+            with server.unsent():
+                for one in (server.store.all(SLICES)[0], theirs):
+                    server.store.delete(Key(SLICES, "", one["metadata"]["name"]))
+            await until(lambda: not publisher.others)
+            await until(lambda: published(server) == [offer_of()])
+
+
+async def test_watches_that_end_at_once_make_no_storm(tmp_path: Path) -> None:
+    """A proxy that hangs up politely every time is asked ever more slowly."""
+    async with (
+        ApiServer() as server,
+        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
+    ):
+        server.faults.next(10**6, End(), watch=True)
+        publisher = SlicePublisher(access, NODE, jitter=lambda: 0.5)
+        async with running(publisher.run()):
+            publisher.publish([offer_of()])
+            await until(lambda: published(server) == [offer_of()])
+            del server.requests[:]
+            await asyncio.sleep(60.0)
+        assert 2 <= len(server.requests) <= 12, requested(server)
