@@ -12,8 +12,13 @@ from nodeagent.files.state import set_aside
 from nodeagent.mps.adoption import found_process, left_by, unrecorded
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.context import MpsContext
-from nodeagent.mps.files.directories import make_directories
-from nodeagent.mps.files.records import Record, RecordUnusable, read_records
+from nodeagent.mps.files.directories import make_directories, remove_directories
+from nodeagent.mps.files.records import (
+    Record,
+    RecordUnusable,
+    devices_without_record,
+    read_records,
+)
 from nodeagent.mps.fleet_view import daemon_state, planners_view
 from nodeagent.mps.launch.starter import end_orphans
 from nodeagent.mps.lifecycle.model import (
@@ -48,6 +53,8 @@ class Fleet:
             records = await asyncio.to_thread(lambda: list(read_records(self._context.run_dir)))
             for record in records:
                 await self._take_over(record)
+            for device in await asyncio.to_thread(devices_without_record, self._context.run_dir):
+                await self._clear(device)
             await self.poll()  # so that the clients are known from the start
         except BaseException:
             await self._stack.aclose()
@@ -103,6 +110,15 @@ class Fleet:
         words = f"{unusable.message}; {runs}; {aside}"
         context.report(unusable.device, Report(Subject.RECORD_UNUSABLE, words))
         return record
+
+    async def _clear(self, device: str) -> None:
+        """Remove directories of which no daemon is recorded, and none runs."""
+        context = self._context
+        try:
+            if await unrecorded(context.run_dir, device, context.control_client) is None:
+                await asyncio.to_thread(remove_directories, context.run_dir, device)
+        except NodeagentError as error:
+            context.report(device, Report(Subject.CANNOT_BE_ENDED, str(error)))
 
     def _supervisor(self, record: Record) -> Supervisor:
         supervisor = Supervisor(self._context, record)

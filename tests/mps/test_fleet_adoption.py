@@ -14,13 +14,14 @@ import pytest
 from nodeagent.errors import StillInUse
 from nodeagent.mps.adoption import survey
 from nodeagent.mps.clients.watch import RunningDaemon
+from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.files.records import Record, read_records, write_record
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, MpsProcess
 from nodeagent.structs import replace
 from tests.mps.conftest import as_root
-from tests.mps.fleet_rig import GPU, US, FleetRig, ready, status, until, wanted
+from tests.mps.fleet_rig import GPU, OTHER_GPU, US, FleetRig, ready, status, until, wanted
 from tests.simulation.mps.rig import gone
 
 MANY = pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.full)])
@@ -326,3 +327,19 @@ async def test_an_agent_that_leaves_while_it_starts_one(rig: FleetRig) -> None:
             await fleet.start(GPU, wanted())
             assert [one.pid for one in rig.processes(CONTROL)] == [status(fleet).pid]
             await fleet.stop(GPU)
+
+
+async def test_directories_without_a_record(rig: FleetRig) -> None:
+    """What an agent left that was killed while it made or removed them goes; where a daemon runs
+    they stay, and so does what is no device's.
+    """
+    account = wanted().account
+    left = make_directories(rig.run_dir, OTHER_GPU, uid=account.uid, gid=account.gid)
+    (rig.run_dir / "mps" / "notes").mkdir()
+    async with rig.fleet() as fleet:
+        assert not Path(left.pipe).parent.exists()
+        await fleet.start(GPU, wanted())
+    rig.pipes().with_name("record.json").unlink()
+    async with rig.fleet():
+        pass
+    assert sorted(path.name for path in (rig.run_dir / "mps").iterdir()) == [GPU, "notes"]

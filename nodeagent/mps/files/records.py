@@ -7,7 +7,10 @@ process, never a process without a record.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
@@ -74,6 +77,19 @@ def read_records(run_dir: Path) -> Iterator[Record | RecordUnusable]:
             yield RecordUnusable(folder.name, path, message)
         elif record is not None:
             yield record
+
+
+def devices_without_record(run_dir: Path) -> list[str]:
+    """Those that have a directory: an agent was killed while it made or removed it. Blocks."""
+    with suppress(OSError):
+        return sorted(
+            folder.name
+            for folder in (run_dir / FOLDER).iterdir()
+            if folder.name.startswith(("GPU-", "MIG-"))
+            and stat.S_ISDIR(folder.lstat().st_mode)
+            and not os.path.lexists(folder / _NAME)
+        )
+    return []
 
 
 # --- as JSON --------------------------------------------------------------------------------------
