@@ -107,8 +107,15 @@ class WatchedHome(Home):
 def watched(node: SimulatedNode, home: WatchedHome, border: Border) -> Iterator[Border]:
     """Within it a process lives behind this border."""
     home.border = border
-    with installed(WatchedLibrary(node, border)), _watched_files(home.folder, border):
+    with installed(WatchedLibrary(node, border)), _watched_files(str(home.folder), border):
         yield border
+
+
+@contextmanager
+def watched_process(node: SimulatedNode, border: Border) -> Iterator[None]:
+    """Within it all that this process changes passes the border, wherever it is."""
+    with installed(WatchedLibrary(node, border)), _watched_files("", border):
+        yield
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -117,9 +124,9 @@ _watching: list[tuple[str, Border]] = []  # at most one; a hook cannot be remove
 
 
 @contextmanager
-def _watched_files(folder: Path, border: Border) -> Iterator[None]:
+def _watched_files(folder: str, border: Border) -> Iterator[None]:
     _install_hook()
-    _watching.append((str(folder), border))
+    _watching.append((folder, border))
     try:
         yield
     finally:
@@ -144,6 +151,10 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
             _cross("rename", path)
         case "os.remove", (path, directory) if directory != -1 or os.path.lexists(path):
             _cross("remove", path)
+        case "os.rmdir", (path, *_):
+            _cross("remove", path)
+        case "subprocess.Popen", (program, arguments, *_):
+            _cross("start" if "-f" in arguments else "ask", program)
 
 
 def _cross(what: str, path: str | Path) -> None:

@@ -1,0 +1,226 @@
+"""Claims with MPS, killed: `python -m tests.claims.mps_cuts SCENARIO [WHAT...]` says at how many
+changes, and fails where the next agent did not put everything right.
+
+It is killed at the first change that has WHAT in its name, or, with none, at each of them in turn.
+The life that is cut is a process of its own, since its daemon lives on and its threads must not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.claims.cdi import file_name
+from nodeagent.claims.model import Phase
+from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.mps.processes import CONTROL
+from nodeagent.simulation import SimulatedNode
+from tests.acceptance.mps_bench import is_daemon
+from tests.claims.borders import Border, watched_process
+from tests.claims.machine import UIDS, Home, laid_out, pool_of
+from tests.claims.samples import config_json, device_config
+from tests.claims.test_mps_claims import LIMITS, agent
+from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, NodeRig, modes
+from tests.rig import Rig
+
+OWN = UIDS[0]
+Ending = Callable[["World"], Coroutine[Any, Any, None]]
+
+
+class World:
+    """A machine with one card; `claim` is what the kubelet calls the claim of the device. `node` is
+    the card as the present life, or the last one, has it.
+    """
+
+    def __init__(self, machine: NodeRig, scenario: Scenario) -> None:
+        self.machine, self.scenario = machine, scenario
+        self.home = Home(machine.folder / "home")
+        with SimulatedNode("h100-80gb:1", state=machine.state) as self.node:
+            self.claim = self.home.claim(0, (pool_of(self.node), scenario.device))
+        config = config_json(device_config(mps=LIMITS), "FromClass")
+        self.home.claims[self.claim[:2]]["status"]["allocation"]["devices"]["config"] = [config]
+
+    @asynccontextmanager
+    async def life(self, border: Border | None = None) -> AsyncIterator[tuple[NodeClaims, Rig]]:
+        """One agent's, until it is killed."""
+        with (
+            SimulatedNode(state=self.machine.state) as self.node,
+            watched_process(self.node, border or Border()),
+        ):
+            async with agent(self.home, self.machine) as (claims, rig, _):
+                yield claims, rig
+
+    def reboot(self) -> None:
+        """Instances, daemons, files and directories are gone."""
+        for process in self.machine.processes():
+            os.kill(process.pid, signal.SIGKILL)
+        with SimulatedNode(state=self.machine.state) as node:
+            node.reboot()
+        shutil.rmtree(self.machine.run_dir)
+        (self.home.cdi / file_name(OWN)).unlink()
+        self.home.boot_id = "second"
+
+    async def prepared(self) -> None:
+        """Instance and daemon are there."""
+        async with self.life() as (claims, _):
+            await prepare(self, claims)
+
+    async def worked(self, border: Border) -> None:
+        """What is cut, in an agent that was there before."""
+        async with self.life(border) as (claims, _):
+            with border.counting():
+                await self.scenario.work(self, claims)
+
+    async def look_after(self, claims: NodeClaims, rig: Rig) -> list[str]:
+        """What the agent does by itself, and what that leaves."""
+        await rig.round()
+        return [problem.message for problem in await self.home.upkeep(claims).round()]
+
+    def check(self, *, prepared: bool) -> None:
+        """All of the claim is there, or nothing: record, file, instance, daemon, directories."""
+        folder, processes = self.machine.run_dir / "mps", self.machine.processes()
+        assert self.home.records() == [f"{OWN}.json"] * prepared
+        assert self.home.files() == [file_name(OWN)] * prepared
+        assert tuple(laid_out(self.node)) == self.scenario.places * prepared
+        found = modes(self.node)
+        assert (found.count(EXCLUSIVE), found.count(DEFAULT)) == (prepared, len(found) - prepared)
+        assert [one.program for one in processes if is_daemon(one)] == [CONTROL] * prepared
+        assert len(list(folder.iterdir()) if folder.exists() else []) == prepared
+        assert prepared or processes == []
+
+
+async def prepare(world: World, claims: NodeClaims) -> object:
+    """What the kubelet asks for."""
+    return await claims.prepare(*world.claim)
+
+
+async def release(_: World, claims: NodeClaims) -> None:
+    """Likewise."""
+    await claims.release(OWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is cut, of a claim that may be prepared before. `places` are start and size of the
+    instances that it has then.
+    """
+
+    work: Callable[[World, NodeClaims], Awaitable[object]]
+    prepared: bool = False
+    rebooted: bool = False
+    device: str = "mig-1g-10gb-2"
+    places: tuple[tuple[int, int], ...] = ((2, 1),)
+
+
+SCENARIOS = {
+    "slice": Scenario(prepare),
+    "slice released": Scenario(release, prepared=True),
+    "slice after a reboot": Scenario(prepare, prepared=True, rebooted=True),
+    "whole": Scenario(prepare, device="gpu", places=()),
+    "whole released": Scenario(release, prepared=True, device="gpu", places=()),
+}
+
+
+# --- what kubelet and API server want after the cut ----------------------------------------------
+
+
+async def goes_on(world: World) -> None:
+    """The kubelet asks for the claim once more, and in the end has it released."""
+    async with world.life() as (claims, rig):
+        await world.look_after(claims, rig)
+        await prepare(world, claims)
+        world.check(prepared=True)
+        assert [record.phase for record in claims.records] == [Phase.READY]
+        assert await world.look_after(claims, rig) == []
+        await release(world, claims)
+        world.check(prepared=False)
+
+
+async def vanishes(world: World) -> None:
+    """Pod and claim are gone, and the kubelet never asks again."""
+    world.home.claims.clear()
+    async with world.life() as (claims, rig):
+        assert await world.look_after(claims, rig) == []
+        world.check(prepared=False)
+
+
+async def is_released(world: World) -> None:
+    """The kubelet asks for its release, before the agent looked after anything."""
+    async with world.life() as (claims, rig):
+        await release(world, claims)
+        await world.look_after(claims, rig)
+        world.check(prepared=False)
+
+
+ENDINGS = goes_on, vanishes, is_released
+
+
+# --- cuts -----------------------------------------------------------------------------------------
+
+
+def _die() -> BaseException:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return AssertionError("nobody outlives that")
+
+
+def _at(change: str) -> Border:
+    return Border(0, error=_die, concerns=lambda what: change in what)
+
+
+def _after(changes: int) -> Border:
+    """Without the files that are the simulated hardware, and the kernel's."""
+    others = "node.json", "write null", "write oom_score_adj"
+    return Border(changes, error=_die, concerns=lambda what: not any(o in what for o in others))
+
+
+def _is_killed(life: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    """Whether it was, in a process of its own; raises where it failed in another way."""
+    if (pid := os.fork()) == 0:
+        try:
+            asyncio.run(life())
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  # in the child, of which nothing else is seen
+            traceback.print_exc()
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code not in {0, -signal.SIGKILL}:
+        raise SystemExit(code)
+    return code != 0
+
+
+def cut(scenario: Scenario, ending: Ending, border: Border) -> bool:
+    """Whether the work was cut there; what is left is looked after by the next agent."""
+    with NodeRig() as machine:
+        world = World(machine, scenario)
+        if scenario.prepared:
+            _is_killed(world.prepared)
+        if scenario.rebooted:
+            world.reboot()
+        killed = _is_killed(lambda: world.worked(border))
+        _is_killed(lambda: ending(world))
+    return killed
+
+
+def main(name: str, *changes: str) -> int:
+    """How many cuts there were."""
+    scenario = SCENARIOS[name]
+    if changes:
+        endings = itertools.cycle(ENDINGS)
+        return sum(cut(scenario, next(endings), _at(change)) for change in changes)
+    cuts = 0
+    while cut(scenario, ENDINGS[cuts % 3], _after(cuts)):
+        cuts += 1
+    return cuts
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{main(*sys.argv[1:])}\n")
