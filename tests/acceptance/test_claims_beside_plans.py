@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +24,11 @@ from tests.simulated_cluster.agent import (
     AgentProcess,
     command,
     in_sync,
+    kubeconfig,
     until_status,
 )
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer
 from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.kubelet_claims import PodFailed
 from tests.simulated_cluster.scheduler import DRIVER
@@ -40,15 +45,20 @@ SEVEN = plan_text("{7g.80gb: 1}")
 async def serving(cluster: Cluster, mode: str = "dynamic") -> AsyncIterator[AgentProcess]:
     """The agent, once the kubelet knows it."""
     state = str(cluster.folder / "node.json")
-    settings = {
-        "NODEAGENT_DRA_MODE": mode,
-        "NODEAGENT_DRA_KUBELET_DIR": str(cluster.folder / "kubelet"),
-        "NODEAGENT_CDI_DIR": str(cluster.folder / "cdi"),
-    }
     arguments = [*command("h100-80gb:1", cluster.folder), "--state", state]
-    async with AgentProcess(arguments, cluster.folder, settings=settings) as agent:
+    variables = settings(cluster.folder, mode)
+    async with AgentProcess(arguments, cluster.folder, settings=variables) as agent:
         await until(lambda: cluster.kubelet.plugins.get(DRIVER))
         yield agent
+
+
+def settings(folder: Path, mode: str = "dynamic") -> dict[str, str]:
+    """The agent's, as variables."""
+    return {
+        "NODEAGENT_DRA_MODE": mode,
+        "NODEAGENT_DRA_KUBELET_DIR": str(folder / "kubelet"),
+        "NODEAGENT_CDI_DIR": str(folder / "cdi"),
+    }
 
 
 def devices(cluster: Cluster) -> dict[str, Any]:
@@ -142,6 +152,38 @@ async def test_mode_static_on_an_older_cluster(cluster: Cluster) -> None:
         assert (cluster.slices(), cluster.cdi()) == ([(4, 4)], 1)
         await cluster.end(claim)
         assert (cluster.slices(), cluster.cdi()) == ([(4, 4)], 0)
+
+
+async def test_nos_drives_a_node_of_an_older_cluster(folder: Path) -> None:
+    """Where the API server knows no ResourceSlices and the kubelet asks for no driver, what nos'
+    partitioner asks for is done all the same, and the status says what claims need.
+    """
+    (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
+    asked = {"spec-gpu-0-1g.10gb": "2", "spec-partitioning-plan": "1714000000"}
+    async with ApiServer() as api:
+        api.faults.next(10**6, Answer(404), path="/apis/resource.k8s.io/*")
+        annotations = {f"nos.nebuly.com/{key}": value for key, value in asked.items()}
+        labels = {"nos.nebuly.com/gpu-partitioning": "mig"}
+        api.add_node(NAME, annotations=annotations, labels=labels)
+        (folder / "kubeconfig").write_text(kubeconfig(api.url))
+        arguments = [*command("h100-80gb:1", folder), "--source", "nos"]
+        async with AgentProcess(arguments, folder, settings=settings(folder)):
+            answer = {"status-gpu-0-1g.10gb-free": "2", "status-partitioning-plan": "1714000000"}
+            for key, value in answer.items():
+                await until(partial(has_annotation, api, f"nos.nebuly.com/{key}", value))
+            found = await until_status(
+                api, lambda found: found["phase"] == "InSync" and found["problems"]
+            )
+            [problem] = found["problems"]
+            assert problem["message"] == (
+                "nothing is offered to claims: the API server does not serve resource.k8s.io/v1"
+            )
+            assert problem["remedy"].startswith("use Kubernetes 1.34 or newer for dra.mode static")
+
+
+def has_annotation(api: ApiServer, key: str, value: str) -> bool:
+    """The Node's, now."""
+    return bool(api.node(NAME)["metadata"]["annotations"].get(key) == value)
 
 
 async def test_a_device_plugin_on_the_same_node(cluster: Cluster) -> None:
