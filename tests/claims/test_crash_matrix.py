@@ -6,12 +6,15 @@ or gone without a trace, whatever kubelet and API server want by then; its neigh
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import json
 
 from nodeagent.claims.cdi import file_name
 from nodeagent.claims.model import Phase
@@ -27,13 +30,31 @@ OWN, NEIGHBOUR = UIDS[0], UIDS[1]
 
 
 class World:
-    """A machine with two cards; `claim` is what the kubelet calls the claim that is worked on."""
+    """A machine with one or two cards; `claim` is what the kubelet calls the claim that is worked
+    on.
+    """
 
     def __init__(self, node: SimulatedNode, folder: Path) -> None:
         self.node, self.home = node, WatchedHome(folder)
         self.claim = self.home.claim(0, (pool_of(node), SLICE))
         self.neighbour = ""  # its MIG device
         self.neighbours_claim = ("", "", "")
+
+    @contextmanager
+    def copied(self, folder: Path) -> Iterator[World]:
+        """Another machine that is like this one."""
+        state = folder.with_name(f"node-{folder.name}.json")  # its changes are none of the agent's
+        state.write_bytes(json.encode(self.node.state))
+        with simulated(state=state) as node:
+            made = World(node, folder)
+            for name in ("state", "cdi"):
+                if (self.home.folder / name).exists():
+                    shutil.copytree(self.home.folder / name, folder / name)
+            home = self.home
+            made.home.claims, made.home.pods = deepcopy(home.claims), deepcopy(home.pods)
+            made.home.boot_id, made.claim = home.boot_id, self.claim
+            made.neighbour, made.neighbours_claim = self.neighbour, self.neighbours_claim
+            yield made
 
     @asynccontextmanager
     async def life(self, border: Border | None = None) -> AsyncIterator[NodeClaims]:
@@ -225,20 +246,33 @@ async def runs_on(world: World, scenario: Scenario) -> None:
 Ending = Callable[[World, Scenario], Awaitable[None]]
 
 
-async def cut(scenario: Scenario, ending: Ending, folder: Path, border: Border) -> bool:
+async def cut(world: World, scenario: Scenario, ending: Ending, border: Border) -> bool:
     """Whether the work was cut there; what is left is looked after by the next agent."""
-    with simulated(f"h100-80gb:{len(scenario.places)}") as node:
-        world = World(node, folder)
-        await scenario.arranged(world)
-        try:
-            async with world.life(border) as claims:
-                with border.counting():
-                    await scenario.work(world, claims)
-        except BaseException:  # what others make of `Killed` is said to nobody
-            if not border.failed:
-                raise
-        await ending(world, scenario)
+    try:
+        async with world.life(border) as claims:
+            with border.counting():
+                await scenario.work(world, claims)
+    except BaseException:  # what others make of `Killed` is said to nobody
+        if not border.failed:
+            raise
+    await ending(world, scenario)
     return bool(border.failed)
+
+
+async def cuts(
+    scenario: Scenario, endings: Sequence[Ending], folder: Path, *, reads: bool = False
+) -> int:
+    """How many there are; the endings take turns, each on a machine of its own."""
+    with simulated(f"h100-80gb:{len(scenario.places)}") as node:
+        arranged = World(node, folder / "arranged")
+        await scenario.arranged(arranged)
+    count = 0
+    while True:
+        with arranged.copied(folder / f"{count}") as world:
+            ending = endings[count % len(endings)]
+            if not await cut(world, scenario, ending, Border(count, reads=reads)):
+                return count
+        count += 1
 
 
 ENDINGS = goes_on, vanishes, is_released
@@ -247,21 +281,14 @@ each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenar
 
 async def test_a_running_pod_needs_no_call_of_the_kubelets(folder: Path) -> None:
     """What the agent was making again by itself when it was killed, the next one finishes."""
-    cuts = 0
-    while await cut(BY_ITSELF, runs_on, folder / f"{cuts}", Border(cuts)):
-        cuts += 1
-    assert cuts > 6
+    assert await cuts(BY_ITSELF, [runs_on], folder) > 6
 
 
 @each_scenario
 async def test_cut_at_every_change(scenario: Scenario, folder: Path) -> None:
-    """Of a file or the hardware; what lies between two of them leaves the same behind. The endings
-    take turns.
-    """
-    cuts = 0
-    while await cut(scenario, ENDINGS[cuts % 3], folder / f"{cuts}", Border(cuts)):
-        cuts += 1
-    assert (cuts > 6) is (scenario.name != "again")  # which has nothing to change
+    """Of a file or the hardware; what lies between two of them leaves the same behind."""
+    count = await cuts(scenario, ENDINGS, folder)
+    assert (count > 6) is (scenario.name != "again")  # which has nothing to change
 
 
 @pytest.mark.full
@@ -270,7 +297,4 @@ async def test_cut_at_every_change(scenario: Scenario, folder: Path) -> None:
 @each_scenario
 async def test_cut_at_every_call(scenario: Scenario, ending: Ending, folder: Path) -> None:
     """Of NVML, of the API server and of the kubelet, too."""
-    calls = 0
-    while await cut(scenario, ending, folder / f"{calls}", Border(calls, reads=True)):
-        calls += 1
-    assert calls > 20
+    assert await cuts(scenario, [ending], folder, reads=True) > 20
