@@ -156,9 +156,10 @@ def _turned_away(board: str, order: Sequence[str]) -> float:
     """
     rng, known = random.Random(7), places(card(board))
     profiles = {place.profile.name: place.placement.size for place in known.values()}
+    profile_of = {name: place.profile.name for name, place in known.items()}
     shares = [1 / size for size in profiles.values()]
     legal = legal_sets(board)
-    movable = {_multiset(board, devices) for devices in legal}
+    movable = {tuple(sorted(profile_of[name] for name in devices)) for devices in legal}
     here: DeviceSet = frozenset()
     asked = refused = 0
     while asked < 3000:
@@ -167,15 +168,11 @@ def _turned_away(board: str, order: Sequence[str]) -> float:
             continue
         asked += 1
         (profile,) = rng.choices(list(profiles), shares)
-        of_profile = [name for name in order if known[name].profile.name == profile]
+        of_profile = [name for name in order if profile_of[name] == profile]
         room = (n for n in of_profile if n not in here and here | {n} in legal)
         found = next(room, None)
         if found is not None:
             here |= {found}
-        elif tuple(sorted((*_multiset(board, here), profile))) in movable:
+        elif tuple(sorted((*(profile_of[name] for name in here), profile))) in movable:
             refused += 1
     return refused / asked
-
-
-def _multiset(board: str, devices: DeviceSet) -> tuple[str, ...]:
-    return tuple(sorted(places(card(board))[name].profile.name for name in devices))
