@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,12 +194,12 @@ class Day:
 
 
 @pytest.mark.parametrize(("mode", "seed"), [(Mode.DYNAMIC, 1), (Mode.DYNAMIC, 2), (Mode.STATIC, 3)])
-async def test_plans_and_pods_at_random(tmp_path: Path, mode: Mode, seed: int) -> None:
+async def test_plans_and_pods_at_random(home: Home, mode: Mode, seed: int) -> None:
     """What a claim was given stays, over restarts and reboots; a plan that cannot be waits for the
     claims, names them, and is carried out when they are gone.
     """
     with simulated("h100-80gb") as node:
-        day = Day(node, Home(tmp_path), seed, mode)
+        day = Day(node, home, seed, mode)
         for life in range(6):
             await day.live(12, reboot=life % 2 == 1)
         await day.live(12, last=True)
