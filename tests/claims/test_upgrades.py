@@ -1,0 +1,107 @@
+"""Releases that follow each other on a node with prepared claims: pods go on, and no slice is lost.
+
+`tests/data/state/claims` is a machine as the first release with claims left it: the node, and what
+the agent keeps of two claims.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.claims.records import read_records
+from nodeagent.errors import NodeagentError
+from nodeagent.files.state import StateFormat, write_state
+from nodeagent.simulation import SimulatedNode, simulated
+from tests.claims.machine import UIDS, Home, laid_out, pool_of
+
+FIRST_RELEASE = Path("tests/data/state/claims")
+SLICE = "mig-1g-10gb-2"
+FIRST, SECOND = 4711, 4712  # the pods' processes
+CHANGES = ("nvmlDeviceCreateGpuInstance*", "nvmlGpuInstanceDestroy", "nvmlDeviceSetMigMode")
+
+
+def claims_of(home: Home, node: SimulatedNode) -> list[tuple[str, str, str]]:
+    """A slice of the first card, and all of the second; both have pods that run."""
+    keys = (pool_of(node), SLICE), (pool_of(node, 1), "gpu")
+    names = [home.claim(number, key) for number, key in enumerate(keys)]
+    for name, key in zip(names, keys, strict=True):
+        home.run_pod(name, key)
+    return names
+
+
+async def amiss(home: Home, claims: NodeClaims) -> list[str]:
+    """What upkeep leaves."""
+    return [problem.message for problem in await home.upkeep(claims).round()]
+
+
+async def test_after_the_first_release(folder: Path, home: Home) -> None:
+    """Its claims are known, verified and released; nothing is made anew."""
+    shutil.copytree(FIRST_RELEASE / "state", home.records_dir.parent)
+    shutil.copytree(FIRST_RELEASE / "cdi", home.cdi)
+    shutil.copy(FIRST_RELEASE / "node.json", folder)
+    with simulated(state=folder / "node.json") as node:
+        names, kept = claims_of(home, node), read_records(home.records_dir)
+        async with home.core() as (claims, _):
+            assert await amiss(home, claims) == []
+            for name, record in zip(names, kept, strict=True):
+                assert isinstance(record, ClaimRecord)
+                assert await claims.prepare(*name) == record.devices
+            assert laid_out(node) == [(2, 1)]
+            assert [p.pid for card in node.cards for p in card.state.processes] == [FIRST, SECOND]
+            assert not any(node.journal.named(call) for call in CHANGES)
+            for card in node.cards:
+                node.release(pid=card.state.processes[0].pid)
+            for name in names:
+                await claims.release(name[2])
+        assert [laid_out(node, gpu) for gpu in range(2)] == [[], []]
+        assert (home.records(), home.files()) == ([], [])
+
+
+async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
+    """Of a claim that a newer agent recorded, nothing is touched until that release is back: who
+    asks for it, or for a place beside it, reads why. Other cards go on.
+    """
+    names = claims_of(home, node)
+    async with home.core() as (claims, _):
+        devices = [await claims.prepare(*name) for name in names]
+    node.occupy(devices[0][0].uuid, pid=FIRST, command="train")
+    path = home.records_dir / f"{UIDS[0]}.json"
+    content, gpu = path.read_bytes(), devices[0][0].gpu
+    later = f'{{"gpus": ["{gpu}"], "record": {{"of": "the future"}}}}'.encode()
+    newer: StateFormat[Any] = StateFormat("claim", 2, 1 << 20, lambda _: later, lambda _, __: None)
+    write_state(path, newer, None)
+    files = home.files()
+    message = (
+        f"the record of a claim, {path}, cannot be used: a newer nodeagent wrote it (version 2; "
+        f"this one reads 1); no claim gets anything new on {gpu}"
+    )
+    home.pods = []
+    async with home.core() as (claims, _):
+        [problem] = claims.problems
+        assert problem.message == message
+        assert problem.remedy == (
+            "start the release that wrote it; or see with nvidia-smi mig -lgi that what the claim "
+            f"had is gone, and rm {path}"
+        )
+        for asked in (claims.prepare(*names[0]), claims.release(UIDS[0])):
+            with pytest.raises(NodeagentError) as refused:
+                await asked
+            assert refused.value.message == message
+        with pytest.raises(NodeagentError, match="a newer nodeagent wrote it"):
+            await claims.prepare(*home.claim(2, (pool_of(node), "mig-1g-10gb-5")))
+        await amiss(home, claims)
+        assert (laid_out(node), home.files()) == ([(2, 1)], files)
+        assert [process.pid for process in node.card(0).state.processes] == [FIRST]
+        assert await claims.prepare(*names[1]) == devices[1]
+        await claims.release(UIDS[1])
+        assert home.records() == [path.name]
+    path.write_bytes(content)
+    async with home.core() as (claims, _):
+        assert claims.problems == ()
+        assert await claims.prepare(*names[0]) == devices[0]
