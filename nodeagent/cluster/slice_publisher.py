@@ -63,7 +63,10 @@ class SlicePublisher:
         self._on_change = on_change
         self._intervals = intervals
         self._jitter = jitter
-        self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
+        first, longest = intervals.retry
+        self._backoff = Backoff(first, longest, spread=1.0, jitter=jitter)
+        # What only another API server mends, in ten minutes at most.
+        self._until_upgrade = Backoff(first, 20 * longest, spread=1.0, jitter=jitter)
         self._offers: tuple[Offer, ...] | None = None
         self._changed = asyncio.Event()
         self._known: dict[str, str] = {}  # the versions of what is there, by name
@@ -86,8 +89,7 @@ class SlicePublisher:
             try:
                 _, found = await self._listed()
             except (ClusterFault, _TooOld) as fault:
-                self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
-                await asyncio.sleep(self._backoff.next())
+                await self._back_off(fault)
             else:
                 self._report(None)
                 self._backoff.reset()
@@ -106,16 +108,19 @@ class SlicePublisher:
                 await asyncio.sleep(self._backoff.next())  # another writer: look again
             except _NotKept as fault:
                 self._report(fault.problem)
-                await asyncio.sleep(self._backoff.next())
-            except ClusterFault as fault:
-                self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
-                await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
-            except _TooOld as fault:
-                self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
-                await asyncio.sleep(self._backoff.next())
+                await asyncio.sleep(self._until_upgrade.next())
+            except (ClusterFault, _TooOld) as fault:
+                await self._back_off(fault)
             except NodeagentError as fault:  # an offer that the server would refuse
                 self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
                 await self._changed.wait()
+
+    async def _back_off(self, fault: ClusterFault | _TooOld) -> None:
+        self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
+        if isinstance(fault, _TooOld):
+            await asyncio.sleep(self._until_upgrade.next())
+        else:
+            await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
 
     async def _changed_to_offers(self) -> None:
         while self._offers is None:

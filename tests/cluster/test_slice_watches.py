@@ -14,7 +14,7 @@ from nodeagent.cluster.slice_publisher import SlicePublisher
 from tests.cluster.client.rig import kubeconfig, requested, running, until
 from tests.cluster.test_slice_publisher import NODE, SLICES, offer_of, published
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import End
+from tests.simulated_cluster.faults import Answer, End
 from tests.simulated_cluster.store import Key
 
 pytestmark = pytest.mark.virtual_time
@@ -81,3 +81,23 @@ async def test_watches_that_end_at_once_make_no_storm(tmp_path: Path) -> None:
             del server.requests[:]
             await asyncio.sleep(60.0)
         assert 2 <= len(server.requests) <= 12, requested(server)
+
+
+@pytest.mark.parametrize("serves", [False, True])
+async def test_an_older_server_is_asked_seldom(tmp_path: Path, serves: bool) -> None:
+    """One that serves no ResourceSlices, or drops counters; upgraded, it has all of them."""
+    async with (
+        ApiServer() as server,
+        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
+    ):
+        server.slices.partitionable = False
+        if not serves:
+            server.faults.next(10**6, Answer(404), path="*resource.k8s.io/v1*")
+        publisher = SlicePublisher(access, NODE, jitter=lambda: 0.5)
+        async with running(publisher.run()):
+            publisher.publish([offer_of()])
+            await asyncio.sleep(3600.0)
+            assert 5 < sum(r.method == "GET" for r in server.requests) <= 25
+            server.faults.clear()
+            server.slices.partitionable = True
+            await until(lambda: published(server) == [offer_of()], seconds=600.0)
