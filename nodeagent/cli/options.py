@@ -22,6 +22,7 @@ class Options(argparse.Namespace):
     export_format: str
     watch: bool
     subject: str
+    codes: list[str]
     simulation: str
     mps: str
     device: str

@@ -123,6 +123,12 @@ _FORMAT = _choice(
 _SUBJECT = _choice(
     "subject", ("plan", "settings"), "of what (default: plan)", nargs="?", default="plan"
 )
+_CODES = _option(
+    "codes",
+    nargs="*",
+    metavar="CODE",
+    help="such as InUse, ecc, Blocked or XID 79; capitals do not count (default: list all)",
+)
 
 COMMANDS = {
     "run": Command(
@@ -154,6 +160,9 @@ COMMANDS = {
     "check": Command(
         "preflight: what would keep the agent from working, with a remedy for each",
         (_SETTINGS, _PLAN, *_CLUSTER, *_DIRECTORIES),
+    ),
+    "explain": Command(
+        "what a code, check, phase, alert or XID means, and the commands that mend it", (_CODES,)
     ),
     "schema": Command("JSON Schema of the plan or of the settings", (_SUBJECT,)),
     "simulate": Command(

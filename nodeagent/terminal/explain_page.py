@@ -1,0 +1,51 @@
+"""Entries of the runbook: one in full, or all of them in a line each."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from nodeagent.runbook.entries import Entry
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, line, table
+
+_MARGIN = "  "
+_LABEL = 6  # columns of `look`, `mend` and `see`
+_LEAST = 20  # columns for sentences, however narrow the terminal is
+
+
+def entries_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
+    """Each entry in full. Commands are not wrapped, so that they can be pasted."""
+    lines: list[Line] = []
+    for entry in entries:
+        if lines:
+            lines.append(BLANK)
+        lines.append(line(Span(entry.title, Tone.TITLE), dim(f"  {entry.kind.value}")))
+        room = max(width - len(_MARGIN), _LEAST)
+        sentences = textwrap.wrap(entry.means, room, break_on_hyphens=False)
+        lines += [line(f"{_MARGIN}{row}") for row in sentences]
+        lines += _part("look", entry.look)
+        lines += _part("mend", entry.mend)
+        lines += _part("see", [", ".join(entry.see)] if entry.see else [])
+    return tuple(lines)
+
+
+def _part(label: str, rows: Sequence[str]) -> Iterator[Line]:
+    for row in rows:
+        command, mark, comment = row.partition("#")
+        yield line(dim(f"{_MARGIN}{label:<{_LABEL}}"), command, dim(mark + comment))
+        label = ""
+
+
+def list_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
+    """A line for each entry, its first sentence cut where the terminal ends."""
+    names = [(entry.title, entry.kind.value) for entry in entries]
+    room = width - sum(max(map(len, column), default=0) + 2 for column in zip(*names, strict=True))
+    rows = [
+        (*name, _cut(entry.first_sentence, max(room, _LEAST)))
+        for name, entry in zip(names, entries, strict=True)
+    ]
+    return table(("CODE", "KIND", "MEANS"), rows, right=frozenset())
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,188 @@
+"""The runbook has an entry for everything that users meet under a name, and for nothing else."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodeagent.claims.reasons import CDI, INTERNAL, OTHER, REFUSED
+from nodeagent.errors import UsageError
+from nodeagent.health.table import BY_CAUSE, Check
+from nodeagent.health.xids import default_table
+from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
+from nodeagent.plan.problems import Code
+from nodeagent.runbook.entries import Entry, Kind, document, read_actions
+from nodeagent.runbook.lookup import runbook
+from nodeagent.views.claims import ClaimPhase
+from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY
+from nodeagent.views.node_state import Phase
+from tools.make_prometheus_rule import RULES
+
+ROOT = Path(__file__).parents[2]
+ENTRIES = runbook().entries
+TEXTS = ("states", "problems", "health", "alerts", "preflight")
+# What a line of a shell may begin with, and the words in capitals that stand for values.
+PROGRAMS = {
+    *("nodeagent", "kubectl", "systemctl", "journalctl", "nvidia-smi", "nvidia-ctk"),
+    *("nvidia-cuda-mps-control", "curl", "dmesg", "lspci", "modprobe", "mount", "kill", "pgrep"),
+    *("ls", "df", "rm", "mkdir", "chmod", "namei", "which", "id", "prlimit"),
+}
+PLACEHOLDERS = {
+    "NODE",
+    "NUMBER",
+    "DEVICE",
+    "NAMESPACE",
+    "POD",
+    "CLAIM",
+    "PID",
+    "FILE",
+    "NAME",
+    "WATTS",
+}
+DISPLAYS = {"ECC", "POWER", "PERFORMANCE", "TEMPERATURE", "NVRM"}  # of nvidia-smi and dmesg
+
+
+def _source(*paths: str) -> str:
+    files = (file for path in paths for file in sorted((ROOT / "nodeagent").glob(path)))
+    return "".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def _preflight_checks() -> set[str]:
+    """The names in the sources of `nodeagent check`; `gpu 0` has its index as a value."""
+    text = _source("cli/checks/*.py", "cli/check.py")
+    called = re.findall(r'\b(?:ok|warning|error|directory_finding)\(\s*"([^"]+)"', text)
+    named = re.findall(r'\bcheck(?:, \w+)* = f?"([^"{]+?)(?: \{[^"]*)?"', text)
+    return {*called, *named, *re.findall(r'\("(mps \w+)", ', text)}
+
+
+def _reasons() -> set[str]:
+    """Of conditions and headlines, but for those that are phases, problems or findings."""
+    text = _source("views/headline.py", "views/conditions.py", "health/reporting.py")
+    found = {
+        *re.findall(r'code="([A-Z]\w+)"', text),
+        *re.findall(r'ondition\(\s*"\w+", "(\w+)"', text),
+        *re.findall(r'return "([A-Z]\w+)"', text),
+    }
+    return found - {*Phase, *Code, *(row.reason for row in BY_CAUSE.values())}
+
+
+def _alerts() -> set[str]:
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"] for group in groups for rule in group["rules"]}
+
+
+THERE_ARE: dict[Kind, Iterable[str]] = {
+    Kind.PHASE: Phase,
+    Kind.PROBLEM: {*Code, REFUSED, CDI, OTHER, INTERNAL},
+    Kind.CONDITION: {PARTITIONS_READY, HEALTHY},
+    Kind.REASON: _reasons(),
+    Kind.CHECK: Check,
+    Kind.FINDING: BY_CAUSE,
+    Kind.XID: map(str, document("xids")["usual"]),
+    Kind.ALERT: _alerts(),
+    Kind.PREFLIGHT: _preflight_checks(),
+    Kind.CLAIM: ClaimPhase,
+    Kind.DAEMON: DaemonPhase,
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_there_is_an_entry_for_each_and_no_other(kind: Kind) -> None:
+    """What is new in the program takes an entry, and what goes takes its entry along."""
+    assert sorted(e.code for e in ENTRIES if e.kind is kind) == sorted(set(THERE_ARE[kind]))
+
+
+def test_entries_are_short() -> None:
+    """3 to 8 lines each, beginning with a sentence that fits a table."""
+    for text in TEXTS:
+        for entries in document(text).values():
+            for code, parts in entries.items():
+                lines = textwrap.wrap(parts["means"], 96)
+                lines += (parts["look"] + parts["mend"]).splitlines()
+                assert 3 <= len(lines) <= 8, code
+    written = (entry for entry in ENTRIES if entry.kind is not Kind.XID)  # NVIDIA names those
+    assert not [entry.code for entry in written if len(entry.first_sentence) > 100]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind.value}-{entry.code}")
+def test_lines_can_be_pasted(entry: Entry) -> None:
+    """Each is a comment or a known program, with known placeholders alone."""
+    assert entry.look
+    assert entry.mend
+    for line in (*entry.look, *entry.mend):
+        command = re.split(r"(?:^|\s)# ", line)[0].strip()
+        programs = {part.split()[0] for part in re.split(r"&&|\|", command) if part.strip()}
+        assert programs - {"grep"} <= PROGRAMS, line
+        assert set(re.findall(r"(?<![\w.])[A-Z]{3,}(?![\w])", command)) <= PLACEHOLDERS | DISPLAYS
+
+
+def test_actions_stand_for_lines() -> None:
+    """Every name in braces is an action, and every action is used."""
+    texts = "".join(_source(f"runbook/{name}.yaml") for name in (*TEXTS, "xids"))
+    assert {f"{{{name}}}" for name in re.findall(r"^ +\{(\w+)\}$", texts, re.MULTILINE)} == set(
+        read_actions()
+    )
+    assert not [line for e in ENTRIES for line in e.mend if line in read_actions()]
+
+
+def test_references_lead_somewhere() -> None:
+    """`see` names entries that there are."""
+    assert not [(e.code, code) for e in ENTRIES for code in e.see if not runbook().of(code)]
+
+
+# --- looking one up -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["XID 79", "xid 79", "xid79", "XID-79", "79"])
+def test_xids_by_any_spelling(words: str) -> None:
+    """A number is an XID."""
+    (entry,) = runbook().find(words.split())
+    assert (entry.kind, entry.code, entry.see) == (Kind.XID, "79", ("fallenOffBus",))
+    assert entry.means.startswith("GPU has fallen off the bus. Class nodeReboot.")
+    assert "systemctl reboot  # on the node" in entry.mend
+
+
+def test_every_xid_has_an_entry() -> None:
+    """Also those without a name, and those that this program does not know."""
+    for xid in (*default_table().rows, 5000):
+        (entry,) = runbook().of(str(xid))
+        assert entry.look
+        assert entry.mend
+    assert "not in this program's table" in runbook().of("5000")[0].means
+
+
+def test_a_code_of_several_subjects_has_several_entries() -> None:
+    """Such as a health check and a preflight check; capitals and blanks do not count."""
+    kinds = {entry.kind for entry in runbook().find(["driver"])}
+    assert kinds == {Kind.PROBLEM, Kind.CHECK, Kind.PREFLIGHT}
+    assert runbook().find(["MPS", "shm"]) == runbook().find(["mps shm"])
+
+
+def test_several_codes() -> None:
+    """In their order, each once."""
+    found = runbook().find(["InUse", "xid", "79", "inuse", "31"])
+    assert [entry.code for entry in found] == ["InUse", "79", "31"]
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [("InUsed", "InUse"), ("nodeagentplanblock", "NodeagentPlanBlocked"), ("mps smh", "mps shm")],
+)
+def test_an_unknown_code_gets_the_nearest(words: str, near: str) -> None:
+    """What is close to a code is named."""
+    with pytest.raises(UsageError) as refused:
+        runbook().find(words.split())
+    assert refused.value.remedy == f"did you mean {near}?"
+
+
+@pytest.mark.parametrize("word", ["0", "123456", "qqqqqqqq", "-"])
+def test_what_is_like_nothing(word: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(UsageError, match="no code") as refused:
+        runbook().find([word])
+    assert refused.value.remedy == "`nodeagent explain` lists all codes"
