@@ -22,6 +22,7 @@ from nodeagent.views.claims import ClaimPhase
 from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY
 from nodeagent.views.node_state import Phase
 from tools.make_prometheus_rule import RULES
+from tools.make_runbook import HEAD, PAGE, page
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = runbook().entries
@@ -133,6 +134,12 @@ def test_actions_stand_for_lines() -> None:
 def test_references_lead_somewhere() -> None:
     """`see` names entries that there are."""
     assert not [(e.code, code) for e in ENTRIES for code in e.see if not runbook().of(code)]
+
+
+def test_the_page_is_up_to_date() -> None:
+    """docs/runbook.md is what tools/make_runbook.py writes, and explains the placeholders."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+    assert set(re.findall(r"`([A-Z]+)`", HEAD)) == PLACEHOLDERS
 
 
 # --- looking one up -------------------------------------------------------------------------------
