@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.runbook.lookup import runbook
 from tests.monitoring.metric_table import result_labels, unknown
 from tests.monitoring.promql import asked
 from tests.monitoring.promtool import promtool, with_promtool
@@ -35,14 +36,14 @@ def test_both_forms_hold_the_same_rules() -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_a_rule_is_well_made(rule: dict[str, Any]) -> None:
-    """Known keys, a duration that Prometheus reads, a severity, both annotations, and no metric or
+    """Known keys, a duration that Prometheus reads, a severity, all annotations, and no metric or
     label that there is not, in the expression or in a sentence.
     """
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Nodeagent[A-Z]\w+", rule["alert"])
     assert re.fullmatch(DURATION, rule.get("for", "1m"))
     assert rule["labels"]["severity"] in {"critical", "warning"}
-    assert set(rule["annotations"]) == {"summary", "description"}
+    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
     found = asked(rule["expr"])
     assert unknown(found) == set()
     reported = " ".join(rule["annotations"].values())
@@ -50,6 +51,15 @@ def test_a_rule_is_well_made(rule: dict[str, Any]) -> None:
     for template in re.findall(r"{{(.*?)}}", reported):
         assert TEMPLATE.fullmatch(template), template
     assert reported.count("{{ with ") == reported.count("{{ end }}") >= reported.count("{{ . }}")
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_a_rule_says_where_it_is_explained(rule: dict[str, Any]) -> None:
+    """By its own entry of the runbook, or by that of the finding it is about."""
+    command, _, code = rule["annotations"]["runbook"].rpartition(" explain ")
+    assert command == "nodeagent"
+    assert code in {rule["alert"], "{{ $labels.cause }}"}
+    assert runbook().of(rule["alert"])
 
 
 def test_names_are_unique() -> None:
