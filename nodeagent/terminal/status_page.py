@@ -71,7 +71,17 @@ def status_page(status: Json, width: int) -> tuple[Line, ...]:
         *_claims_elsewhere(claims),
     ]
     problems = [row for problem in status.get("problems", ()) for row in _problem(problem)]
-    return (*lines, *problems) if problems else tuple(lines[:-1])
+    end = [*problems, *_explained(status)]
+    return (*lines, *end) if end else tuple(lines[:-1])
+
+
+def _explained(status: Json) -> tuple[Line, ...]:
+    """The command that explains all codes of what is shown, once; nothing when all is well."""
+    headline: Json = status.get("headline") or {}
+    first = headline.get("code") if headline.get("severity") in ("warning", "error") else None
+    codes = [first, *(problem.get("code") for problem in status.get("problems", ()))]
+    known = dict.fromkeys(str(code) for code in codes if code)
+    return (line(dim(f"more: nodeagent explain {' '.join(known)}")),) if known else ()
 
 
 def _problem(problem: Json) -> tuple[Line, ...]:

@@ -26,11 +26,31 @@ _LONGEST_MESSAGE = 1024  # characters
 
 def conditions(state: NodeState) -> Mapping[str, Condition]:
     """Both conditions by type."""
+    ready = _unknown(state, looked=has_looked(state)) or _led(_partitions(state), state)
+    health = _health(state)
     return {
-        PARTITIONS_READY: _unknown(state, looked=has_looked(state))
-        or _led(_partitions(state), state),
-        HEALTHY: _health(state),
+        PARTITIONS_READY: _explained(ready, _code(state) or ready.reason),
+        HEALTHY: _explained(health, health.reason),
     }
+
+
+def _code(state: NodeState) -> str:
+    """Of the first problem of the plan, which a condition names; "" without one."""
+    refused = state.refusal.problems if state.refusal else ()
+    return next((problem.code.value for problem in (*refused, *state.problems)), "")
+
+
+# What passes by itself and needs no explanation.
+_PASSING = frozenset({Phase.WORKING.value, "NotObservedYet", "NotReadYet"})
+
+
+def _explained(condition: Condition, code: str) -> Condition:
+    """The condition with the command that explains `code`, where somebody has to act."""
+    if condition.status == "True" or condition.reason in _PASSING:
+        return condition
+    pointer = f"; see nodeagent explain {code}"
+    message = shortened(condition.message, most=_LONGEST_MESSAGE - len(pointer)) + pointer
+    return Condition(condition.status, condition.reason, message)
 
 
 def _led(condition: Condition, state: NodeState) -> Condition:

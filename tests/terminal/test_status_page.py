@@ -96,3 +96,13 @@ def test_the_headline_comes_first(severity: str, tone: Tone, phase: Tone) -> Non
     assert plain_text(rows[:2]) == "GPU 1 is lost.\n  Reboot it.\n"
     assert _tone(rows, "GPU 1 is lost.") is tone
     assert _tone(rows, "InSync") is phase
+
+
+def test_one_command_explains_all_that_is_wrong() -> None:
+    """The headline's code first, each once, at the end; nothing where all is well."""
+    problems = [{"code": code, "message": "so"} for code in ("NotOffered", "InUse", "NotOffered")]
+    headline = {"severity": "warning", "text": "so", "code": "InUse"}
+    rows = status_page({"headline": headline, "problems": problems}, 100)
+    assert plain_text(rows[-1:]) == "more: nodeagent explain InUse NotOffered\n"
+    well = status_page({"headline": {"severity": "ok", "text": "so", "code": "InSync"}}, 100)
+    assert "explain" not in plain_text(well)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -67,7 +68,8 @@ def test_a_rejected_plan() -> None:
     assert condition.message == (
         f"plan {REJECTED.refusal.digest} is refused: "
         'gpus[0].mig["8g.40gb"]: '
-        f"GPU 0 (NVIDIA H100 80GB HBM3) has no profile 8g.40gb; plan {DIGEST} stays in force"
+        f"GPU 0 (NVIDIA H100 80GB HBM3) has no profile 8g.40gb; plan {DIGEST} stays in force; "
+        "see nodeagent explain UnknownProfile"
     )
     unread = replace(REJECTED, digest="", refusal=Refusal("", REJECTED.problems))
     assert ready(unread).message.startswith('the plan is refused: gpus[0].mig["8g.40gb"]: ')
@@ -75,10 +77,11 @@ def test_a_rejected_plan() -> None:
 
 @pytest.mark.parametrize("phase", sorted(set(Phase) - {Phase.IN_SYNC, Phase.NO_PLAN}))
 def test_every_other_phase_is_the_reason(phase: Phase) -> None:
-    """With its sentence."""
+    """With its sentence, and where that is explained unless it passes by itself."""
     condition = ready(replace(BLOCKED, phase=phase))
     assert (condition.status, condition.reason) == ("False", phase.value)
-    assert condition.message == BLOCKED.problems[0].message
+    pointer = "" if phase is Phase.WORKING else "; see nodeagent explain InUse"
+    assert condition.message == BLOCKED.problems[0].message + pointer
 
 
 def test_work_names_the_plan() -> None:
@@ -111,7 +114,9 @@ def test_a_driver_that_does_not_answer() -> None:
     state = replace(IN_SYNC, phase=Phase.FAILED, driver_error="it is not loaded")
     for condition in conditions(state).values():
         assert (condition.status, condition.reason) == ("Unknown", "DriverUnavailable")
-        assert condition.message == "the driver does not answer: it is not loaded"
+        assert condition.message == (
+            "the driver does not answer: it is not loaded; see nodeagent explain DriverUnavailable"
+        )
 
 
 # --- GPUHealthy -----------------------------------------------------------------------------------
@@ -135,14 +140,19 @@ def test_a_silent_gpu_is_not_called_sick() -> None:
     """It is not known."""
     condition = healthy(replace(IN_SYNC, observed=ObservedNode((OBSERVED.gpus[0], SILENT))))
     assert (condition.status, condition.reason) == ("Unknown", "GpuUnknown")
-    assert condition.message.endswith(" does not answer: a call hangs")
+    assert condition.message.endswith(
+        " does not answer: a call hangs; see nodeagent explain GpuUnknown"
+    )
 
 
 def test_what_the_checks_found_counts() -> None:
     """By its own reason, with the place and what would help."""
     sick = _judged(GpuReading(FIRST, 0, memory_unrepairable=True))
     assert healthy(replace(IN_SYNC, health=sick)) == Condition(
-        "False", "MemoryUnrepairable", "GPU 0 has memory that cannot be repaired (inspect hardware)"
+        "False",
+        "MemoryUnrepairable",
+        "GPU 0 has memory that cannot be repaired (inspect hardware); "
+        "see nodeagent explain MemoryUnrepairable",
     )
     well = _judged(
         GpuReading(FIRST, 0, memory_unrepairable=False),
@@ -182,9 +192,11 @@ def test_the_worse_of_checks_and_driver_counts() -> None:
     """It does not matter which noticed it first; once a check found a GPU lost, its words count."""
     lost = replace(IN_SYNC, observed=ObservedNode((LOST,)))
     not_yet = _judged(GpuReading(FIRST, 0, memory_unrepairable=False))
-    assert healthy(replace(lost, health=not_yet)).message.endswith("is lost: it fell off the bus")
+    pointer = "; see nodeagent explain GpuLost"
+    condition = healthy(replace(lost, health=not_yet))
+    assert condition.message.endswith(f"is lost: it fell off the bus{pointer}")
     found = _judged(GpuReading(FIRST, 0, answer=Answer(Silence.LOST)))
-    assert healthy(replace(lost, health=found)).message == "GPU 0 is lost (reboot)"
+    assert healthy(replace(lost, health=found)).message == f"GPU 0 is lost (reboot){pointer}"
     hangs = replace(IN_SYNC, driver_error="a call hangs", health=found)
     assert healthy(hangs).status == "False"
     well = _judged(GpuReading(FIRST, 0, memory_unrepairable=False))
@@ -225,6 +237,8 @@ def test_messages_are_bounded_and_in_one_line() -> None:
         for condition in conditions(state).values():
             assert len(condition.message) <= 1024
             assert condition.message.isprintable()
+            if condition.status != "True":
+                assert re.search(r"; see nodeagent explain \w+$", condition.message)
 
 
 def test_a_later_round_changes_nothing() -> None:
