@@ -23,6 +23,7 @@ from nodeagent.mps.setup import (
     make_publisher,
 )
 from nodeagent.plan.observed import ObservedNode, User
+from nodeagent.plan.remedies import end_commands
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import BAD, event_of
 from nodeagent.settings import MpsSettings
@@ -126,10 +127,13 @@ class MpsService:
         left = await self._fleet.drain(device, seconds=seconds, force=force)
         if left:
             known = {client.pid: client for client in self._clients.get(device, ())}
-            names = ", ".join(client_words(known.get(pid, ClientState(pid))) for pid in left)
+            clients = [known.get(pid, ClientState(pid)) for pid in left]
+            names = ", ".join(map(client_words, clients))
+            end = end_commands((one.pid, one.namespace, one.pod) for one in clients)
             raise DrainTimedOut(
                 f"not drained within {seconds or 0:g} s: still there are {names}",
-                remedy="end them, give them more time, or end the daemon under them with --force",
+                remedy=f"end them ({end}), give them more time, or end the daemon under them: "
+                f"`nodeagent mps drain {device} --timeout {seconds or 0:g} --force`",
             )
 
     async def poll(self) -> None:

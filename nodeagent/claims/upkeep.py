@@ -168,11 +168,12 @@ class Upkeep:
 def _foreign(found: ReportForeign, observed: ObservedNode) -> Problem:
     gpu, one = observed.gpu(found.gpu), found.instance
     title = gpu.title if gpu else found.gpu
+    which = f"-i {gpu.index if gpu else found.gpu} -gi {one.id}"
     return Problem(
         Code.OWNED,
         f"{title} has GPU instance {one.id} ({one.profile} at {one.placement}), which belongs to "
         "no claim and to no plan; it is left alone",
-        "if it is not needed, destroy it with nvidia-smi mig -dci and -dgi",
+        f"if it is not needed, run `nvidia-smi mig -dci {which} && nvidia-smi mig -dgi {which}`",
         found.gpu,
     )
 

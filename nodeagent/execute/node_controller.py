@@ -17,6 +17,7 @@ from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Problem
+from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import Destruction, SetComputeMode, StartMps, Step, StopMps
 from nodeagent.plan.usage import as_used
@@ -125,7 +126,7 @@ class NodeController(NodeReader):
             raise NodeagentError(
                 f"there is no new {step.profile} at {step.placement} of {step.gpu} that waits for "
                 "it",
-                remedy="look for another program that changes MIG instances on this node",
+                remedy="look with `nodeagent check` for another program that changes MIG",
             )
         if not isinstance(step, StartMps | StopMps):
             await self._driver.apply(step)
@@ -155,7 +156,7 @@ class NodeController(NodeReader):
                 raise GpuInUse(
                     f"the MPS daemon of {step.device} is not stopped: its device is in use by "
                     f"{device.usage}",
-                    remedy="end what uses it, or wait for it",
+                    remedy=in_use_remedy(device.usage),
                 )
         try:
             await self._fleet.stop(step.device)

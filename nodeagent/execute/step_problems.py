@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
-from nodeagent.plan.observed import Access, Device, Gpu, Placement
+from nodeagent.plan.observed import Access, Device, Gpu, Placement, Usage
 from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.remedies import end_commands, in_use_remedy
 from nodeagent.plan.shares import WantedMps
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -27,9 +28,9 @@ from nodeagent.plan.steps import (
     StopMps,
 )
 from nodeagent.structs import replace
-from nodeagent.views.text import gpu_words, layout_words, step_words, user_words
+from nodeagent.views.text import gpu_words, layout_words, step_words, user_words, users
 
-_OTHER_PROGRAM = "look for another program that changes MIG instances on this node"
+_OTHER_PROGRAM = "look with `nodeagent check` for another program that changes MIG"
 
 
 def error_sentence(error: BaseException) -> str:
@@ -44,9 +45,15 @@ def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
     what = f"{gpu_words(seen)}: could not {step_words(step)}"
     remedy = error.remedy if isinstance(error, NodeagentError) else ""
     if isinstance(error, GpuInUse):
-        users = user_words(seen, _instance_of(step, seen))
-        who = f"in use by {users}" if users else error_sentence(error)
-        remedy = remedy or "end what uses it, or wait for it"
+        instance = _instance_of(step, seen)
+        names = user_words(seen, instance)
+        who = f"in use by {names}" if names else error_sentence(error)
+        there = users(seen, instance)
+        commands = end_commands((user.pid, user.namespace, user.pod) for user in there)
+        if not remedy:
+            remedy = in_use_remedy(Usage(there))
+        elif commands not in remedy:
+            remedy = f"run {commands}; {remedy}"
         return Problem(Code.IN_USE, f"{what}: {who}", remedy, seen.uuid)
     code = Code.MPS if isinstance(step, StartMps | StopMps) else Code.STEP_FAILED
     code = Code.GPU_LOST if isinstance(error, GpuLost) else code
@@ -56,7 +63,8 @@ def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
 def unreachable(seen: Gpu) -> Problem:
     """The driver does not answer for the GPU."""
     code = Code.GPU_LOST if seen.access is Access.LOST else Code.GPU_UNKNOWN
-    return Problem(code, f"{gpu_words(seen)} does not answer: {seen.access_reason}", gpu=seen.uuid)
+    message = f"{gpu_words(seen)} does not answer: {seen.access_reason}"
+    return Problem(code, message, "look at `dmesg | grep NVRM`", seen.uuid)
 
 
 def reset_pending(seen: Gpu, *, enabled: bool) -> Problem:
@@ -101,7 +109,8 @@ def not_restored(before: Gpu, seen: Gpu, stumble: Problem | None) -> Problem:
         Code.NOT_RESTORED,
         f"the earlier layout of {gpu_words(before)} ({layout_words(before)}) could not be "
         f"restored: {now}{why}",
-        gpu=before.uuid,
+        f"`nvidia-smi mig -lgi -i {seen.index}` lists what is there; apply the plan again",
+        before.uuid,
     )
 
 

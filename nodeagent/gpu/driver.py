@@ -280,7 +280,8 @@ def _require_idle(gpu: Gpu) -> None:
         return
     usages = [gpu.usage, *(device.usage for _, device in gpu.mig_devices())]
     users = gpu.access_reason or "; ".join(str(usage) for usage in usages if usage.in_use)
-    raise in_use(f"GPU {gpu.index} is not reset, because it is not proven idle: {users}")
+    why = f"GPU {gpu.index} is not reset, because it is not proven idle: {users}"
+    raise in_use(why, *usages)
 
 
 async def _uncancelled(change: Coroutine[object, object, None]) -> None:

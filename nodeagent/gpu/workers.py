@@ -292,8 +292,8 @@ class Worker:
             f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s; "
             f"the slowest driver call was {slowest or 'none'}",
             call=slowest,
-            remedy="the driver answers, but slowly: look for NVRM lines in the kernel log "
-            "(dmesg) and at the node's load, or raise driver.observe_deadline",
+            remedy="the driver answers, but slowly: look at `dmesg | grep NVRM` and at the node's "
+            "load, or raise driver.observe_deadline",
         )
 
     def _hang(self, job: _Job[Result], limit: float, call: str) -> DeadlineExceeded:
@@ -333,7 +333,7 @@ def _late(message: str, call: str = "") -> DeadlineExceeded:
     return DeadlineExceeded(
         message,
         call=call,
-        remedy="look for NVRM lines in the kernel log (dmesg); if it lasts, reboot the node",
+        remedy="look at `dmesg | grep NVRM`; if it lasts, reboot the node",
     )
 
 

@@ -16,6 +16,8 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
 )
 from nodeagent.mps.supervisor import Supervisor
+from nodeagent.plan.observed import Usage, User
+from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.processes import name_of
 
 _KILLS = 3  # repeated kills, after which its end is not waited for any longer
@@ -45,7 +47,7 @@ async def started(supervisor: Supervisor) -> None:
         f"the MPS daemon of {supervisor.device} is {state.phase}: {state.why or 'not Ready'}{said}",
         remedy="see its log; as long as an agent runs, it goes on trying"
         if state.phase is not Phase.FAILED
-        else f"mend the cause; to try at once: nodeagent mps restart {supervisor.device}",
+        else f"mend the cause; to try at once: `nodeagent mps restart {supervisor.device}`",
     )
 
 
@@ -150,7 +152,7 @@ async def _proven_unused(supervisor: Supervisor) -> None:
         clients = ", ".join(_with_command(pid) for _, pid in supervisor.clients)
         raise StillInUse(
             f"the MPS daemon of {supervisor.device} has clients: {clients}",
-            remedy="end them, or wait for them",
+            remedy=in_use_remedy(Usage(tuple(User(pid) for _, pid in supervisor.clients))),
         )
 
 
@@ -159,7 +161,7 @@ def _not_known(supervisor: Supervisor) -> StillInUse:
         f"whether the MPS daemon of {supervisor.device} has clients is not known: it does not "
         "answer, and has a server",
         remedy="try again later, or restart it by force: "
-        f"nodeagent mps restart {supervisor.device} --force",
+        f"`nodeagent mps restart {supervisor.device} --force`",
     )
 
 
@@ -176,7 +178,7 @@ async def _cleared(supervisor: Supervisor) -> None:
         raise NodeagentError(
             f"the MPS daemon of {supervisor.device} (pid {supervisor.state.pid}) does not end: "
             f"{supervisor.state.why}",
-            remedy="see the kernel's log, else reboot the node",
+            remedy="look at `dmesg | grep NVRM`, else reboot the node",
         ) from None
     if supervisor.wanted is not None:
         await supervisor.sweep(supervisor.spec_of(supervisor.wanted))

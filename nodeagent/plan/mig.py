@@ -21,9 +21,10 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.layouts import Card, free_slots
 from nodeagent.plan.names import device_name
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Usage
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
+from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.reserved import in_the_way
 from nodeagent.plan.search import Target, best_layout, counted, does_not_fit
 from nodeagent.plan.steps import (
@@ -123,12 +124,12 @@ def _require_idle(gpu: Gpu, path: str, word: str) -> None:
         ]
     who = "; ".join(users)
     message = f"MIG mode of {gpu.title} cannot be switched {word} while it is in use: {who}"
-    raise PlanRefused(_in_use(gpu, message, path))
+    usages = [gpu.usage, *(device.usage for _, device in gpu.mig_devices())]
+    raise PlanRefused(_in_use(gpu, message, path, *usages))
 
 
-def _in_use(gpu: Gpu, message: str, path: str) -> Problem:
-    remedy = "end what uses it, or wait for its end"
-    return Problem(Code.IN_USE, message, remedy, gpu.uuid, path)
+def _in_use(gpu: Gpu, message: str, path: str, *usages: Usage) -> Problem:
+    return Problem(Code.IN_USE, message, in_use_remedy(*usages), gpu.uuid, path)
 
 
 def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
@@ -200,8 +201,7 @@ def _lay_out(
     if everything and any(isinstance(s, CreateGpuInstance) for s in steps):
         # The driver refuses new GPU instances while a client from before holds the GPU.
         message = f"no GPU instance can be created on {gpu.title} while it is held outside any: "
-        remedy = "end what holds it, or wait for its end"
-        raise PlanRefused(Problem(Code.IN_USE, f"{message}{gpu.usage}", remedy, gpu.uuid, path))
+        raise PlanRefused(_in_use(gpu, f"{message}{gpu.usage}", path, gpu.usage))
     return steps
 
 
@@ -237,12 +237,19 @@ def _require_unused(gpu: Gpu, wanted: Sequence[WantedInstance], target: Target, 
     purpose = f"to make room for {counted(missing)}" if missing else "since the plan has no such"
     path = next((w.path for w in wanted if w.profile in missing), "") or path
     slots = ", ".join(map(str, free_slots(gpu))) or "none"
-    messages = (
-        f"{device.profile} at slice {instance.placement.start} of {gpu.title} would have to go "
-        f"{purpose} (free memory slices: {slots}), but is in use by {_users(gpu, device)}"
-        for instance, device in blockers
+    raise PlanRefused(
+        *(
+            _in_use(
+                gpu,
+                f"{device.profile} at slice {instance.placement.start} of {gpu.title} would have "
+                f"to go {purpose} (free memory slices: {slots}), but is in use by "
+                f"{_users(gpu, device)}",
+                path,
+                device.usage if device.usage.in_use else gpu.usage,
+            )
+            for instance, device in blockers
+        )
     )
-    raise PlanRefused(*(_in_use(gpu, message, path) for message in messages))
 
 
 def _users(gpu: Gpu, device: ComputeInstance) -> str:

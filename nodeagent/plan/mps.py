@@ -14,6 +14,7 @@ from nodeagent.plan.mps_assignment import Seat, assign, cost_of
 from nodeagent.plan.observed import Device, Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
+from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.shares import ComputeMode, WantedMps
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step, StopMps
 from nodeagent.plan.usage import outside_mps
@@ -145,18 +146,18 @@ def _served(gpu: Gpu, device: Device, why: str, path: str) -> Problem:
         f"the MPS daemon of {_name(gpu, device)} would have to be stopped ({why}), but the device "
         f"is in use by {device.usage}"
     )
-    return Problem(Code.IN_USE, message, "end what uses it, or wait for its end", gpu.uuid, path)
+    return Problem(Code.IN_USE, message, in_use_remedy(device.usage), gpu.uuid, path)
 
 
 def _held(gpu: Gpu, target: _Target, desired: DesiredGpu) -> Problem:
     path = (target.wanted.path if target.wanted else "") or desired.path
+    others = outside_mps(target.device.usage)
     message = (
         f"{_name(gpu, target.device)} cannot be given to MPS alone (compute mode "
-        f"EXCLUSIVE_PROCESS) while it is in use outside MPS by {outside_mps(target.device.usage)}"
+        f"EXCLUSIVE_PROCESS) while it is in use outside MPS by {others}"
     )
     remedy = (
-        "end what uses it, wait for its end, or leave compute modes alone (setting "
-        "mps.computeMode: leave)"
+        f"{in_use_remedy(others)}; or leave compute modes alone (setting `mps.compute_mode: leave`)"
     )
     return Problem(Code.IN_USE, message, remedy, gpu.uuid, path)
 

@@ -152,14 +152,15 @@ def _takes_turns(gpu: Gpu) -> bool:
 
 def _vanished(key: str, wanted: DesiredGpu) -> Problem:
     message = f"the GPU {key} that {wanted.path} names is gone"
-    remedy = "check dmesg and nvidia-smi; a reboot may bring it back"
+    remedy = "look at `dmesg | grep NVRM` and `lspci -d 10de:`; a reboot may bring it back"
     return Problem(Code.GPU_LOST, message, remedy, key, wanted.path)
 
 
 def _inaccessible(gpu: Gpu, path: str) -> Problem:
     code = Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN
     message = f"{gpu.title} does not answer: {gpu.access_reason or 'no reason is known'}"
-    return Problem(code, message, "nothing is done to it until it answers again", gpu.uuid, path)
+    remedy = "look at `dmesg | grep NVRM`; nothing is done to it until it answers again"
+    return Problem(code, message, remedy, gpu.uuid, path)
 
 
 def _without_eviction(problem: Problem) -> Problem:

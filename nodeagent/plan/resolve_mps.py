@@ -114,7 +114,7 @@ def share_out(on: OnGpu, entry: MpsEntry, memory: int) -> Sharing | None:
     """What each client of a device with `memory` bytes may have."""
     if memory <= 0:
         message = "the device's memory is not known, so no share of it can be given"
-        remedy = "see whether the driver answers for this device"
+        remedy = "look at `nvidia-smi -q`: the driver has to answer for this device"
         on.refuse(Code.GPU_UNKNOWN, message, remedy, entry.path)
         return None
     before = len(on.problems)

@@ -156,6 +156,7 @@ def _drift_problem(gpu: Gpu) -> Problem:
         Code.DRIFT,
         f"{gpu_words(gpu)} was as the plan says and was then changed by another program: it now "
         f"has {layout_words(gpu)}",
-        remedy="run nodeagent apply, change the plan, or set `drift: mend`",
+        remedy="restart the agent (`systemctl restart nodeagent`, or delete its pod), change the "
+        "plan, or set `drift: mend`",
         gpu=gpu.uuid,
     )

@@ -180,7 +180,7 @@ class SamplingService:
         return Problem(
             Code.READER,
             f"not all values of {what} can be read{f': {why}' if why else ''}",
-            "look for NVRM lines in the kernel log (dmesg)",
+            "look at `dmesg | grep NVRM`",
             gpu=reader.uuid,
         )
 

@@ -166,16 +166,26 @@ class _Remedies(Struct, frozen=True):
             return f"Reset {which}: end its users, then {stop}, {reset}, {start}."
         label = f"kubectl label node {self.node} nodeagent.io/off"
         return (
-            f"Reset {which}: drain the node, take the agent off it (`{label}=`), run {reset} on "
-            f"the node, then `{label}-`; or reboot the node."
+            f"Reset {which}: `{self._drain} && {label}=`, then run {reset} on the node, then "
+            f"`{label}- && {self._uncordon}`; or reboot the node."
         )
 
     def _reboot(self) -> str:
         reboot = REBOOT_NODE.removesuffix(".")
         if not self.in_cluster:
             return f"{reboot}: end the users of its GPUs, then `systemctl reboot`."
-        drain = f"kubectl drain {self.node} --ignore-daemonsets --delete-emptydir-data"
-        return f"{reboot}: `{drain}`, then `systemctl reboot` on the node."
+        return (
+            f"{reboot}: `{self._drain}`, then `systemctl reboot` on the node, then "
+            f"`{self._uncordon}`."
+        )
+
+    @property
+    def _drain(self) -> str:
+        return f"kubectl drain {self.node} --ignore-daemonsets --delete-emptydir-data"
+
+    @property
+    def _uncordon(self) -> str:
+        return f"kubectl uncordon {self.node}"  # a drained node is cordoned
 
 
 def gpus_not_read(observed: ObservedNode, health: HealthState | None) -> tuple[Gpu, ...]:
@@ -239,7 +249,8 @@ def _mps_troubles(state: NodeState) -> Iterator[Headline]:
             text = f"{of}: {_end(daemon.trouble)}"
         else:
             continue
-        yield Headline(WARNING, text, gpu=gpu_of(daemon.device, where), code=Code.MPS.value)
+        remedy = f"Look at its last lines: `nodeagent mps status {daemon.device}`."
+        yield Headline(WARNING, text, remedy, gpu_of(daemon.device, where), Code.MPS.value)
 
 
 def _refused_claims(state: NodeState) -> Iterator[Headline]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.remedies import end_commands
 from nodeagent.views.devices import device_words, gpu_of, located, place_words
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.shapes import MpsWaiting
@@ -47,9 +48,9 @@ def unready_daemons(gpu: Gpu) -> tuple[Problem, ...]:
 def _remedy(device: str, state: str) -> str:
     match state:
         case "Down":  # drained
-            return f"start it again: nodeagent mps restart {device}, or nodeagent apply"
+            return f"start it again: `nodeagent mps restart {device}`, or apply the plan again"
         case "Failed":
-            return f"mend the cause; to try at once: nodeagent mps restart {device}"
+            return f"mend the cause; to try at once: `nodeagent mps restart {device}`"
         case _:
             return "see its log; an agent starts it again by itself, and so does `nodeagent apply`"
 
@@ -74,7 +75,7 @@ def _problems_of(daemon: DaemonState, where: str) -> Iterator[tuple[Code, str, s
     if daemon.phase == "Fault":
         message = f"the MPS daemon of {where} is of no use to new clients{_because(daemon.why)}"
         remedy = f"end its clients ({clients})" if clients else "wait; it is started anew"
-        yield Code.MPS, message, remedy
+        yield Code.MPS, message, _with_commands(remedy, daemon.clients)
     elif daemon.phase == "Failed":
         message = f"the MPS daemon of {where} does not stay up{_because(daemon.why)}"
         said = f"; the last it said: {daemon.last_lines[-1]}" if daemon.last_lines else ""
@@ -82,8 +83,10 @@ def _problems_of(daemon: DaemonState, where: str) -> Iterator[tuple[Code, str, s
     for waiting in daemon.waiting:
         yield Code.MPS_CLIENT, *_waiting(daemon, waiting, where, clients)
     terminates = daemon.wanted is not None and daemon.wanted.sharing.enforce == "terminate"
-    remedy = "" if terminates else "give it the environment of a free share, or end it"
     for client in daemon.clients:
+        # A client that ends by a signal may take others along (NVIDIA's MPS documents).
+        remedy = _with_commands("give it the environment of a free share, or end it", [client])
+        remedy = "" if terminates else f"{remedy} (`enforce: terminate` has MPS end it first)"
         for finding in client.findings:
             message = f"MPS client {client_words(client)} on {where}: {finding}"
             yield Code.MPS_CLIENT, message, remedy
@@ -95,12 +98,18 @@ def _waiting(daemon: DaemonState, waiting: MpsWaiting, where: str, clients: str)
     holder = f"; server {server.pid} serves user {server.user}" if server else ""
     used = f", now {clients}" if clients else ""
     planned = daemon.wanted.account.uid if daemon.wanted else None
-    run_as = f"run it as user {planned}" if planned is not None else "end it"
+    run_as = f"run it as user {planned}" if planned is not None else f"end it: `kill {waiting.pid}`"
     message = (
         f"pid {waiting.pid}{command} of user {waiting.user} waits for MPS on {where} and may wait "
         f"for ever{holder}{used}"
     )
     return message, f"{run_as}, or set mps.user in the plan to {waiting.user}, or to any"
+
+
+def _with_commands(remedy: str, clients: Iterable[ClientState]) -> str:
+    """The remedy with the commands that end these clients."""
+    commands = end_commands((client.pid, client.namespace, client.pod) for client in clients)
+    return f"{remedy}: {commands}" if commands else remedy
 
 
 def client_words(client: ClientState) -> str:

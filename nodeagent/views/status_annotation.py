@@ -30,7 +30,8 @@ _MORE = 64  # bytes kept for the numbers of what was left out
 _PROBLEMS = 6 << 10  # bytes
 _MOST_PROBLEMS = 20
 _MESSAGE, _NAME = 320, 100  # characters
-_MOST = {"code": _NAME, "gpu": _NAME, "path": 160, "message": _MESSAGE, "remedy": 200}
+_COMMANDS = 640  # characters: half a command is worse than none
+_MOST = {"code": _NAME, "gpu": _NAME, "path": 160, "message": _MESSAGE, "remedy": _MESSAGE}
 _AHEAD = 60.0  # seconds that another clock may be ahead of this one
 
 
@@ -39,7 +40,10 @@ def status_content(state: NodeState) -> Json:
     found = as_json(headline(state, in_cluster=True))
     content: Json = {
         "phase": state.phase.value,
-        "headline": {key: shortened(text, most=_MESSAGE) for key, text in found.items()},
+        "headline": {
+            key: shortened(text, most=_COMMANDS if key == "remedy" else _MESSAGE)
+            for key, text in found.items()
+        },
     }
     if state.digest:
         content["digest"] = state.digest

@@ -160,8 +160,7 @@ async def test_a_driver_that_hangs_for_long(node: SimulatedNode, home: Home) -> 
         assert str(caught.value) == (
             "claim team/trainer-0: GPU 0: could not create 1g.10gb at 2: GPU 0: creating 1g.10gb "
             "at 2:1 did not return within 1 s; nvmlDeviceCreateGpuInstanceWithPlacement is still "
-            "in the driver (look for NVRM lines in the kernel log (dmesg); if it lasts, reboot "
-            "the node)"
+            "in the driver (look at `dmesg | grep NVRM`; if it lasts, reboot the node)"
         )
         node.clear_faults(hang)
         await until_prepared(lambda: claims.prepare(*name))

@@ -12,6 +12,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"\b\d{4}-\d\d-\d\dT[\d:.]+Z", "<time>"),
     (r"(?m)^(Date|ETag|Content-Length): .*", r"\1: <varies>"),
     (r'("pid": |\b(?:pid|process):? )(?!47117)\d+', r"\1<pid>"),
+    (r"`kill (?!47117)[\d ]+`", "`kill <pid>`"),
     (r"\b(STATE|Ready|Draining|Down) +(PID|-|\d+)(?= )", r"\1 <pid>"),
     (r"127\.0\.0\.1:\d{5}\b", "127.0.0.1:<port>"),
     # Of the metrics, what an agent's own run costs and how long things took.

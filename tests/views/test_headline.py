@@ -150,17 +150,18 @@ def test_remedies_are_commands_of_this_node() -> None:
         ERROR,
         "GPU 0 fell off the bus (XID 79).",
         "Drain and reboot the node: `kubectl drain gpu-node-0 --ignore-daemonsets "
-        "--delete-emptydir-data`, then `systemctl reboot` on the node. If it recurs, check "
-        "seating and power.",
+        "--delete-emptydir-data`, then `systemctl reboot` on the node, then `kubectl uncordon "
+        "gpu-node-0`. If it recurs, check seating and power.",
         FIRST,
         "FallenOffBus",
     )
     assert "kubectl" not in headline(fallen, in_cluster=False).remedy
     reset = of(node({"health": health(GpuReading(SECOND, 1, recovery_action=1))}))
     assert reset.remedy == (
-        "Reset GPU 1: drain the node, take the agent off it (`kubectl label node gpu-node-0 "
-        "nodeagent.io/off=`), run `nvidia-smi --gpu-reset -i 1` on the node, then `kubectl label "
-        "node gpu-node-0 nodeagent.io/off-`; or reboot the node."
+        "Reset GPU 1: `kubectl drain gpu-node-0 --ignore-daemonsets --delete-emptydir-data && "
+        "kubectl label node gpu-node-0 nodeagent.io/off=`, then run `nvidia-smi --gpu-reset -i 1` "
+        "on the node, then `kubectl label node gpu-node-0 nodeagent.io/off- && kubectl uncordon "
+        "gpu-node-0`; or reboot the node."
     )
 
 

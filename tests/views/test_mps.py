@@ -177,7 +177,7 @@ def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
         "the MPS daemon of 3g.40gb at 4 of GPU 1 does not stay up: failed 5 times in a row; "
         "the last it said: no CUDA-capable device is detected"
     )
-    assert problem.remedy == "mend the cause; to try at once: nodeagent mps restart MIG-b"
+    assert problem.remedy == "mend the cause; to try at once: `nodeagent mps restart MIG-b`"
 
 
 def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:
@@ -185,6 +185,7 @@ def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:
     [problem] = mps_problems([replace(READY, phase="Fault", why="a fatal fault")], NODE)
     assert problem.code is Code.MPS
     assert "4712 (python) of pod ml/train-0" in problem.remedy
+    assert "`kubectl delete pod -n ml train-0`" in problem.remedy
 
 
 def test_a_waiting_client_is_named_with_whom_it_waits_for() -> None:
@@ -206,7 +207,7 @@ def test_each_finding_of_a_client_is_a_problem() -> None:
         "MPS client 4713 on GPU 0: it has no share",
         "MPS client 4713 on GPU 0: it has no memory limit",
     ]
-    assert all(problem.remedy for problem in reported)
+    assert all("end it: `kill 4713` (" in problem.remedy for problem in reported)
     ended = mps_problems([replace(READY, clients=(STRAY,), wanted=ANY)], NODE)
     assert [problem.remedy for problem in ended] == ["", ""]
 

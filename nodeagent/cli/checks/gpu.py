@@ -24,7 +24,7 @@ def driver_findings(observed: ObservedNode | DriverError) -> Iterator[Finding]:
         yield error(
             "gpus",
             "the driver answers but has no GPU",
-            "check lspci -d 10de: and dmesg; in a container, that the GPUs are given to it",
+            "look at `lspci -d 10de:` and `dmesg | grep NVRM`; a container has to be given GPUs",
         )
     for gpu in observed.gpus:
         yield _gpu_finding(gpu)
@@ -34,7 +34,7 @@ def _gpu_finding(gpu: Gpu) -> Finding:
     check, name = f"gpu {gpu.index}", gpu.name or gpu.uuid or "the GPU"
     if gpu.access is not Access.OK:
         return error(
-            check, f"{name} does not answer: {gpu.access_reason}", "check dmesg for NVRM lines"
+            check, f"{name} does not answer: {gpu.access_reason}", "look at `dmesg | grep NVRM`"
         )
     if gpu.mig is None:
         return warning(check, f"{name} has no MIG", "plans can name it only without a mig layout")

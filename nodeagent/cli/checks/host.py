@@ -60,7 +60,7 @@ def fabric_findings(commands: Commands, root: Path = Path("/")) -> Iterator[Find
 def directory_finding(name: str, path: Path) -> Finding:
     """Whether the agent can write there, or make the directory."""
     nearest = next(p for p in (path, *path.parents) if p.exists())
-    remedy = f"make {path} writable for this user, or set {name} to another place"
+    remedy = f"run `install -d -o {os.geteuid()} {path}` as root, or set {name} to another place"
     if not nearest.is_dir():
         return error(name, f"{nearest} is no directory", remedy)
     if not os.access(nearest, os.W_OK | os.X_OK):

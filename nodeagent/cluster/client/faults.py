@@ -62,7 +62,7 @@ class NotAuthenticated(ClusterFault):
 class NotAllowed(ClusterFault):
     """The server knows us and forbids this (403)."""
 
-    usual_remedy = "check the ClusterRole and its binding"
+    usual_remedy = "`nodeagent check` says which right the ClusterRole or its binding lacks"
 
 
 class ObjectMissing(ClusterFault):

@@ -218,10 +218,13 @@ class PluginConfiguration:
 # --- afterwards -----------------------------------------------------------------------------------
 
 
-def mismatches(wanted: Mapping[str, int], allocatable: Mapping[str, str]) -> tuple[Problem, ...]:
+def mismatches(
+    wanted: Mapping[str, int], allocatable: Mapping[str, str], *, plugin: str
+) -> tuple[Problem, ...]:
     """One problem for each resource of which the node offers another amount than it should.
 
-    A resource of the plugin that should be gone and is still offered is among them.
+    A resource of the plugin that should be gone and is still offered is among them. `plugin` are
+    kubectl's options that select the plugin's pods on this node.
     """
     # By the names it gives on its own; others under nvidia.com/ are offered by others.
     own = (GPU_RESOURCE, GPU_RESOURCE + _SHARED)
@@ -231,25 +234,20 @@ def mismatches(wanted: Mapping[str, int], allocatable: Mapping[str, str]) -> tup
         if amount != "0" and (name in own or name.startswith(MIG_RESOURCE))
     }
     return tuple(
-        _differs(name, wanted.get(name, 0), allocatable.get(name, "0"))
+        _differs(name, wanted.get(name, 0), allocatable.get(name, "0"), plugin)
         for name in sorted({*wanted, *left})
         if allocatable.get(name, "0") != str(wanted.get(name, 0))
     )
 
 
-def _differs(name: str, wanted: int, there: str) -> Problem:
+def _differs(name: str, wanted: int, there: str, plugin: str) -> Problem:
+    look = f"find the device plugin on this node with `kubectl get pods {plugin}`, and see its log"
     if wanted == 0:
-        remedy = "the device plugin has not looked again: delete its pod on this node"
+        remedy = f"the device plugin has not looked again: `kubectl delete pods {plugin}`"
     elif there == "0":
-        remedy = (
-            "see the device plugin's log on this node: does it run, and do its MIG strategy and "
-            "its configuration allow this layout?"
-        )
+        remedy = f"{look}: do its MIG strategy and its configuration allow this layout?"
     else:
-        remedy = (
-            "see the device plugin's log on this node: it may hold a device for unhealthy, or "
-            "share by another configuration"
-        )
+        remedy = f"{look}: it may hold a device for unhealthy, or share by another configuration"
     return Problem(
         Code.NOT_OFFERED,
         f"the GPUs are as planned, but the node offers {there} {name} where it should offer "

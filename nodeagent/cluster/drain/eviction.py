@@ -18,6 +18,7 @@ from nodeagent.plan.observed import ComputeInstance, Gpu, Usage, User, users_of
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.remedies import end_commands
 from nodeagent.structs import replace
 
 
@@ -105,11 +106,14 @@ def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[Pod]) -> Problem:
         f"{pod} ({'the kubelet runs it' if pod.mirror else 'its DaemonSet brings it back'})"
         for pod in staying
     ]
+    users = (user for device in gpu.devices() for user in users_of(device) if not user.pod)
+    commands = end_commands((user.pid, "", "") for user in users)
     also = f"; no eviction helps against {', '.join(names)}" if names else ""
     return Problem(
         Code.IN_USE,
         f"no pod on GPU {gpu.index} is evicted, since that would not be enough: {why}{also}",
-        "end what is named here; evictions follow by themselves then",
+        f"{f'run {commands}' if commands else 'end what is named here'}; evictions follow by "
+        "themselves then",
         gpu=gpu.uuid,
         path=rest.problems[0].path if rest.problems else "",
     )

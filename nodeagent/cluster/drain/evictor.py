@@ -172,7 +172,7 @@ class Evictor:
             except (faults.ObjectMissing, faults.WriteConflict):
                 continue  # it has gone, whatever has its name now
             except faults.ClusterFault as fault:
-                refused.append(_refusal(reason, fault))
+                refused.append(_refusal(pod, reason, fault))
                 continue
             self._leaving[pod] = here[pod]
             log.info("a pod is evicted", pod=str(pod), reason=reason)
@@ -189,9 +189,12 @@ class Evictor:
             self._node.wake("what is known of evictions has changed")
 
 
-def _refusal(reason: str, fault: faults.ClusterFault) -> Problem:
+def _refusal(pod: PodName, reason: str, fault: faults.ClusterFault) -> Problem:
     if isinstance(fault, faults.DisruptionRefused):
-        remedy = "let the budget allow it, or end the pod; its eviction is asked for again"
+        remedy = (
+            f"let the budget allow it (`kubectl get pdb -n {pod.namespace}`), or end the pod: "
+            f"`kubectl delete pod -n {pod.namespace} {pod.name}`; its eviction is asked for again"
+        )
     elif isinstance(fault, faults.NotAllowed):
         remedy = fault.remedy
     else:

@@ -34,7 +34,7 @@ class OtherManager(StrEnum):
 @dataclass(frozen=True, slots=True)
 class _Known:
     """`label` makes its pods come. `source` is the plan source of ours that serves the same label,
-    which then is no evidence.
+    which then is no evidence. `{node}` in the remedy is the Node's name.
     """
 
     name: str
@@ -72,7 +72,7 @@ def owned_by_others(
             Code.OWNED,
             f"{_KNOWN[owner].name} splits this node's GPUs too: {evidence}. Nothing is "
             "done, since two would undo each other's work",
-            _KNOWN[owner].remedy,
+            _KNOWN[owner].remedy.format(node=node.name or "NODE"),
         )
         for owner, evidence in claims(node, pods, source=source).items()
         if owner not in tolerated
@@ -167,8 +167,8 @@ _KNOWN: Final = {
     OtherManager.MIG_MANAGER: _Known(
         "NVIDIA's mig-manager",
         lambda _, pods: _pods_with(pods, "app", "nvidia-mig-manager"),
-        f"switch it off: the node label {MIG_MANAGER_LABEL}=false, or migManager.enabled=false in "
-        "the GPU Operator's values",
+        "switch it off: `kubectl label node {node} --overwrite "
+        f"{MIG_MANAGER_LABEL}=false`, or migManager.enabled=false in the GPU Operator's values",
         label=(MIG_MANAGER_LABEL, "true"),
     ),
     OtherManager.NOS: _Known(

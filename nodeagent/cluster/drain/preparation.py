@@ -130,12 +130,14 @@ def _still_there(
     """Unfinished pods that still match; `pods` None: it is not known which are here."""
     if pods is None:
         who = f"whether the pods {selector} have gone is not known"
+        look = "look with `nodeagent check` why pods cannot be listed"
     elif left := [pod for pod in pods if not pod.finished and selector.matches(pod)]:
         who = f"the pods {', '.join(map(str, left))} ({selector}) have not gone"
+        look = f"see why: `kubectl describe pod -n {left[0].namespace} {left[0].name}`"
     else:
         return None
     return Problem(
         Code.IN_USE,
         f"{who} within {seconds:g} s, so the GPUs were not changed",
-        "see why with kubectl describe pod; it is tried again",
+        f"{look}; it is tried again",
     )

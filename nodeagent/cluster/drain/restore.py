@@ -38,6 +38,7 @@ from nodeagent.reconcile.event_log import EventType
 log = structlog.get_logger(__name__)
 
 _MOST_CONFLICTS = 10
+_PLUGIN_LABELS = "app=nvidia-device-plugin-daemonset"  # the GPU Operator's
 
 
 @dataclass(slots=True, eq=False)
@@ -45,10 +46,12 @@ class AwaitedAllocatable:
     """Compares what the node offers with what it should; requests nothing.
 
     For `deadline` seconds a difference is no problem; then it is one until it is gone. `changed` is
-    called when the wait is over or the problems are others.
+    called when the wait is over or the problems are others. `plugin` are kubectl's options for the
+    device plugin's pods.
     """
 
     deadline: float
+    plugin: str
     changed: Callable[[str], None]
     problems: tuple[Problem, ...] = ()
     _expected: Mapping[str, int] | None = None
@@ -89,7 +92,7 @@ class AwaitedAllocatable:
     def _compare(self) -> None:
         if self._expected is None or self._allocatable is None:
             return
-        found = mismatches(self._expected, self._allocatable)
+        found = mismatches(self._expected, self._allocatable, plugin=self.plugin)
         if not found:
             self.forget()
             self.changed("the node offers what it should")
@@ -110,7 +113,12 @@ class Restore:
         self._outlook = outlook
         self._managers = managers
         self.on_restored: list[Callable[[], None]] = []
-        self._offer = AwaitedAllocatable(node.rules.allocatable_deadline, self._offer_changed)
+        labels = next(map(str, node.rules.plugin_pods), _PLUGIN_LABELS)
+        self._offer = AwaitedAllocatable(
+            node.rules.allocatable_deadline,
+            f"-A -l {labels} --field-selector spec.nodeName={node.name}",
+            self._offer_changed,
+        )
         self._last_round: tuple[Judgement, ObservedNode] | None = None
         self._working = False  # from the beginning of work to the end of its round
         self._touched = False  # the view may be older than what was done to the Node

@@ -20,7 +20,8 @@ from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.gpu.users import UsageReading
 from nodeagent.plan.names import ProfileName
-from nodeagent.plan.observed import GpuInstanceProfile, Placement
+from nodeagent.plan.observed import GpuInstanceProfile, Placement, Usage
+from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.structs import Struct
 
 _READ_AGAIN = 2  # times, before a failure to read back is one of the step
@@ -123,7 +124,7 @@ def other_than_planned(found: str) -> DriverError:
     return DriverError(
         found,
         name="NotAsPlanned",
-        remedy="observe again; something else may be changing this GPU too",
+        remedy="look with `nodeagent check` for another program that changes this GPU",
     )
 
 
@@ -131,10 +132,10 @@ def cannot_restore(what: str, device: str) -> NodeagentError:
     """A setting is not changed, because its original could not be restored."""
     return NodeagentError(
         f"the {what} of {device} is not known, so it is not changed: it could not be restored",
-        remedy="see what nvidia-smi says of it",
+        remedy="see what `nvidia-smi -q` says of it",
     )
 
 
-def in_use(why: str) -> GpuInUse:
-    """A step is refused because a device has users, or may have."""
-    return GpuInUse(why, remedy="end what uses it, or wait for it")
+def in_use(why: str, *usages: Usage) -> GpuInUse:
+    """A step is refused because devices have these users, or may have some."""
+    return GpuInUse(why, remedy=in_use_remedy(*usages))

@@ -300,4 +300,4 @@ def _require_no_other_user(
 def require_idle(usage: Usage, name: str) -> None:
     """Raise GpuInUse unless the device is certainly idle."""
     if usage.in_use:
-        raise in_use(f"{name} is not destroyed: it is in use by {usage}")
+        raise in_use(f"{name} is not destroyed: it is in use by {usage}", usage)

@@ -72,7 +72,8 @@ def _require_unallocated(change: Change, gpu: WholeGpu) -> None:
     known = (reading.users_of_gpu(gpu) for reading in change.readings)
     usage = reduce(Usage.together, known, Usage())
     if usage.in_use:
-        raise in_use(f"MIG mode of GPU {change.gpu.index} is not changed: it is in use by {usage}")
+        why = f"MIG mode of GPU {change.gpu.index} is not changed: it is in use by {usage}"
+        raise in_use(why, usage)
 
 
 def _settled_mode(change: Change, step: SetMigMode) -> MigMode | None:

@@ -114,7 +114,8 @@ class ControlClient:
             return DaemonBusy(
                 f"another front-end held the MPS daemon at {self.pipe_directory} for "
                 f"{deadline:g} s",
-                remedy="end the nvidia-cuda-mps-control that was left open",
+                remedy="end the nvidia-cuda-mps-control that was left open; "
+                "`pgrep -a nvidia-cuda-mps` names it",
             )
         return DaemonSilent(
             f"the MPS daemon at {self.pipe_directory} said nothing within {deadline:g} s"

@@ -108,7 +108,7 @@ class ServiceLauncher(Launcher):
             await self._call("systemctl", "stop", "--no-block", unit)
             raise StartError(
                 f"systemd has not started {unit} within {self.deadline:g} s",
-                remedy="see systemctl list-jobs",
+                remedy="look at `systemctl list-jobs` on the node",
             ) from None
 
     async def _clear(self, unit: str) -> None:
@@ -119,7 +119,7 @@ class ServiceLauncher(Launcher):
                 case "active":
                     raise StartError(
                         f"{unit} runs already, with pid {state.main_pid}",
-                        remedy=f"systemctl stop {unit}",
+                        remedy=f"run `systemctl stop {unit}` on the node",
                     )
                 case "failed":
                     await self._forget(unit)
@@ -155,7 +155,7 @@ class ServiceLauncher(Launcher):
             reason = f" ({_EXIT_STATUSES[status]})" if status in _EXIT_STATUSES else ""
             raise StartError(
                 f"systemd-run: {_first_line(done.stderr) or f'status {done.status}'}{reason}",
-                remedy="see systemctl status and journalctl of the unit",
+                remedy=f"look at `journalctl -u {unit}` on the node",
             )
 
     async def _started(self, unit: str, spec: DaemonSpec) -> DaemonProcess:
@@ -166,7 +166,7 @@ class ServiceLauncher(Launcher):
                 return DaemonProcess(identity, lambda: self._how_it_ended(unit))
         raise StartError(
             f"{unit} ended at once: {await self._how_it_ended(unit)}",
-            remedy=f"see {spec.log_directory}",
+            remedy=f"look at `tail {spec.log_directory}/*.log`",
         )
 
     async def _how_it_ended(self, unit: str) -> str:

@@ -53,7 +53,7 @@ async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[MpsProcess, ..
         raise OrphansLeft(
             f"another MPS daemon (pid {daemons[0].pid}, user {daemons[0].uid}) already serves "
             f"{pipe_directory}",
-            remedy=f"see who started it, and end it: kill {daemons[0].pid}",
+            remedy=f"see who started it, and end it: `kill {daemons[0].pid}`",
         )
     users = await asyncio.to_thread(_users, spec)
     found = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
@@ -64,7 +64,7 @@ async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[MpsProcess, ..
         pids = ", ".join(str(server.pid) for server in left)
         raise OrphansLeft(
             f"an earlier daemon's server does not end although it was killed: pid {pids}",
-            remedy="it probably waits for the driver: see the kernel's log, else reboot the node",
+            remedy="it probably waits for the driver: look at `dmesg | grep NVRM`, else reboot",
         )
     return servers
 

@@ -1,0 +1,40 @@
+"""What to do about users that are in the way, as commands with their names in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeagent.plan.observed import Usage
+
+_MOST = 8  # pods, or processes, in one command; the rest are named when these are gone
+
+
+def end_commands(users: Iterable[tuple[int, str, str]]) -> str:
+    """`` `kubectl delete pod -n ml train-0` and `kill 4711` ``; "" where nobody is known by name.
+
+    `users` are pid, namespace and pod. A process of a pod ends with it, by Kubernetes' rules.
+    """
+    pods: dict[str, dict[str, None]] = {}  # by namespace, each once and in their order
+    pids: dict[int, None] = {}
+    for pid, namespace, pod in users:
+        if pod:
+            pods.setdefault(namespace, {})[pod] = None
+        elif pid:
+            pids[pid] = None
+    commands = [
+        f"kubectl delete pod -n {namespace} {' '.join(list(names)[:_MOST])}"
+        for namespace, names in pods.items()
+    ]
+    if pids:
+        commands.append(f"kill {' '.join(map(str, list(pids)[:_MOST]))}")
+    return " and ".join(f"`{command}`" for command in commands)
+
+
+def in_use_remedy(*usages: Usage) -> str:
+    """What ends the users of a device, or of several."""
+    users = (user for usage in usages for user in usage.processes)
+    if commands := end_commands((user.pid, user.namespace, user.pod) for user in users):
+        return f"run {commands}, or wait for its end"
+    if not all(usage.known for usage in usages):
+        return "run `nodeagent check`: until it is known who uses it, it counts as in use"
+    return "end what uses it, or wait for its end"

@@ -1,0 +1,36 @@
+"""What is said about users that are in the way can be pasted."""
+
+from __future__ import annotations
+
+from nodeagent.plan.observed import Usage, User
+from nodeagent.plan.remedies import end_commands, in_use_remedy
+
+TRAINER = User(4711, "python", namespace="ml", pod="train-0")
+WORKER = User(4712, "python", namespace="ml", pod="train-0")
+ALLOCATED = User(0, source="kubelet", namespace="ml", pod="train-1")
+BARE = User(99, "sleepy")
+NAMELESS = User(0, "python")
+
+
+def test_pods_are_deleted_and_other_processes_killed() -> None:
+    """Each pod once, all of a namespace in one command; a pod's processes end with it."""
+    usage = Usage((TRAINER, WORKER, BARE))
+    allocated = Usage((ALLOCATED, User(0, source="kubelet", namespace="web", pod="a")))
+    assert in_use_remedy(usage, allocated) == (
+        "run `kubectl delete pod -n ml train-0 train-1` and `kubectl delete pod -n web a` and "
+        "`kill 99`, or wait for its end"
+    )
+
+
+def test_who_is_not_known_by_name() -> None:
+    """Gets no command; where nobody can say who it is, that comes first."""
+    assert in_use_remedy(Usage((NAMELESS,))) == "end what uses it, or wait for its end"
+    unknown = Usage(known=False, reason="the kubelet is away")
+    assert in_use_remedy(unknown).startswith("run `nodeagent check`: ")
+    assert "kill 99" in in_use_remedy(unknown, Usage((BARE,)))
+
+
+def test_commands_stay_short() -> None:
+    """The rest is named when these are gone."""
+    assert end_commands((pid, "", "") for pid in range(1, 100)) == "`kill 1 2 3 4 5 6 7 8`"
+    assert end_commands(()) == ""
