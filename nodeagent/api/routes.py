@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
-import re
-from pathlib import Path
 
 from aiohttp import web
 
@@ -18,6 +14,7 @@ from nodeagent.api.limits import Limits, Reason
 from nodeagent.api.metrics_routes import accepts_gzip, metrics_routes
 from nodeagent.api.mps_routes import mps_routes
 from nodeagent.api.openapi import DESCRIPTION
+from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.plan.plan import Verdict
 from nodeagent.reconcile.event_log import Event
 from nodeagent.reconcile.preview import Preview
@@ -29,22 +26,6 @@ LARGEST_BODY = 64 * 1024  # bytes
 _STILL_THERE = 15.0  # seconds between signs of life to those who follow the events
 
 _REFUSED = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
-
-
-PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-
-
-def _hash_of(element: str) -> str:
-    found = re.search(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
-    content = found[1].encode() if found else b""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
-
-
-# Only the style and the script that are in the file itself may act, and only on this address.
-CONTENT_SECURITY_POLICY = (
-    f"default-src 'none'; style-src {_hash_of('style')}; script-src {_hash_of('script')}; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def create_app(answers: Answers, *, listen_host: str, limits: Limits) -> web.Application:
@@ -82,8 +63,9 @@ class _Routes:
 
     async def page(self, _: web.Request) -> web.Response:
         return web.Response(
-            text=PAGE,
+            body=PAGE,
             content_type="text/html",
+            charset="utf-8",
             headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY},
         )
 

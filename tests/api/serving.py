@@ -18,13 +18,14 @@ from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
 from nodeagent.api.listening import listen, listen_on_socket
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.plan.plan import Policy
+from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.preview import Preview, preview
 from nodeagent.simulation import simulated
 from nodeagent.views.mps_report import done_json, mps_answer
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState
+from nodeagent.views.plan_report import plan_json
 from nodeagent.views.status_report import status_json
 from tests.rig import open_driver
 
@@ -45,17 +46,19 @@ class Agent:
     ) -> None:
         self.events = EventLog()
         self.reasons: list[str] = []
+        self.state = NodeState("node-a", "file", observed=node or ObservedNode(), mps=daemons)
         self._node = node
-        self._state = NodeState("node-a", "file", observed=node or ObservedNode(), mps=daemons)
         self._doing = doing or Doing()
         self._previewing = previewing
-        self._rendered = RenderedStatus(lambda: self._state, status_json, time.monotonic)
+        self._rendered = RenderedStatus(lambda: self.state, status_json, time.monotonic)
 
     def status(self, gpu: str | None) -> Rendered | None:
         return self._rendered.page(gpu)
 
     def plan(self) -> dict[str, Any]:
-        return {"verdict": "inSync", "digest": "", "source": "", "gpus": [], "problems": []}
+        state = self.state
+        plan = state.plan or NodePlan(Verdict.IN_SYNC)
+        return plan_json(plan, digest=state.digest, source=state.source)
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
         if self._previewing:
@@ -72,7 +75,7 @@ class Agent:
         return gzip.compress(SCRAPED) if zipped else SCRAPED
 
     def mps(self, device: str | None) -> dict[str, Any] | None:
-        return mps_answer(self._state, device)
+        return mps_answer(self.state, device)
 
     async def restart_mps(self, device: str, force: bool) -> dict[str, Any]:
         return await self._doing.done(device, "restarted", "restart", force)

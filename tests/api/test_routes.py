@@ -1,4 +1,4 @@
-"""The HTTP surface, over a real listener: each answer as described, the page, the end."""
+"""The HTTP surface, over a real listener: each answer as described, the end."""
 
 from __future__ import annotations
 
@@ -104,21 +104,6 @@ async def test_the_status_of_one_gpu() -> None:
         status, error = await served.get("/v1/status?gpu=GPU-none")
         assert status == 404
         assert "GPU-none" in error["error"]
-
-
-async def test_the_page_needs_nothing_from_elsewhere() -> None:
-    """One file, allowed to run only its own script and style, and to ask only this address."""
-    async with api() as served:
-        async with served.session.get(served.base + "/") as answer:
-            page = await answer.text()
-            policy = answer.headers["Content-Security-Policy"]
-        assert answer.content_type == "text/html"
-        assert "http://" not in page
-        assert "https://" not in page
-        assert "innerHTML" not in page
-        assert page.index('id="headline"') < page.index("<h1>")
-        assert policy.count("sha256-") == 2
-        assert "unsafe" not in policy
 
 
 async def test_the_unix_socket_is_for_its_owner_alone(tmp_path: Path) -> None:

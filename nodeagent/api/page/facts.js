@@ -1,0 +1,185 @@
+/* What the agent's answers mean, as states and facts. Nothing here touches the document. */
+
+/* --- GPUs and what is on them --- */
+
+/* What is shown of a GPU that does not answer is from before. */
+function answers(gpu) {
+  return gpu.free !== undefined;
+}
+
+const GONE = new Set(["fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable"]);
+
+function silentState(gpu) {
+  return gpu.health.findings.some((finding) => GONE.has(finding.cause)) ? "lost" : "silent";
+}
+
+/* Whether a finding is of this place on its GPU; one without a place is of the whole GPU. */
+function hits(finding, place) {
+  if (finding.start !== undefined) {
+    const end = finding.start + (finding.size || 1);
+    return finding.start < place.start + place.size && place.start < end;
+  }
+  return finding.gi === undefined || finding.gi === place.gi;
+}
+
+function isSick(gpu, place) {
+  const bad = gpu.health.findings.filter((finding) => finding.severity === "unhealthy");
+  return bad.some((finding) => place === undefined || hits(finding, place));
+}
+
+/* The devices by where they lie: compute instances share the place of their GPU instance. */
+function byPlace(devices) {
+  const places = new Map();
+  for (const device of devices) {
+    const key = device.start + ":" + device.size;
+    places.set(key, [...(places.get(key) || []), device]);
+  }
+  return [...places.values()].sort((one, other) => one[0].start - other[0].start);
+}
+
+function box(devices, states) {
+  const { start, size } = devices[0];
+  return { start, size, name: counted(devices.map((device) => device.profile)), states };
+}
+
+/* Whether a step takes away some of these devices, which share a place. */
+function isGoing(devices, steps) {
+  return steps.some((step) => step.kind === "destroyInstance" && step.start === devices[0].start
+    && (step.scope === "gpuInstance" || devices.some((device) => device.uuid === step.uuid)));
+}
+
+/* All that is so of devices that share a place; the first gives them their look. */
+function statesOf(gpu, devices, steps) {
+  if (!answers(gpu)) return [silentState(gpu)];
+  const states = [];
+  if (isSick(gpu, devices[0])) states.push("sick");
+  if (isGoing(devices, steps)) states.push("going");
+  if (devices.every((device) => device.uuid === undefined)) states.push("half");
+  else states.push(devices.some((device) => device.inUse) ? "used" : "idle");
+  return states;
+}
+
+/* A GPU as it is; `steps` are those that remain for it. */
+function boxesNow(gpu, steps) {
+  return byPlace(gpu.instances).map((devices) => box(devices, statesOf(gpu, devices, steps)));
+}
+
+/* The layouts of a plan's GPU: before its steps, and after them. */
+function boxesBefore(planned) {
+  return byPlace(planned.before).map((devices) => {
+    const use = devices.some((device) => device.inUse) ? "used" : "idle";
+    return box(devices, isGoing(devices, planned.steps) ? ["going", use] : [use]);
+  });
+}
+
+function boxesAfter(planned) {
+  return byPlace(planned.after).map((devices) => {
+    const isNew = devices.some((device) => !device.uuid && device.inUse === undefined);
+    return box(devices, [isNew ? "fresh" : devices.some((one) => one.inUse) ? "used" : "idle"]);
+  });
+}
+
+/* What a GPU that is not divided is at. */
+function wholeState(gpu) {
+  if (!answers(gpu)) return silentState(gpu);
+  if (isSick(gpu)) return "sick";
+  return gpu.users.length || gpu.usersUnknown ? "used" : "idle"; // not knowing counts as in use
+}
+
+function isDivided(gpu) {
+  return gpu.slots > 0 && (gpu.instances.length > 0 || (gpu.mig || {}).current === "enabled");
+}
+
+function stateWords(states) {
+  return states.map((state) => STATES[state].word).join(", ");
+}
+
+function modeWords(gpu) {
+  if (!gpu.mig) return answers(gpu) ? "no MIG" : "mode not known";
+  const { current, pending } = gpu.mig;
+  return "MIG " + current + (pending === current ? "" : ", " + pending + " after a reset");
+}
+
+/* What a GPU's layout is in one line, to notice that it changed; undefined while not known. */
+function layoutWords(gpu) {
+  if (!answers(gpu)) return undefined;
+  if (!isDivided(gpu)) return modeWords(gpu);
+  return byPlace(gpu.instances)
+    .map((devices) => counted(devices.map((one) => one.profile)) + " at " + devices[0].start)
+    .join("; ") || "no instances";
+}
+
+/* --- the node --- */
+
+function countsOf(status) {
+  const gpus = status.gpus, devices = gpus.filter(answers).flatMap((gpu) => gpu.instances);
+  const lost = gpus.filter((gpu) => !answers(gpu)).length;
+  const sick = gpus.filter((gpu) => answers(gpu) && isSick(gpu)).length;
+  const facts = [["GPUs", [gpus.length, lost && lost + " lost", sick && sick + " sick"]]];
+  const divided = gpus.filter((gpu) => answers(gpu) && isDivided(gpu));
+  if (divided.length) {
+    const used = devices.filter((device) => device.inUse).length;
+    const free = divided.reduce((sum, gpu) => sum + gpu.free.slots.length, 0);
+    const slots = divided.reduce((sum, gpu) => sum + gpu.slots, 0);
+    facts.push(["Slices", [devices.length, used + " in use", devices.length - used + " idle"]]);
+    facts.push(["Free room", [free + " of " + slots + " memory slices"]]);
+  }
+  if (status.mps.length) {
+    const ready = status.mps.filter((daemon) => daemon.state === "Ready").length;
+    const clients = status.mps.reduce((sum, daemon) => sum + daemon.clients.length, 0);
+    facts.push(["MPS", [ready + " of " + status.mps.length + " ready", plural(clients, "client")]]);
+  }
+  if (status.claims) {
+    const ready = status.claims.filter((claim) => claim.phase === "Ready").length;
+    facts.push(["Claims", [ready + " of " + status.claims.length + " ready"]]);
+  }
+  return facts.map(([name, parts]) => [name, parts.filter(Boolean).join(", ") || "0"]);
+}
+
+/* What the health checks found at the node (`where` "node") or at a GPU, but for what is well. */
+function findingsAt(where, { health, uuid }) {
+  const findings = (health ? health.findings : []).filter((one) => one.severity !== "healthy");
+  return findings.map((finding) => ({
+    where, gpu: uuid, code: finding.cause[0].toUpperCase() + finding.cause.slice(1),
+    message: finding.message, evidence: finding.evidence, remedy: finding.advice,
+    isSevere: finding.severity !== "degraded",
+  }));
+}
+
+/* What is wrong with claims and daemons, as problems. */
+function otherProblems(status) {
+  const found = [];
+  for (const claim of status.claims || []) {
+    const where = "claim " + claimName(claim);
+    const problems = [...(claim.refusal ? [claim.refusal] : []), ...claim.problems];
+    found.push(...problems.map((problem) => ({ ...problem, where })));
+  }
+  for (const daemon of status.mps) {
+    const message = daemon.trouble || (daemon.state === "Backoff" && daemon.why);
+    if (message) found.push({ where: "MPS on " + daemonPlace(daemon), code: "Mps", message });
+  }
+  return found;
+}
+
+/* All that needs a person, the worst first, besides what the headline says already. */
+function handsNeeded(status) {
+  const { headline, problems } = status;
+  const names = gpuNames(status.gpus);
+  const findings = [
+    ...findingsAt("node", status),
+    ...status.gpus.flatMap((gpu) => findingsAt("GPU " + gpu.index, gpu)),
+  ];
+  const { problem } = status.cluster || {};
+  const found = [
+    ...findings.filter((one) => one.isSevere),
+    ...problems.map((one) => ({ ...one, where: names.get(one.gpu) })),
+    ...(problem ? [{ ...problem, code: "Cluster", where: "cluster" }] : []),
+    ...findings.filter((one) => !one.isSevere),
+    ...otherProblems(status).filter((other) =>
+      !problems.some((one) => one.message.includes(other.message))),
+  ];
+  const said = found.findIndex((one) => one.code === headline.code
+    && (one.gpu || "") === (headline.gpu || "")
+    && (one.evidence || headline.text.toLowerCase().includes(one.message.toLowerCase())));
+  return found.filter((_, at) => at !== said);
+}

@@ -1,0 +1,192 @@
+/* The GPUs: each drawn to scale, with its slices, who uses them, and what is wrong with it. */
+
+/* --- the picture --- */
+
+function boxesWords(boxes) {
+  const words = boxes.map(({ name, start, size, states }) =>
+    name + " at " + sliceWords(start, size) + ", " + stateWords(states));
+  return words.join("; ") || "no instances";
+}
+
+function lane(name, boxes, slots) {
+  const row = element("div", { class: "slots" });
+  row.style.gridTemplateColumns = "repeat(" + slots + ", minmax(0, 1fr))";
+  for (let slot = 0; slot < slots; slot += 1) {
+    const place = element("div", { class: "slot" }, slots > 1 ? String(slot) : "");
+    place.style.gridColumn = String(slot + 1);
+    row.append(place);
+  }
+  for (const { name: profile, start, size, states } of boxes) {
+    const drawn = element("div", { class: "box is-" + states[0] },
+      element("span", { class: "glyph" }, STATES[states[0]].glyph),
+      element("span", { class: "name" }, profile),
+      element("span", { class: "word" }, stateWords(states)));
+    drawn.style.gridColumn = start + 1 + " / span " + size;
+    row.append(drawn);
+  }
+  return element("div", { class: "lane" }, name && element("div", { class: "when" }, name), row);
+}
+
+/* Boxes over memory slices, one row for each moment; read out as one sentence for each. */
+function picture(lanes, slots) {
+  const words = lanes.map(([name, boxes]) => (name ? name + ": " : "") + boxesWords(boxes));
+  return element("div", { class: "picture", role: "img", "aria-label": words.join(". ") },
+    lanes.map(([name, boxes]) => lane(name, boxes, slots)));
+}
+
+function gpuPicture(gpu, planned) {
+  const isOld = isAway() || !answers(gpu);
+  if (!isDivided(gpu)) {
+    const whole = { start: 0, size: 1, name: modeWords(gpu), states: [wholeState(gpu)] };
+    return picture([[isOld ? "last known" : "", [whole]]], 1);
+  }
+  const now = boxesNow(gpu, planned.steps);
+  if (isOld) return picture([["last known", now]], gpu.slots);
+  const changes = planned.steps.some((step) => step.kind.endsWith("Instance"));
+  if (!changes) return picture([["", now]], gpu.slots);
+  return picture([["now", now], ["planned", boxesAfter(planned)]], gpu.slots);
+}
+
+function legend() {
+  return list(Object.keys(STATES).map(stateMark), { class: "legend" });
+}
+
+/* --- what is on it --- */
+
+function usersCell(holder, isKnown, owners) {
+  const lines = holder.users.map((user) => {
+    const owner = owners.has(user.pid) ? ", user " + owners.get(user.pid) : "";
+    const pod = user.pod ? ", pod " + podWords(user.pod) : "";
+    return userWords(user) + owner + pod + (user.memory ? ", " + gibibytes(user.memory.used) : "");
+  });
+  if (holder.usersUnknown) lines.push("not known: " + holder.usersUnknown + " (counts as in use)");
+  if (!lines.length) return isKnown ? "nobody" : "not known";
+  return list(lines);
+}
+
+function memoryCell(used, total) {
+  if (used === undefined || !total) return "not known";
+  return bar(used / total, gibibytes(used) + " of " + gibibytes(total));
+}
+
+function utilizationCell({ utilization }) {
+  if (utilization === undefined) return "not known";
+  return bar(utilization / 100, Math.round(utilization) + " %");
+}
+
+/* The claims and the MPS daemon that a device is for. */
+function purposeCell(gpu, device, { claims, daemons }) {
+  const isIts = (one) => one.gpu === gpu.uuid
+    && (device === undefined ? !one.profile : one.profile && one.start === device.start);
+  const words = claims.filter((claim) => claim.devices.some(isIts))
+    .map((claim) => "claim " + claimName(claim));
+  const daemon = daemons.find((one) => one.device === (device === undefined ? gpu : device).uuid);
+  if (daemon) words.push(["MPS: ", toneMark(daemon.state)]);
+  return list(words) || "–";
+}
+
+const COLUMNS = ["Device", "State", "Used by", "Memory", "Utilization", "For", "UUID"];
+
+function uuidCell(uuid) {
+  return uuid ? copyable(uuid, "the UUID") : "none yet";
+}
+
+function wholeRow(gpu, node) {
+  const { used, total } = gpu.memory || {};
+  return [
+    "whole GPU", stateMark(wholeState(gpu)), usersCell(gpu, answers(gpu), node.owners),
+    memoryCell(used, total), utilizationCell(gpu), purposeCell(gpu, undefined, node),
+    uuidCell(gpu.uuid),
+  ];
+}
+
+function deviceRow(gpu, device, states, node) {
+  const { used, total } = device.memory || {};
+  return [
+    device.profile + " at " + sliceWords(device.start, device.size),
+    states.map(stateMark), usersCell(device, answers(gpu), node.owners), memoryCell(used, total),
+    utilizationCell(device), purposeCell(gpu, device, node), uuidCell(device.uuid),
+  ];
+}
+
+function deviceTable(gpu, planned, node) {
+  const rows = byPlace(gpu.instances).flatMap((devices) => devices.map((device) =>
+    deviceRow(gpu, device, statesOf(gpu, [device], planned.steps), node)));
+  if (!isDivided(gpu) || gpu.users.length) rows.unshift(wholeRow(gpu, node));
+  return rows.length ? table("Devices of GPU " + gpu.index, COLUMNS, rows) : "";
+}
+
+/* --- what is wrong with it, and what it is --- */
+
+const HEALTH = {
+  healthy: ["i", "healthy", "tone-info"], degraded: ["▲", "degraded", "tone-warning"],
+  unknown: ["?", "health not known", "tone-warning"], unhealthy: ["!", "sick", "is-sick"],
+};
+
+function findingItem(finding) {
+  const { start, size = 1 } = finding;
+  const place = start === undefined ? "" : " in " + sliceWords(start, size);
+  const pods = (finding.pods || []).map(podWords).join(", ");
+  return [
+    nowMark(...HEALTH[finding.severity]), " ", finding.message + place + ": " + finding.evidence,
+    finding.since ? [", since ", time(finding.since)] : "",
+    finding.count > 1 ? ", seen " + finding.count + " times" : "",
+    pods ? ", used then by " + pods : "", ". ", prose(finding.advice),
+  ];
+}
+
+/* Nothing is said of a GPU that is well: whether it is, the headline says. */
+function gpuMark(gpu) {
+  if (!answers(gpu)) return stateMark(silentState(gpu));
+  const { status } = gpu.health;
+  return status === "healthy" ? "" : nowMark(...HEALTH[status]);
+}
+
+function unusual(value) {
+  return value === "default" ? "" : value;
+}
+
+function gpuFacts(gpu) {
+  const { nvlink, temperature, power, utilization } = gpu;
+  return facts([
+    ["UUID", gpu.uuid && copyable(gpu.uuid, "the UUID of GPU " + gpu.index)],
+    ["PCI", gpu.pciBusId],
+    ["Memory", gpu.memory && gibibytes(gpu.memory.total)],
+    ["Mode", modeWords(gpu)],
+    ["Utilization", utilization === undefined ? "" : Math.round(utilization) + " %"],
+    ["Temperature", temperature === undefined ? "" : temperature + " °C"],
+    ["Power", power === undefined ? "" : Math.round(power) + " W"],
+    ["Compute mode", unusual(gpu.computeMode)],
+    ["Time slice", unusual(gpu.timeSlice)],
+    ["NUMA node", gpu.numaNode === undefined ? "" : String(gpu.numaNode)],
+    ["NVLink", nvlink && nvlink.active + " of " + nvlink.total + " links up"],
+  ], { class: "facts" });
+}
+
+function roomWords(gpu) {
+  const room = Object.entries(gpu.free.creatable).map(([name, count]) => count + " × " + name);
+  return room.length ? "Room for " + room.join(" or ") + "." : "No room for another instance.";
+}
+
+function gpuCard(gpu, node) {
+  const planned = node.planned.get(gpu.index) || { steps: [], after: [] };
+  const id = "gpu-" + gpu.index, name = "GPU " + gpu.index + " " + (gpu.name || "");
+  return element("article", { id, "aria-labelledby": id + "-name" },
+    element("h3", { id: id + "-name" }, name + " ", gpuMark(gpu)),
+    gpuPicture(gpu, planned),
+    answers(gpu) && isDivided(gpu) ? element("p", { class: "faint" }, roomWords(gpu)) : "",
+    list(gpu.health.findings.map(findingItem), { class: "plain" }),
+    deviceTable(gpu, planned, node),
+    gpuFacts(gpu));
+}
+
+/* `planned` has the plan's GPUs by index, `owners` the users of MPS clients by pid. */
+function drawGpus(status, plan) {
+  const claims = status.claims || [], daemons = status.mps;
+  const clients = daemons.flatMap((daemon) => daemon.clients);
+  const owners = new Map(clients.filter((one) => one.user !== undefined)
+    .map((client) => [client.pid, client.user]));
+  const planned = new Map(plan.gpus.map((gpu) => [gpu.index, gpu]));
+  const node = { claims, daemons, planned, owners };
+  show("gpus", status.gpus.map((gpu) => gpuCard(gpu, node)));
+}

@@ -1,0 +1,173 @@
+/* What stands around the GPUs: the headline, what needs a hand, MPS, claims, the plan, changes. */
+
+/* --- the head of the page --- */
+
+/* Where the plan is done but something else is wrong, nothing looks well. */
+function phaseMark({ phase, headline }) {
+  const isWell = headline.severity === "ok" || headline.severity === "info";
+  return phase === "InSync" && !isWell ? nowMark("✓", phase, "tone-plain") : toneMark(phase);
+}
+
+function clusterCell({ server, reachable, problem, since }) {
+  const words = reachable ? " reachable" : problem ? " not reachable" : " not reached yet";
+  return [server + words, since ? [" since ", time(since)] : ""];
+}
+
+function drawHead(status) {
+  const { severity, text, remedy, gpu, code } = status.headline;
+  const { glyph, word } = SEVERITIES[severity];
+  const now = mark(glyph, word + ":", "tone-" + severity);
+  show("headline", isAway() ? mark("?", "Last known:", "tone-away") : now, " ", text);
+  const shown = status.gpus.find((one) => one.uuid !== undefined && one.uuid === gpu);
+  const isBad = severity === "warning" || severity === "error";
+  const link = shown && element("a", { href: "#gpu-" + shown.index }, "See GPU " + shown.index);
+  show("remedy", prose(remedy), link ? [" ", link, "."] : "",
+    isBad && code ? prose(" More: `nodeagent explain " + code + "`") : "");
+  byId("node").textContent = status.node;
+  document.title = (isAway() ? "not answering" : word) + ": " + status.node;
+  show("counts", facts([
+    ["Plan", [phaseMark(status), " ", status.message]],
+    ...countsOf(status),
+    ["Driver", status.driverVersion],
+    ["Cluster", status.cluster && clusterCell(status.cluster)],
+    ["Observed", status.observedAt && time(status.observedAt)],
+  ]));
+}
+
+function problemItem({ where, code, path, message, evidence, remedy }) {
+  const isNamed = !where || message.includes(where);
+  return [isNamed ? "" : element("strong", {}, where + ": "), path ? path + ": " : "",
+    message, evidence ? ": " + evidence : "", " ",
+    code ? element("code", { class: "code" }, code) : "",
+    remedy ? element("div", { class: "remedy" }, prose(remedy)) : ""];
+}
+
+function drawHands(status) {
+  show("hands", list(handsNeeded(status).map(problemItem), { class: "plain" }));
+}
+
+/* --- MPS --- */
+
+function threadsWords(percent) {
+  return percent === undefined ? "all" : percent + " %";
+}
+
+function limitWords(bytes) {
+  return bytes === undefined ? "all" : gibibytes(bytes);
+}
+
+function sharesTable(daemon, where) {
+  const rows = Object.entries(daemon.shares || {}).map(([name, share]) => {
+    const clients = daemon.clients.filter((client) => client.share === name).length;
+    const count = share.count === undefined ? "any number" : String(share.count);
+    return [name, count, String(clients), limitWords(share.memory), threadsWords(share.threads)];
+  });
+  const columns = ["Share", "Slots", "Clients", "Memory each", "Threads each"];
+  return rows.length ? table("Shares of MPS on " + where, columns, rows) : "";
+}
+
+function clientMemory({ used, limit }) {
+  if (used === undefined) return limit === undefined ? "not known" : "limit " + gibibytes(limit);
+  return limit === undefined ? gibibytes(used) + ", no limit" : memoryCell(used, limit);
+}
+
+function clientsTable(daemon, where) {
+  const rows = daemon.clients.map((client) => [
+    userWords(client), client.user === undefined ? "not known" : String(client.user),
+    client.pod ? podWords(client.pod) : "–", client.slot || client.share || "none",
+    clientMemory(client.memory || {}), threadsWords(client.threads),
+    list((client.findings || []).map((text) => [mark("▲", text, "tone-warning")])) || "–",
+  ]);
+  const columns = ["Client", "User", "Pod", "Share", "Memory", "Threads", "What is wrong"];
+  return rows.length ? table("Clients of MPS on " + where, columns, rows) : "";
+}
+
+function daemonCard(daemon) {
+  const where = daemonPlace(daemon), { server } = daemon;
+  const troubles = [daemon.state === "Ready" ? "" : daemon.why, daemon.trouble].filter(Boolean);
+  const waiting = (daemon.waiting || []).map((client) =>
+    userWords(client) + " of user " + client.user + " waits");
+  return element("article", {},
+    element("h3", {}, "MPS on " + where + " ", toneMark(daemon.state)),
+    list([...troubles, ...waiting].map((text) => [mark("▲", text, "tone-warning")])),
+    list((daemon.lastLines || []).map((text) => [element("code", {}, text)])),
+    facts([
+      ["Since", daemon.since && time(daemon.since)],
+      ["Pid", daemon.pid === undefined ? "" : String(daemon.pid)],
+      ["User", daemon.user === undefined ? "" : String(daemon.user)],
+      ["Server", server && server.status + ", pid " + server.pid],
+      ["Over the limit", daemon.enforce],
+      ["Restarts", String(daemon.restarts)],
+      ["Pipes", daemon.pipeDirectory && copyable(daemon.pipeDirectory, "the pipe directory")],
+    ], { class: "facts" }),
+    sharesTable(daemon, where),
+    clientsTable(daemon, where) || element("p", { class: "faint" }, "No clients."));
+}
+
+function drawMps(status) {
+  show("mps", status.mps.map(daemonCard));
+}
+
+/* --- claims --- */
+
+function drawClaims(status) {
+  const names = gpuNames(status.gpus);
+  const deviceWords = (device) => {
+    const what = device.profile ? device.profile + " at " + device.start : device.device;
+    return what + " of " + (names.get(device.gpu) || device.gpu);
+  };
+  const rows = (status.claims || []).map((claim) => [
+    claimName(claim), toneMark(claim.phase),
+    list(claim.pods.map(podWords)) || "none",
+    list(claim.devices.map(deviceWords)) || "none yet",
+    claim.since ? time(claim.since) : "not known",
+    list([...(claim.refusal ? [claim.refusal] : []), ...claim.problems].map(problemItem)) || "–",
+  ]);
+  const columns = ["Claim", "State", "Pods", "Devices", "Since", "What is wrong"];
+  show("claims", rows.length ? table("Claims of pods on this node", columns, rows) : "");
+}
+
+/* --- the plan --- */
+
+function stepsTable(plan, caption) {
+  const rows = plan.gpus.flatMap((gpu) =>
+    gpu.steps.map((step) => ["GPU " + gpu.index, stepWords(step), step.reason]));
+  return rows.length ? table(caption, ["GPU", "Step", "Why"], rows) : "";
+}
+
+function problemsList(problems) {
+  return list(problems.map(problemItem), { class: "plain" });
+}
+
+function drawPlan(status, plan) {
+  const { rejected } = status;
+  const steps = stepsTable(plan, "Steps that remain");
+  const none = status.digest ? element("p", { class: "faint" }, "No steps to take now.") : "";
+  show("plan",
+    facts([
+      ["Source", status.source],
+      ["Configuration", status.configuration],
+      ["In force", status.digest ? copyable(status.digest, "the digest") : "no plan"],
+      ["Refused", rejected && (rejected.digest || "the newest plan")],
+    ], { class: "facts" }),
+    rejected ? problemsList(rejected.problems) : "", steps || none);
+}
+
+/* --- what changed --- */
+
+const MOST_ROWS = 100;
+
+function changeCell({ message, before, after }) {
+  if (!after || before === after) return message;
+  const layouts = [["before", before || "not known"], ["after", after]];
+  return [message, facts(layouts, { class: "change" })];
+}
+
+/* `events` and what this page saw itself, newest first. */
+function drawTimeline(events, gpus) {
+  const names = gpuNames(gpus);
+  const rows = events.slice(0, MOST_ROWS).map((event) =>
+    [time(event.time), event.type, names.get(event.gpu) || event.gpu || "–", changeCell(event)]);
+  const columns = ["Time", "What", "GPU", "Message"];
+  show("timeline", rows.length ? table("What happened, the newest first", columns, rows) : "");
+}

@@ -1,0 +1,127 @@
+"use strict";
+
+/* The words of the page. Nothing here touches the document. */
+
+/* Of a slice or a GPU. Each has a word, a glyph and a pattern of its style: no colour is alone. */
+const STATES = {
+  used: { word: "in use", glyph: "●" },
+  idle: { word: "idle", glyph: "○" },
+  fresh: { word: "new", glyph: "+" },
+  going: { word: "going", glyph: "×" },
+  half: { word: "half made", glyph: "◐" },
+  sick: { word: "sick", glyph: "!" },
+  lost: { word: "lost", glyph: "?" },
+  silent: { word: "no answer", glyph: "?" },
+};
+
+const SEVERITIES = {
+  ok: { word: "OK", glyph: "✓" },
+  info: { word: "Note", glyph: "i" },
+  warning: { word: "Warning", glyph: "▲" },
+  error: { word: "Error", glyph: "✖" },
+};
+
+/* How a phase, a daemon's state or a claim's phase looks; what is not named here is a warning. */
+const TONES = {
+  InSync: "ok", Ready: "ok", Working: "info", NoPlan: "info", Starting: "info", Limiting: "info",
+  Preparing: "info", Releasing: "info", Rejected: "error", Failed: "error", Fault: "error",
+  Unreadable: "error",
+};
+
+const VERDICTS = {
+  inSync: { tone: "ok", word: "in sync", words: "Nothing to do: the node is as this plan says." },
+  applicable: { tone: "info", word: "can be applied", words: "This plan can be applied." },
+  blocked: {
+    tone: "warning", word: "blocked", words: "This plan is possible, but has to wait.",
+  },
+  unsatisfiable: {
+    tone: "error", word: "cannot be satisfied", words: "These cards cannot be divided so.",
+  },
+  invalid: { tone: "error", word: "invalid", words: "This is no valid plan." },
+};
+
+/* --- sizes and times --- */
+
+function gibibytes(bytes) {
+  return (bytes / 2 ** 30).toFixed(1) + " GiB";
+}
+
+function plural(count, word) {
+  return count + " " + word + (count === 1 ? "" : "s");
+}
+
+function twoDigits(number) {
+  return String(number).padStart(2, "0");
+}
+
+const ZONES = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
+
+function zoneOf(date) {
+  return ZONES.formatToParts(date).find((part) => part.type === "timeZoneName").value;
+}
+
+/* "03:04:05 CET", in the browser's zone. */
+function clockWords(date) {
+  const digits = [date.getHours(), date.getMinutes(), date.getSeconds()].map(twoDigits);
+  return digits.join(":") + " " + zoneOf(date);
+}
+
+/* "2030-01-02 03:04:05 CET" */
+function timeWords(date) {
+  const day = [date.getFullYear(), twoDigits(date.getMonth() + 1), twoDigits(date.getDate())];
+  return day.join("-") + " " + clockWords(date);
+}
+
+/* --- names --- */
+
+/* "3g.40gb", "2 × 1c.3g.40gb" */
+function counted(names) {
+  const counts = new Map();
+  for (const name of names) counts.set(name, (counts.get(name) || 0) + 1);
+  return [...counts].map(([name, count]) => (count > 1 ? count + " × " : "") + name).join(" + ");
+}
+
+function sliceWords(start, size) {
+  return size > 1 ? "slices " + start + "–" + (start + size - 1) : "slice " + start;
+}
+
+function userWords(user) {
+  const unknown = user.source === "kubelet" ? "allocated" : "a process of unknown pid";
+  const who = user.pid ? "pid " + user.pid : unknown;
+  return who + (user.command ? " (" + user.command + ")" : "");
+}
+
+function podWords(pod) {
+  return pod.namespace + "/" + pod.name + (pod.container ? " (" + pod.container + ")" : "");
+}
+
+function stepWords(step) {
+  const at = step.profile ? step.profile + " at " + step.start : "";
+  const on = at ? " on " + at : "";
+  switch (step.kind) {
+    case "setMigMode": return (step.mode === "enabled" ? "enable" : "disable") + " MIG mode";
+    case "resetGpu": return "reset the GPU";
+    case "destroyInstance": return "destroy " + at;
+    case "createInstance": return "create " + at;
+    case "stopMps": return "stop MPS" + on;
+    case "startMps": return (step.runs ? "change the limits of MPS" : "start MPS") + on;
+    case "setComputeMode": return "set compute mode " + step.mode + on;
+    case "setTimeSlice": return "set the time slice to " + step.timeSlice;
+    default: return step.kind + on;
+  }
+}
+
+/* What each GPU is called, by UUID; one that never answered has none. */
+function gpuNames(gpus) {
+  return new Map(gpus.filter((gpu) => gpu.uuid).map((gpu) => [gpu.uuid, "GPU " + gpu.index]));
+}
+
+function claimName(claim) {
+  return claim.name ? claim.namespace + "/" + claim.name : claim.uid;
+}
+
+function daemonPlace(daemon) {
+  if (daemon.gpu === undefined) return daemon.device;
+  const part = daemon.profile ? daemon.profile + " at " + daemon.start + " of " : "";
+  return part + "GPU " + daemon.gpu;
+}

@@ -1,0 +1,144 @@
+"""The page as it is served: one small file that is allowed to act only as it was written."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
+from nodeagent.structs import replace
+from nodeagent.views.node_state import NodeState
+from nodeagent.views.plan_report import plan_json
+from nodeagent.views.status_report import status_json
+from tests.api.page_states import BUSY, IDLE, LOST, SICK, STATES, WORKING
+from tests.api.serving import api
+
+TEXT = PAGE.decode()
+NODE = shutil.which("node")
+
+
+def _inside(element: str) -> str:
+    [content] = re.findall(rf"<{element}>(.*?)</{element}>", TEXT, re.DOTALL)
+    assert isinstance(content, str)
+    return content
+
+
+MARKUP = TEXT.replace(_inside("style"), "").replace(_inside("script"), "")
+
+
+async def test_the_page_is_served_with_its_policy() -> None:
+    """As HTML, under 100 KB, with nothing allowed but what it consists of."""
+    async with api() as served, served.session.get(served.base + "/") as answer:
+        assert answer.content_type == "text/html"
+        assert answer.charset == "utf-8"
+        assert await answer.read() == PAGE
+        assert answer.headers["Content-Security-Policy"] == CONTENT_SECURITY_POLICY
+    assert len(PAGE) < 100_000
+
+
+def test_the_policy_names_exactly_the_style_and_the_script() -> None:
+    """By their hashes; nothing else may act, and no text can become markup."""
+    policy = dict(part.split(maxsplit=1) for part in CONTENT_SECURITY_POLICY.split("; "))
+    for element in ("style", "script"):
+        digest = hashlib.sha256(_inside(element).encode()).digest()
+        assert policy[f"{element}-src"] == f"'sha256-{base64.b64encode(digest).decode()}'"
+    assert policy["default-src"] == policy["form-action"] == policy["base-uri"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    """No address of another host, no file beside it, no rest of its being joined."""
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|\bimport\b|page\.(css|js)", TEXT)
+    assert not re.search(r"<(link|script|img|iframe)[^>]*\b(src|href)=\"(?!data:,)", MARKUP)
+    assert MARKUP.index('id="headline"') < MARKUP.index("<h1>")
+
+
+def test_what_comes_from_outside_stays_text() -> None:
+    """Nothing makes markup or code of a text, and no element has style or handlers of its own."""
+    assert not re.search(r"\b(inner|outer)HTML|insertAdjacentHTML|document\.write", TEXT)
+    assert not re.search(r"\beval\(|new Function|DOMParser|setAttribute\(\"(style|on)", TEXT)
+    assert not re.search(r"<[^>]*\s(style|on[a-z]+)=", MARKUP)
+
+
+def test_every_element_that_the_script_names_is_there_once() -> None:
+    """A name that was changed in one of the files only would leave a part of the page empty."""
+    named = set(re.findall(r"\b(?:byId|show)\(\"([\w-]+)\"", _inside("script")))
+    there = re.findall(r"\bid=\"([\w-]+)\"", MARKUP)
+    assert len(named) > 10
+    assert named <= set(there)
+    assert len(there) == len(set(there))
+
+
+# --- what the script makes of the agent's answers, where there is an engine to run it -------------
+
+
+def _computed(expression: str, *states: NodeState) -> Any:
+    """An expression of JavaScript over `all`, the status of each of these states."""
+    parts = (files("nodeagent.api.page").joinpath(name) for name in ("words.js", "facts.js"))
+    script = "".join(part.read_text(encoding="utf-8") for part in parts)
+    answers = json.dumps([status_json(state) for state in states])
+    script += f"const all = {answers}; console.log(JSON.stringify({expression}));"
+    assert NODE is not None
+    run = subprocess.run([NODE, "-"], input=script, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+needs_node = pytest.mark.skipif(NODE is None, reason="no node to run JavaScript with")
+
+
+@needs_node
+def test_the_whole_script_is_javascript() -> None:
+    """Each name is declared once, and all of it can be read."""
+    assert NODE is not None
+    subprocess.run([NODE, "--check", "-"], input=_inside("script").encode(), check=True)
+
+
+@needs_node
+def test_the_states_of_slices() -> None:
+    """In use, idle, sick, lost: what is wrong comes first, and use is said beside it."""
+    states = "all.map((one) => boxesNow(one.gpus[0], []).map((box) => box.states))"
+    assert _computed(states, IDLE, BUSY, SICK, LOST) == [
+        [["idle"], ["idle"], ["idle"]],
+        [["idle"], ["idle"], ["used"]],
+        [["sick", "idle"], ["sick", "idle"], ["sick", "used"]],
+        [["lost"], ["lost"], ["lost"]],
+    ]
+
+
+@needs_node
+def test_what_goes_and_what_is_new() -> None:
+    """By the steps that remain; both layouts are to scale."""
+    assert WORKING.plan is not None
+    planned = json.dumps(plan_json(WORKING.plan, digest="", source="file")["gpus"][0])
+    now, then = _computed(
+        f"[boxesNow(all[0].gpus[0], {planned}.steps), boxesAfter({planned})]", WORKING
+    )
+    assert [(box["start"], box["states"][0]) for box in now] == [
+        (0, "going"),
+        (1, "going"),
+        (4, "going"),
+    ]
+    assert sorted((box["name"], box["size"], box["states"][0]) for box in then) == [
+        ("1g.10gb", 1, "fresh"),
+        *[("2g.20gb", 2, "fresh")] * 3,
+    ]
+
+
+@needs_node
+def test_nothing_that_needs_a_hand_is_left_out() -> None:
+    """What the headline says is not said again; all else is."""
+    codes = "all.map((one) => handsNeeded(one).map((hand) => hand.code))"
+    assert _computed(codes, *STATES.values()) == [[]] * len(STATES)
+    twice = replace(SICK, problems=STATES["blocked"].problems)
+    assert _computed("handsNeeded(all[0]).map((hand) => hand.code)", twice) == ["InUse"]

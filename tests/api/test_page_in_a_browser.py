@@ -1,0 +1,91 @@
+"""The page in a real browser: every state on every screen, live, and without an answer."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from nodeagent.api.limits import Refusals
+from nodeagent.api.listening import listen
+from nodeagent.reconcile.event_log import EventType
+from nodeagent.views.status_report import status_json
+from tests.api.browser import CHROMIUM, Tab, tab
+from tests.api.page_states import BUSY, IDLE, MARKUP, STATES, WANTED
+from tests.api.serving import Agent
+from tests.views.example_node import FIRST, OBSERVED
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+
+HOST = "127.0.0.1"
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+
+
+async def _headline_is(page: Tab, text: str) -> None:
+    await page.until(f"byId('headline').textContent.includes({json.dumps(text)})")
+
+
+async def _fits_every_screen(page: Tab, name: str, folder: Path) -> None:
+    for width in (1280, 360):
+        for scheme in ("light", "dark"):
+            await page.show_on(width, scheme)
+            assert await page.value(FITS), f"{name} is wider than {width} pixels"
+            await page.picture(folder / f"{name}-{width}-{scheme}.png")
+
+
+async def test_every_state_on_every_screen(tmp_path: Path) -> None:
+    """The headline is right, nothing has to be scrolled sideways, and nothing goes wrong."""
+    agent = Agent(OBSERVED)
+    agent.events.add(EventType.APPLIED, "GPU 0 now has 1g.10gb at 0", gpu=FIRST)
+    async with listen(agent, HOST, 0, Refusals()) as port, tab(tmp_path) as page:
+        for name, state in STATES.items():
+            agent.state = state
+            status = status_json(state)
+            assert status is not None
+            await page.open(f"http://{HOST}:{port}/")
+            await _headline_is(page, status["headline"]["text"])
+            await page.until("byId('timeline').textContent.includes('GPU 0 now has')")
+            await _fits_every_screen(page, name, tmp_path)
+        assert page.errors == []
+
+
+async def test_the_page_follows_the_agent_and_says_when_it_is_gone(tmp_path: Path) -> None:
+    """An event brings the new state, and focus stays; without an agent nothing looks well."""
+    agent = Agent(OBSERVED)
+    agent.state = IDLE
+    async with AsyncExitStack() as agents, tab(tmp_path) as page:
+        port = await agents.enter_async_context(listen(agent, HOST, 0, Refusals()))
+        await page.open(f"http://{HOST}:{port}/")
+        await page.until("byId('gpus').querySelectorAll('.box.is-idle').length === 4")
+        await page.value("byId('gpus').querySelector('button').focus()")
+
+        agent.state = BUSY
+        agent.events.add(EventType.OTHER_OWNER, "something else came", gpu=FIRST)
+        await page.until("byId('gpus').querySelectorAll('.box.is-used').length === 2")
+        await page.until("byId('timeline').textContent.includes('something else came')")
+        assert await page.value("document.activeElement === byId('gpus').querySelector('button')")
+        assert await page.value(f"byId('gpus').textContent.includes({json.dumps(MARKUP)})")
+        assert await page.value("document.querySelectorAll('img').length") == 0
+
+        await page.value(f"byId('pasted').value = {json.dumps(WANTED)}; byId('preview').click()")
+        await page.until("byId('previewed').textContent.includes('has to wait')")
+        assert page.errors == []
+
+        await agents.aclose()
+        await page.until("document.body.classList.contains('away')")
+        said = await page.value("byId('away').textContent")
+        assert said.startswith("Not answering since ")
+        assert "UTC" in said
+        await page.until("byId('headline').textContent.startsWith('? Last known:')")
+        assert await page.value("document.querySelectorAll('header .tone-ok').length") == 0
+        assert await page.value("byId('counts').textContent.includes('last known: InSync')")
+        await _fits_every_screen(page, "stopped", tmp_path)
+        assert page.errors == []
+
+        async with listen(agent, HOST, port, Refusals()):
+            await page.value("byId('retry').click()")
+            await page.until("!document.body.classList.contains('away')")
+            assert await page.value("byId('banner').hidden")
+        assert page.errors == []
