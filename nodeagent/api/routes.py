@@ -172,5 +172,7 @@ def event_json(event: Event) -> Json:
             type=event.type.value,
             message=event.message,
             gpu=event.gpu,
+            before=event.before,
+            after=event.after,
         )
     )

@@ -51,13 +51,17 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. `id` grows by one from event to event; `gpu` is a UUID or ""."""
+    """One thing that happened. `id` grows by one from event to event; `gpu` is a UUID or "".
+    `before` and `after` are the layouts of a GPU that was changed, in words.
+    """
 
     id: int
     time: datetime
     type: EventType
     message: str
     gpu: str = ""
+    before: str = ""
+    after: str = ""
 
 
 class Follower:
@@ -121,9 +125,11 @@ class EventLog:
         """The events still kept, oldest first."""
         return tuple(self._events)
 
-    def add(self, kind: EventType, message: str, *, gpu: str = "") -> Event:
+    def add(
+        self, kind: EventType, message: str, *, gpu: str = "", before: str = "", after: str = ""
+    ) -> Event:
         """Note an event and hand it to everyone who follows."""
-        event = Event(self._next_id, self._now(), kind, message, gpu)
+        event = Event(self._next_id, self._now(), kind, message, gpu, before, after)
         self._next_id += 1
         self._events.append(event)
         for follower in self._followers:

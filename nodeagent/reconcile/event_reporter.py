@@ -37,6 +37,7 @@ class EventReporter:
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._access: dict[str, Access] = {}
+        self._layouts: dict[str, tuple[str, str]] = {}  # by the last look but one, and the last
         self._slow: set[int] = set()
         self._obstacles: dict[str, tuple[Problem, ...]] = {}
         self._refusal: Refusal | None = None
@@ -76,6 +77,10 @@ class EventReporter:
                 self._report(EventType.GPU_LOST, f"the GPU {uuid} is gone", gpu=uuid)
             seen[uuid] = Access.LOST
         self._access = seen
+        for gpu in node.gpus:
+            if gpu.access is Access.OK:
+                words = layout_words(gpu)
+                self._layouts[gpu.uuid] = (self._layouts.get(gpu.uuid, ("", words))[1], words)
         for index, calls in node.slow:
             if index not in self._slow:
                 log.warning("the driver answers slowly", gpu=index, calls=calls)
@@ -141,9 +146,9 @@ class EventReporter:
         started = any(isinstance(report.step, StartMps) for report in outcome.steps)
         unready = unready_daemons(after.before) if after is not None and started else ()
         if done and not unready:
-            self._report(
-                EventType.APPLIED, f"{gpu_words(gpu)} now has {layout_words(gpu)}", gpu=gpu.uuid
-            )
+            layouts = (layout_words(outcome.plan.before), layout_words(gpu))
+            message = f"{gpu_words(gpu)} now has {layouts[1]}"
+            self._report(EventType.APPLIED, message, gpu=gpu.uuid, layouts=layouts)
             return
         for problem in outcome.problems or (unready if done else ()):
             kind = EventType.BLOCKED if problem.code is Code.IN_USE else EventType.FAILED
@@ -162,6 +167,7 @@ class EventReporter:
             EventType.DRIFT,
             f"{gpu_words(gpu)} was changed by another program: now {layout_words(gpu)}; {then}",
             gpu=gpu.uuid,
+            layouts=self._layouts[gpu.uuid],
         )
 
     def trouble(self, message: str) -> None:
@@ -170,8 +176,18 @@ class EventReporter:
             self._report(EventType.FAILED, message)
         self._trouble = message
 
-    def _report(self, kind: EventType, message: str, *, gpu: str = "", remedy: str = "") -> None:
-        self._events.add(kind, f"{message} ({remedy})" if remedy else message, gpu=gpu)
+    def _report(
+        self,
+        kind: EventType,
+        message: str,
+        *,
+        gpu: str = "",
+        remedy: str = "",
+        layouts: tuple[str, str] = ("", ""),
+    ) -> None:
+        """`layouts` are those of the GPU before and after what happened."""
+        text, (before, after) = f"{message} ({remedy})" if remedy else message, layouts
+        self._events.add(kind, text, gpu=gpu, before=before, after=after)
         facts = {"gpu": gpu} if gpu else {}
         facts |= {"remedy": remedy} if remedy else {}
         (log.warning if kind in _BAD else log.info)(message, event_type=kind.value, **facts)

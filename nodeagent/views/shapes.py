@@ -259,6 +259,8 @@ class Event(Shape, frozen=True, kw_only=True):
     type: str
     message: str
     gpu: str = ""
+    before: Annotated[str, Meta(description="a changed GPU's layout before")] = ""
+    after: Annotated[str, Meta(description="and its layout since")] = ""
 
 
 class Alive(Shape, frozen=True, kw_only=True):

@@ -14,8 +14,12 @@ async def test_events_as_a_list() -> None:
     """Oldest first, times in UTC."""
     async with api() as served:
         served.events.add(EventType.PLAN_ACCEPTED, "one")
-        served.events.add(EventType.APPLIED, "two", gpu="GPU-1")
+        served.events.add(EventType.APPLIED, "two", gpu="GPU-1", before="MIG off", after="7")
         _, events = await served.get("/v1/events")
+        assert [(e.get("before"), e.get("after")) for e in events] == [
+            (None, None),
+            ("MIG off", "7"),
+        ]
         assert [(e["id"], e["type"], e["message"], e.get("gpu")) for e in events] == [
             (1, "PlanAccepted", "one", None),
             (2, "Applied", "two", "GPU-1"),

@@ -175,6 +175,9 @@ async def test_drift_is_mended(tmp_path: Path) -> None:
             assert rig.state.phase is Phase.IN_SYNC
             assert rig.layout() == layout
             assert rig.reported(EventType.DRIFT) == [EventType.DRIFT]
+            changes = [(e.before, e.after) for e in rig.events.events if e.after]
+            drifted = layout.replace(", 3", "")
+            assert changes == [("MIG off", layout), (layout, drifted), (drifted, layout)]
 
 
 async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -> None:
