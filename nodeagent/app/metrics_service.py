@@ -29,14 +29,14 @@ from nodeagent.metrics.selection import default_selection, read_selection
 from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
-from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.process_reader import process_samples
+from nodeagent.telemetry.readings import READING_FIELDS
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
-from nodeagent.views.node_state import NodeState
+from nodeagent.views.node_state import NodeState, Reading
 
 if TYPE_CHECKING:
     from nodeagent.api.answers import Answers
@@ -96,6 +96,11 @@ class MetricsService:
     def scrape(self, zipped: bool) -> bytes:
         """The text, compressed by gzip if so wished. Calls nothing that could take long."""
         return self._exporter.scrape(zipped, process_samples(), self.refusals.counts)
+
+    @property
+    def readings(self) -> Mapping[tuple[str, int | None], Reading]:
+        """As the node's state has them."""
+        return self._exporter.readings
 
     def changed(self) -> None:
         """The node's state is another one."""
@@ -186,8 +191,8 @@ class MetricsService:
         self._exporter.select(found)
 
     def _read(self) -> None:
-        """Have the selected fields read, and those that say how active a device is."""
-        wanted = {row.id for row in self._selection.fields} | set(ACTIVITY_FIELDS)
+        """Have the selected fields read, and those that the status shows."""
+        wanted = {row.id for row in self._selection.fields} | set(READING_FIELDS)
         fields = [row for row in catalogue().fields if row.id in wanted]
         self._sampling.select(fields, self._selection.texts)
 

@@ -290,6 +290,7 @@ class Agent:
             cluster=cluster.publisher.state if cluster else None,
             claims=self._claims.view.served if self._claims else None,
             less_offered=self._claims.less_offered if self._claims else (),
+            readings=self._metrics.readings,
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
         )
 

@@ -33,8 +33,9 @@ from nodeagent.telemetry.ownership import (
     pids_without_pod,
     uses,
 )
+from nodeagent.telemetry.readings import readings
 from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
-from nodeagent.views.node_state import NodeState
+from nodeagent.views.node_state import NodeState, Reading
 
 _LONGEST_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
 
@@ -59,6 +60,7 @@ class Exporter:
     ) -> None:
         self.work = Work()
         self.claim_work = ClaimWork()
+        self.readings: Mapping[Device, Reading] = {}
         self._selection = selection
         self._families = partial(families, renamed=renamed, repeat_whole=repeat_whole)
         self._build = build
@@ -102,6 +104,7 @@ class Exporter:
         state = self._state()
         who = self._uses(state)
         sample = self._sample(who)
+        self.readings = readings(sample)
         self._accounts.observe(now, state.observed, who, activity(sample))
         if self._is_expected(now, within=2 * between):
             self._page = self._write(state, who, sample)

@@ -6,7 +6,7 @@ only the reconciler makes new ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.structs import Struct
+from nodeagent.structs import Struct, field
 from nodeagent.views.claims import Claim
 from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
 from nodeagent.views.mps_state import DaemonState
@@ -64,6 +64,19 @@ class Refusal(Struct, frozen=True):
     problems: tuple[Problem, ...]
 
 
+class Reading(Struct, frozen=True):
+    """What was sampled last of a GPU or a GPU instance; None: not read.
+
+    `utilization` in percent, `temperature` in degrees Celsius, `power` in watts, `memory`: bytes
+    used.
+    """
+
+    utilization: float | None = None
+    temperature: float | None = None
+    power: float | None = None
+    memory: int | None = None
+
+
 class NodeState(Struct, frozen=True):
     """The node as the agent sees it.
 
@@ -73,7 +86,8 @@ class NodeState(Struct, frozen=True):
     empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
     are the node's MPS daemons. `cluster` is None for a node without one, `health` where it is not
     watched, `claims` where none are served. `less_offered`: why GPUs offer less to claims than they
-    could.
+    could. `readings` are by the UUID of the GPU and the id of the GPU instance, None for the GPU as
+    a whole.
     """
 
     node: str
@@ -94,6 +108,7 @@ class NodeState(Struct, frozen=True):
     health: HealthState | None = None
     claims: tuple[Claim, ...] | None = None
     less_offered: tuple[Problem, ...] = ()
+    readings: Mapping[tuple[str, int | None], Reading] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from msgspec import structs
@@ -19,7 +19,7 @@ from nodeagent.views.claims import Claim
 from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_report import daemon_shapes
-from nodeagent.views.node_state import NodeState
+from nodeagent.views.node_state import NodeState, Reading
 from nodeagent.views.plan_report import mode_shape, problem_shape
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
@@ -52,7 +52,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         driver_version=state.observed.driver_version,
         cluster=state.cluster,
         health=health_shape(of_gpu(state.health, "")) if state.health else None,
-        gpus=[_gpu(g, state.health) for g in gpus],
+        gpus=[_gpu(g, state.health, state.readings) for g in gpus],
         mps=daemon_shapes(daemons, state.observed),
         claims=None if state.claims is None else [c for c in state.claims if _concerns(c, gpu)],
         less_offered=less or None,
@@ -69,29 +69,57 @@ def _concerns(claim: Claim, gpu: str | None) -> bool:
 # --- GPUs -----------------------------------------------------------------------------------------
 
 
-def _gpu(gpu: Gpu, health: HealthState | None) -> status_shapes.Gpu:
+_Readings = Mapping[tuple[str, int | None], Reading]
+_NOT_READ = Reading()
+
+
+def _gpu(gpu: Gpu, health: HealthState | None, readings: _Readings) -> status_shapes.Gpu:
     """One GPU with its instances."""
     answers = gpu.access is Access.OK
+    found: _Readings = readings if answers else {}
+    whole = found.get((gpu.uuid, None), _NOT_READ)
     seen = gpu.instances if answers else tuple(map(_last_seen, gpu.instances))
     return status_shapes.Gpu(
         index=gpu.index,
         uuid=gpu.uuid,
         name=gpu.name,
         pci_bus_id=gpu.pci_bus_id,
-        memory=status_shapes.GpuMemory(total=gpu.memory) if gpu.memory else None,
+        memory=status_shapes.GpuMemory(total=gpu.memory, used=whole.memory) if gpu.memory else None,
         mig=mode_shape(gpu),
         compute_mode=gpu.compute_mode,
         time_slice=gpu.time_slice,
         numa_node=gpu.numa_node,
         nvlink=nvlink_shape(gpu),
+        utilization=_utilization(gpu, found),
+        temperature=whole.temperature,
+        power=whole.power,
         slots=Card.of(gpu).slots,
-        instances=[entry for instance in seen for entry in _instances(instance)],
+        instances=[
+            entry
+            for instance in seen
+            for entry in _instances(instance, found.get((gpu.uuid, instance.id), _NOT_READ))
+        ],
         users=[_user(user) for user in gpu.usage.processes] if answers else [],
         free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
         if answers
         else None,
         health=_health(gpu, health),
     )
+
+
+def _utilization(gpu: Gpu, readings: _Readings) -> float | None:
+    """The GPU's own; with MIG, where it has none, what its instances make of all its slices."""
+    whole = readings.get((gpu.uuid, None), _NOT_READ).utilization
+    if whole is not None or not gpu.instances:
+        return whole
+    sizes = {profile.name: profile.slices for profile in gpu.profiles}
+    used = 0.0
+    for instance in gpu.instances:
+        busy = readings.get((gpu.uuid, instance.id), _NOT_READ).utilization
+        if busy is None or instance.profile not in sizes:
+            return None
+        used += busy * sizes[instance.profile]
+    return round(used / max(sizes.values()), 1)
 
 
 def nvlink_shape(gpu: Gpu) -> status_shapes.Nvlink | None:
@@ -122,7 +150,7 @@ def _user(user: User) -> status_shapes.User:
     )
 
 
-def _instances(instance: GpuInstance) -> list[status_shapes.Instance]:
+def _instances(instance: GpuInstance, reading: Reading) -> list[status_shapes.Instance]:
     """One entry for each device; a half-made GPU instance has one without UUID and `ci`."""
     if not instance.compute:
         return [
@@ -135,10 +163,12 @@ def _instances(instance: GpuInstance) -> list[status_shapes.Instance]:
                 users=[],
             )
         ]
-    return [_device(device, instance) for device in instance.compute]
+    return [_device(device, instance, reading) for device in instance.compute]
 
 
-def _device(device: ComputeInstance, instance: GpuInstance) -> status_shapes.Instance:
+def _device(
+    device: ComputeInstance, instance: GpuInstance, reading: Reading
+) -> status_shapes.Instance:
     usage, memory = device.usage, device.memory
     return status_shapes.Instance(
         uuid=device.uuid,
@@ -154,6 +184,7 @@ def _device(device: ComputeInstance, instance: GpuInstance) -> status_shapes.Ins
         if memory
         else None,
         compute_mode=device.compute_mode,
+        utilization=reading.utilization if len(instance.compute) == 1 else None,
     )
 
 

@@ -23,6 +23,8 @@ from nodeagent.views.shapes import (
     one_of,
 )
 
+Utilization = Annotated[float, Meta(description="percent of the time in which it worked")]
+
 # --- health ---------------------------------------------------------------------------------------
 
 
@@ -89,10 +91,12 @@ class Instance(Shape, frozen=True, kw_only=True):
     users_unknown: Annotated[str, Meta(description="why it counts as in use")] = ""
     memory: InstanceMemory | None = None
     compute_mode: ComputeMode | None = None
+    utilization: Utilization | None = None
 
 
 class GpuMemory(Shape, frozen=True, kw_only=True):
     total: Bytes
+    used: Bytes | None = None
 
 
 class Nvlink(Shape, frozen=True, kw_only=True):
@@ -119,6 +123,9 @@ class Gpu(Shape, frozen=True, kw_only=True):
     time_slice: TimeSlice | None = None
     numa_node: Annotated[int, Meta(description="whose processors are nearest")] | None = None
     nvlink: Nvlink | None = None
+    utilization: Utilization | None = None
+    temperature: Annotated[float, Meta(description="degrees Celsius")] | None = None
+    power: Annotated[float, Meta(description="watts")] | None = None
     slots: Annotated[int, Meta(description="memory slices of the card")]
     instances: list[Instance]
     users: list[User]

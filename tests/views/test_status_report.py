@@ -29,7 +29,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
-from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.node_state import NodeState, Phase, Reading, Refusal
 from nodeagent.views.status_report import status_json
 
 THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))
@@ -291,3 +291,40 @@ _UNREPAIRABLE = {
     "count": 1,
     "pods": [],
 }
+
+
+def _at_work(*read: tuple[str, int | None, Reading]) -> list[dict[str, Any]]:
+    """The GPUs of a node with a whole MIG device of which this was read."""
+    whole = replace(MIG_GPU, instances=MIG_GPU.instances[:1], memory=80 << 30)
+    report = status_json(
+        state(
+            observed=ObservedNode((whole, LOST)),
+            readings={(gpu, instance): reading for gpu, instance, reading in read},
+        )
+    )
+    assert report is not None
+    gpus: list[dict[str, Any]] = report["gpus"]
+    return gpus
+
+
+def test_what_was_sampled_is_shown() -> None:
+    """Of the GPU and of its device; a GPU that does not answer has nothing of it."""
+    of_gpu = Reading(37.5, 64, 412.3, 5 << 30)
+    gpu, lost = _at_work(
+        ("GPU-0", None, of_gpu), ("GPU-0", 1, Reading(90.0)), ("GPU-1", None, of_gpu)
+    )
+    assert {key: gpu[key] for key in ("utilization", "temperature", "power", "memory")} == {
+        "utilization": 37.5,
+        "temperature": 64,
+        "power": 412.3,
+        "memory": {"total": 80 << 30, "used": 5 << 30},
+    }
+    assert gpu["instances"][0]["utilization"] == 90.0
+    assert not {"utilization", "temperature", "power", "memory"} & lost.keys()
+
+
+def test_with_mig_the_instances_make_the_gpus_utilization() -> None:
+    """By their compute slices of all; not where one of them is not known."""
+    gpu, _ = _at_work(("GPU-0", 1, Reading(70.0)))
+    assert gpu["utilization"] == 70.0  # the largest profile of this card has three slices
+    assert "utilization" not in _at_work(("GPU-0", None, Reading(temperature=50)))[0]
