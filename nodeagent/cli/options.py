@@ -21,6 +21,7 @@ class Options(argparse.Namespace):
     parallel: int | None
     export_format: str
     watch: bool
+    one_gpu: str | None
     subject: str
     codes: list[str]
     simulation: str

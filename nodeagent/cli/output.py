@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from nodeagent.errors import NodeagentError
-from nodeagent.terminal.page import Line, plain_text
+from nodeagent.terminal.page import Line, in_ascii, plain_text
 
 if TYPE_CHECKING:  # commands that only ask the agent do without it
     from nodeagent.plan.problems import Problem
 
 _WIDEST = 120  # pictures gain nothing beyond
-_DRAWN = "┌─│…"
+_LEAST_HEIGHT = 40  # lines of a page that is printed, which can be scrolled
+_DRAWN = "┌─│…█·"
 
 
 class Output:
@@ -47,16 +48,34 @@ class Output:
 
         return min(shutil.get_terminal_size().columns, _WIDEST)
 
+    @property
+    def height(self) -> int:
+        """Rows of the terminal."""
+        import shutil
+
+        return shutil.get_terminal_size().lines
+
+    @property
+    def page_height(self) -> int:
+        """Rows for a page that is to be seen at once."""
+        return max(self.height, _LEAST_HEIGHT)
+
     def page(self, lines: Iterable[Line]) -> None:
         """Write lines for a person, at once; nothing when the format is for programs."""
         if not self.is_text or self._stream is None:
             return
+        lines = self.drawable(lines)
         if self.painted:
             from nodeagent.terminal.colour import painted
 
             self._write(painted(lines))
         else:
-            self._write(plain_text(lines, ascii_only=not _can_encode(self._stream, _DRAWN)))
+            self._write(plain_text(lines))
+
+    def drawable(self, lines: Iterable[Line]) -> Iterable[Line]:
+        """The lines in characters that the stream's encoding has."""
+        can = self._stream is None or _can_encode(self._stream, _DRAWN)
+        return lines if can else in_ascii(lines)
 
     def document(self, data: Mapping[str, object]) -> None:
         """Write an answer for programs, as JSON or YAML; nothing when the format is text."""

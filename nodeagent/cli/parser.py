@@ -150,7 +150,11 @@ COMMANDS = {
     "profiles": Command("what each GPU offers and how many more fit now", (_SETTINGS,)),
     "status": Command(
         "the running agent's picture of the node",
-        (_flag("--watch", "follow the changes"), _SETTINGS, _LISTEN, _RUN_DIR),
+        (
+            _flag("--watch", "follow the changes"),
+            _option("--gpu", dest="one_gpu", metavar="GPU", help="one in full: an index or a UUID"),
+            *(_SETTINGS, _LISTEN, _RUN_DIR),
+        ),
     ),
     "mps": Command("the MPS daemons of the running agent: show, restart, drain them"),
     "claims": Command(

@@ -35,7 +35,10 @@ def painted(lines: Iterable[Line]) -> str:
 
 @contextmanager
 def screen() -> Iterator[Callable[[Iterable[Line]], None]]:
-    """The whole terminal for one page after the other, by a call each; restored at the end."""
+    """The whole terminal for one page after the other, by a call each; restored at the end.
+
+    A line that is too long is cut off.
+    """
     with Live(screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         yield lambda lines: live.update(_text(lines), refresh=True)
 

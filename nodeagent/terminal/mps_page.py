@@ -10,6 +10,7 @@ from nodeagent.terminal.page import (
     Line,
     Span,
     Tone,
+    count,
     dim,
     gibibytes,
     indent,
@@ -62,15 +63,28 @@ def clients_page(answer: Json) -> tuple[Line, ...]:
 
 
 def daemon_lines(daemon: Json, what: str) -> tuple[Line, ...]:
-    """One daemon within a larger page; `what` names its device there."""
+    """One daemon within a larger page, with its clients; `what` names its device there."""
+    clients = (_client_line(client) for client in daemon.get("clients", ()))
+    return (daemon_line(daemon, what), *indent((*_notes(daemon, ""), *clients), 2))
+
+
+def daemon_line(daemon: Json, what: str) -> Line:
+    """State, user, pid and shares of one daemon, and how many clients it has."""
     facts = [f"{key} {daemon[key]}" for key in ("user", "pid") if key in daemon]
     facts += [f"restarts {daemon['restarts']}"] if daemon.get("restarts") else []
     facts += [shares_words(daemon)] if daemon.get("shares") else []
-    clients = (_client_line(client) for client in daemon.get("clients", ()))
-    return (
-        line(f"MPS on {what}: ", _state_span(daemon), dim(f"  {', '.join(facts)}")),
-        *indent((*_notes(daemon, ""), *clients), 2),
-    )
+    clients = len(daemon.get("clients", ()))
+    facts += [count(clients, "client")] if clients else []
+    return line(f"MPS on {what}: ", _state_span(daemon), dim(f"  {', '.join(facts)}"))
+
+
+def daemon_troubles(daemon: Json) -> Iterator[tuple[str, Tone]]:
+    """Why it is not Ready, and what is wrong although it may be; those of clients are problems."""
+    state = str(daemon.get("state"))
+    if daemon.get("why") and state != "Ready":
+        yield str(daemon["why"]), _STATE_TONES.get(state, Tone.WARNING)
+    if daemon.get("trouble") and daemon["trouble"] != daemon.get("why"):
+        yield str(daemon["trouble"]), Tone.WARNING
 
 
 def daemon_place_words(daemon: Json) -> str:
@@ -152,13 +166,10 @@ def _client_line(client: Json) -> Line:
 
 def _notes(daemon: Json, place: str) -> Iterator[Line]:
     """What is not as it should be; `place` stands in front of each note."""
-    if daemon.get("why") and daemon.get("state") != "Ready":
-        tone = _STATE_TONES.get(str(daemon.get("state")), Tone.WARNING)
-        yield from remark(f"{place}{daemon['why']}", tone=tone)
-        for printed in daemon.get("lastLines", ()):
+    for trouble, tone in daemon_troubles(daemon):
+        yield from remark(f"{place}{trouble}", tone=tone)
+        for printed in daemon.get("lastLines", ()) if trouble == daemon.get("why") else ():
             yield line(dim(f"    {printed}"))
-    if daemon.get("trouble") and daemon["trouble"] != daemon.get("why"):
-        yield from remark(f"{place}{daemon['trouble']}")
     for client in daemon.get("clients", ()):
         yield from _finding_notes(client, place)
     yield from _waiting_notes(daemon, place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ Line = tuple[Span, ...]
 BLANK: Line = ()
 
 # For terminals and files that cannot show the drawing characters.
-_ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…×·", "++++++++" + "+-|~x.")
+_ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…×·█", "++++++++" + "+-|~x.#")
 
 
 def line(*parts: str | Span) -> Line:
@@ -49,10 +49,72 @@ def indent(lines: Iterable[Line], by: int) -> tuple[Line, ...]:
     return tuple((margin, *spans) if spans else BLANK for spans in lines)
 
 
-def plain_text(lines: Iterable[Line], *, ascii_only: bool = False) -> str:
+def plain_text(lines: Iterable[Line]) -> str:
     """The lines without tones, each ended by a newline, no blanks at their ends."""
-    text = "".join("".join(s.text for s in spans).rstrip() + "\n" for spans in lines)
-    return text.translate(_ASCII) if ascii_only else text
+    return "".join(_text(spans).rstrip() + "\n" for spans in lines)
+
+
+def in_ascii(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """The lines with the drawing characters replaced."""
+    return tuple(tuple(Span(s.text.translate(_ASCII), s.tone) for s in spans) for spans in lines)
+
+
+def _text(spans: Line) -> str:
+    return "".join(span.text for span in spans)
+
+
+def wrapped(lines: Iterable[Line], width: int) -> tuple[Line, ...]:
+    """The lines in rows of at most `width` columns, broken at blanks where there are some.
+
+    What comes after a break begins two columns further to the right than the line.
+    """
+    return tuple(row for spans in lines for row in _rows(spans, width))
+
+
+def _rows(spans: Line, width: int) -> Iterator[Line]:
+    text = _text(spans).rstrip()
+    indented = len(text) - len(text.lstrip())
+    margin = min(indented + 2, width // 2)
+    begin, lead, room = 0, BLANK, width
+    while len(text) - begin > room:
+        blank = text.rfind(" ", begin + (0 if begin else indented) + 1, begin + room + 1)
+        end = blank if blank > 0 else begin + room
+        yield (*lead, *_part(spans, begin, end))
+        begin = end + (blank > 0)
+        lead, room = (Span(" " * margin),), width - margin
+    yield (*lead, *_part(spans, begin, len(text)))
+
+
+def rows_of(lines: Iterable[Line], width: int) -> int:
+    """How many rows they take."""
+    return len(wrapped(lines, width))
+
+
+def at_most(
+    lines: Sequence[Line], room: int, width: int, *, keep: int = 0, more: str
+) -> tuple[Line, ...]:
+    """The lines in at most `room` rows: without so many of the middle, with a line in their place
+    that says how many, and with `more` how to see them. The first `keep` stay.
+    """
+    if room <= 0:
+        return ()
+    if rows_of(lines, width) <= room:
+        return tuple(lines)
+    for gone in range(1, len(lines) + 1):
+        first = max((len(lines) - gone) // 2, keep)
+        note = line(dim(f"... {count(gone, 'line')} left out; {more}"))
+        kept = (*lines[:first], note, *lines[first + gone :])
+        if rows_of(kept, width) <= room:
+            return kept
+    return tuple(lines[:room])
+
+
+def _part(spans: Line, begin: int, end: int) -> Iterator[Span]:
+    """The columns from `begin` to before `end`."""
+    for text, tone in spans:
+        if piece := text[max(begin, 0) : max(end, 0)]:
+            yield Span(piece, tone)
+        begin, end = begin - len(text), end - len(text)
 
 
 def table(

@@ -41,7 +41,7 @@ def ruler(slots: int, width: int) -> Line:
 def bar(cells: Iterable[Cell], slots: int, width: int) -> tuple[Line, ...]:
     """The boxes side by side, `width` columns wide at most, gaps as empty boxes."""
     pitch = _pitch(slots, width)
-    row = [_folded(cell, pitch) for cell in _without_gaps(cells, slots)]
+    row = [_folded(cell, pitch) for cell in without_gaps(cells, slots)]
     height = max(len(cell.labels) for cell in row)
     middle = (_label_row(row, number, pitch) for number in range(height))
     return (_edge(row, pitch, "┌┬┐"), *middle, _edge(row, pitch, "└┴┘"))
@@ -52,7 +52,8 @@ def _pitch(slots: int, width: int) -> int:
     return max(_NARROWEST, (width - 1) // max(slots, 1))
 
 
-def _without_gaps(cells: Iterable[Cell], slots: int) -> Iterable[Cell]:
+def without_gaps(cells: Iterable[Cell], slots: int) -> Iterable[Cell]:
+    """The cells in their order, with empty ones between them and behind."""
     position = 0
     for cell in (*sorted(cells, key=lambda cell: cell.start), Cell(slots, 0, ())):
         if cell.start > position:

@@ -22,9 +22,38 @@ if TYPE_CHECKING:
 
 
 def test_the_node_is_drawn(program: Program) -> None:
-    """Phase, slices to scale, users with their pod, room, health, problems with remedy."""
+    """What needs a hand with its remedy, slices to scale and their states, users with their pod."""
     with answering(json.dumps(STATUS).encode()) as (where, _):
         shown = program("status", "--listen", where)
+    assert (shown.code, shown.err) == (0, "")
+    assert (
+        shown.out
+        == f"""\
+node gpu-node-0  Blocked
+plan sha256:0123456789ab from file, seen 2026-01-02T03:04:05.678Z
+
+! GPU 1 is unhealthy
+! something is in use
+  end it
+
+GPU 0  NVIDIA H100 80GB HBM3
+GPU 1  unnamed GPU
+GPU  SLICES
+  0  │1g.10gb×│{" " * 26}│3g.40gb {"█" * 27}│
+  1! │does not answer {"?" * 55}│
+     █ in use  × half made  ? not known  ! not healthy  one GPU in full: nodeagent status --gpu N
+
+GPU 0  3g.40gb at 4: pid 4711 (train) of pod ml/job-1, 2 GiB used
+GPU 0  room for 3 x 1g.10gb or 1 x 2g.20gb
+"""
+    )
+
+
+def test_one_gpu_is_drawn_in_full(program: Program) -> None:
+    """By index or UUID, also as JSON: its slices as boxes, users, devices; nothing of others."""
+    with answering(json.dumps(STATUS).encode()) as (where, _):
+        shown = program("status", "--gpu", "0", "--listen", where)
+        found = program("status", "--gpu", "gpu-0", "--listen", where, "-o", "json").json
     assert (shown.code, shown.err) == (0, "")
     assert (
         shown.out
@@ -32,7 +61,8 @@ def test_the_node_is_drawn(program: Program) -> None:
 node gpu-node-0  Blocked
 plan sha256:0123456789ab from file, seen 2026-01-02T03:04:05.678Z
 
-GPU 0  NVIDIA H100 80GB HBM3  GPU-0  00000000:1A:00.0
+GPU 0  NVIDIA H100 80GB HBM3
+  GPU-0  00000000:1A:00.0
           0       1       2       3       4       5       6       7
           ┌───────┬───────────────────────┬───────────────────────────────┐
   now     │1g.10gb│                       │3g.40gb                        │
@@ -40,27 +70,38 @@ GPU 0  NVIDIA H100 80GB HBM3  GPU-0  00000000:1A:00.0
           │made   │                       │                               │
           └───────┴───────────────────────┴───────────────────────────────┘
   3g.40gb at 4: pid 4711 (train) of pod ml/job-1, 2 GiB used
+  3g.40gb at 4: MIG-0, 2 GiB of 40 GiB
+  1g.10gb at 0: half made
   room for 3 x 1g.10gb or 1 x 2g.20gb
-
-GPU 1    GPU-1
-  ! unhealthy
 
 ! something is in use
   end it
 """
     )
+    assert found == {**STATUS, "gpus": STATUS["gpus"][:1]}
+
+
+def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
+    """With those that are."""
+    with answering(json.dumps(STATUS).encode()) as (where, _):
+        failed = program("status", "--gpu", "8", "--listen", where)
+    assert (failed.code, failed.out) == (2, "")
+    assert failed.err == 'nodeagent: this node has no GPU "8"\n  its GPUs: 0, 1\n'
 
 
 def test_a_gpu_that_does_not_answer_is_drawn_as_it_was(program: Program) -> None:
-    """What was seen last is not called idle, nor said to be so now."""
+    """What was seen last is not called idle or in use, nor said to be so now."""
     first = dict(STATUS["gpus"][0], health={"status": "unhealthy", "findings": []})
     del first["free"]
     with answering(json.dumps({**STATUS, "gpus": [first]}).encode()) as (where, _):
         shown = program("status", "--listen", where).out
-    assert "  was     │1g.10gb│" in shown
-    assert "now" not in shown
-    assert "train" not in shown
-    assert "! unhealthy" in shown
+        full = program("status", "--listen", where, "--gpu", "0").out
+    assert f"  0! │1g.10gb?│{' ' * 26}│3g.40gb {'?' * 27}│" in shown
+    assert "! GPU 0 is unhealthy" in shown
+    assert "train" not in shown + full
+    assert "  was     │1g.10gb│" in full
+    assert "now" not in full
+    assert "! unhealthy" in full
 
 
 def test_json_is_passed_through(program: Program) -> None:
@@ -160,7 +201,7 @@ def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
 
 
 def test_what_ails_a_gpu_is_shown(program: Program) -> None:
-    """Where it is, what was read, and what would help; nothing that would be empty."""
+    """On top: where it is, what was read, and what would help; nothing that would be empty."""
     findings = [
         {
             "message": "has uncorrected errors",
@@ -175,23 +216,34 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
     sick = dict(STATUS["gpus"][1], health={"status": "unhealthy", "findings": findings})
     with answering(json.dumps({**STATUS, "gpus": [sick]}).encode()) as (where, _):
         shown = program("status", "--listen", where).out
+        full = program("status", "--listen", where, "--gpu", "1").out
+    assert (
+        """
+! GPU 1 has uncorrected errors in slices 4-7: 3 so far
+  Drain the GPU.
+! GPU 1 in slice 2: XID 78
+! something is in use
+"""
+        in shown
+    )
     assert (
         """\
   ! unhealthy
     has uncorrected errors in slices 4-7: 3 so far
       Drain the GPU.
     in slice 2: XID 78
-
 """
-        in shown
+        in full
     )
 
 
 def test_what_a_healthy_gpu_reported_is_shown(program: Program) -> None:
-    """A finding that leaves the GPU well is shown, but not as a warning."""
+    """A finding that leaves the GPU well is shown, but not as something that needs a hand."""
     findings = [{"evidence": "XID 31", "suggestedAction": "restart application"}]
-    well = dict(STATUS["gpus"][1], health={"status": "healthy", "findings": findings})
+    well = dict(STATUS["gpus"][1], free={}, health={"status": "healthy", "findings": findings})
     with answering(json.dumps({**STATUS, "gpus": [well]}).encode()) as (where, _):
         shown = program("status", "--listen", where).out
-    assert "  healthy, though:\n    XID 31\n      restart application\n" in shown
-    assert "!" not in shown.split("healthy, though")[0].split("GPU 1")[-1]
+        full = program("status", "--listen", where, "--gpu", "1").out
+    assert "\nGPU 1  healthy, though: XID 31 (restart application)\n" in shown
+    assert "! GPU" not in shown
+    assert "  healthy, though:\n    XID 31\n      restart application\n" in full

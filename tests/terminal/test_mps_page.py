@@ -132,7 +132,7 @@ def test_one_daemon_within_a_page() -> None:
     assert (
         plain_text(daemon_lines(READY, "the GPU"))
         == """\
-MPS on the GPU: Ready  user 1000, pid 815, restarts 2, small 4 x 8 GiB 15 %
+MPS on the GPU: Ready  user 1000, pid 815, restarts 2, small 4 x 8 GiB 15 %, 2 clients
   ! pid 4713: it has no share
   ! pid 99 (sleepy) of user 1001 waits; server 816 serves user 1000
   small-0: pid 4712 (python) of pod ml/train-0, 2 GiB used of 8 GiB
@@ -141,8 +141,8 @@ MPS on the GPU: Ready  user 1000, pid 815, restarts 2, small 4 x 8 GiB 15 %
     )
 
 
-def test_the_status_has_daemons_below_their_gpus() -> None:
-    """Also on MIG devices; one whose device is gone stands at the end."""
+def test_the_status_has_daemons_by_their_gpus() -> None:
+    """Also on MIG devices; one whose device is gone comes last. Each is in the table too."""
     gpus = [
         {"index": 0, "uuid": "GPU-0", "free": {}},
         {
@@ -154,14 +154,15 @@ def test_the_status_has_daemons_below_their_gpus() -> None:
     ]
     gone = {"device": "MIG-gone", "state": "Draining", "clients": []}
     status = {"node": "n", "phase": "Failed", "gpus": gpus, "mps": [READY, FAILED, gone]}
-    rows = plain_text(status_page(status, 100)).splitlines()
+    rows = plain_text(status_page(status, 100, 40)).splitlines()
     places = [
         next(n for n, row in enumerate(rows) if words in row)
         for words in (
-            "GPU 0",
-            "MPS on the GPU: Ready",
-            "GPU 1",
-            "MPS on 3g.40gb at 4: Failed",
+            "! MPS on GPU 1 3g.40gb at 4 is Failed: ",
+            "  1 Ready",
+            "  1 Failed",
+            "GPU 0  MPS on the GPU: Ready",
+            "GPU 1  MPS on 3g.40gb at 4: Failed",
             "MPS on MIG-gone: Draining",
         )
     ]
@@ -173,7 +174,8 @@ def test_modes_are_shown_where_they_are_not_the_usual_ones() -> None:
     usual = {"index": 0, "free": {}, "computeMode": "default", "timeSlice": "default"}
     other = {"index": 1, "free": {}, "computeMode": "exclusiveProcess", "timeSlice": "long"}
     shown = [
-        plain_text(status_page({"phase": "InSync", "gpus": [gpu]}, 100)) for gpu in (usual, other)
+        plain_text(status_page({"phase": "InSync", "gpus": [gpu]}, 100, 40))
+        for gpu in (usual, other)
     ]
     assert ["compute mode exclusiveProcess, time slice long" in page for page in shown] == [
         False,

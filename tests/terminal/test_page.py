@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from nodeagent.terminal.colour import painted
-from nodeagent.terminal.page import BLANK, Span, Tone, indent, line, plain_text, table
+from nodeagent.terminal.page import (
+    BLANK,
+    Span,
+    Tone,
+    in_ascii,
+    indent,
+    line,
+    plain_text,
+    table,
+    wrapped,
+)
 
 
 def test_plain_text_has_no_tones_and_no_blanks_at_line_ends() -> None:
@@ -13,7 +23,7 @@ def test_plain_text_has_no_tones_and_no_blanks_at_line_ends() -> None:
 
 def test_ascii_replaces_what_a_terminal_may_not_know() -> None:
     """Boxes survive where only ASCII does."""
-    assert plain_text([line("┌─┬─┐│└┴┘…")], ascii_only=True) == "+-+-+|+++~\n"
+    assert plain_text(in_ascii([line("┌─┬─┐│└┴┘…█·")])) == "+-+-+|+++~#.\n"
 
 
 def test_indent_leaves_empty_lines_empty() -> None:
@@ -39,3 +49,12 @@ def test_table_columns_are_aligned() -> None:
         "a     10",
         "long   9",
     ]
+
+
+def test_long_lines_are_broken_at_blanks() -> None:
+    """No row is too wide, no word and no tone is lost, and what follows a break stands in."""
+    found = wrapped([line("  run ", Span("kubectl drain gpu-node-7", Tone.BAD), " now")], 16)
+    assert plain_text(found) == "  run kubectl\n    drain\n    gpu-node-7\n    now\n"
+    bad = "".join(span.text for spans in found for span in spans if span.tone is Tone.BAD)
+    assert bad == "kubectldraingpu-node-7"
+    assert plain_text(wrapped([BLANK, line("a" * 10)], 4)) == "\naaaa\n  aa\n  aa\n  aa\n"

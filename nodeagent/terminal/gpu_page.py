@@ -1,0 +1,139 @@
+"""One GPU in full, from the JSON of the agent's `/v1/status` with this GPU alone in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nodeagent.terminal.claims_page import claim_lines
+from nodeagent.terminal.mps_page import daemon_lines
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line, remark
+from nodeagent.terminal.slices import Cell, drawing
+from nodeagent.terminal.status_page import title_lines
+from nodeagent.terminal.status_words import (
+    answers,
+    cells_of,
+    daemons_on,
+    device_name,
+    finding_advice,
+    finding_words,
+    is_well,
+    mode_lines,
+    mode_words,
+    room_lines,
+    user_lines,
+)
+from nodeagent.terminal.troubles import headline_lines
+
+Json = Mapping[str, Any]
+
+
+def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
+    """The headline, then all there is to say of the one GPU, and of its plan."""
+    (gpu,) = status["gpus"]
+    headline = headline_lines(status.get("headline") or {}, [])
+    body = (
+        *_readings(gpu),
+        *_picture(gpu, width - 2),
+        *user_lines(gpu),
+        *_device_lines(gpu),
+        *(
+            row
+            for d, name in daemons_on(gpu, status.get("mps", ()))
+            for row in daemon_lines(d, name)
+        ),
+        *claim_lines(status.get("claims", ()), str(gpu.get("uuid"))),
+        *mode_lines(gpu),
+        *room_lines(gpu),
+        *_health(gpu),
+    )
+    return (
+        *headline,
+        *title_lines(status, said=headline),
+        BLANK,
+        *_title(gpu),
+        *indent(body, 2),
+        *_problems(status.get("problems", ())),
+    )
+
+
+def _title(gpu: Json) -> tuple[Line, ...]:
+    name = line(Span(f"GPU {gpu['index']}", Tone.TITLE), f"  {gpu.get('name', '')}")
+    ids = "  ".join(str(gpu[key]) for key in ("uuid", "pciBusId") if gpu.get(key))
+    numa = f"  NUMA node {gpu['numaNode']}" if "numaNode" in gpu else ""
+    return (name, *([line(dim(f"  {ids}{numa}"))] if ids or numa else []))
+
+
+def _readings(gpu: Json) -> tuple[Line, ...]:
+    """What was sampled last, and the NVLinks."""
+    memory, links = gpu.get("memory") or {}, gpu.get("nvlink") or {}
+    words = [
+        *([f"utilization {gpu['utilization']:g} %"] if "utilization" in gpu else []),
+        *(
+            [f"memory {gibibytes(memory['used'])} of {gibibytes(memory['total'])}"]
+            if "used" in memory
+            else []
+        ),
+        *([f"{gpu['temperature']:g} degrees C"] if "temperature" in gpu else []),
+        *([f"{gpu['power']:g} W"] if "power" in gpu else []),
+        *([f"{links['active']} of {links['total']} NVLinks up"] if links else []),
+    ]
+    return (line(", ".join(words)),) if words else ()
+
+
+def _picture(gpu: Json, width: int) -> tuple[Line, ...]:
+    slots, cells = int(gpu.get("slots") or 0), cells_of(gpu)
+    if not answers(gpu):  # what is known of it is from before
+        cells = [cell._replace(labels=cell.labels[:1], tone=Tone.DIM) for cell in cells]
+        return drawing([("was", cells)], slots, width) if cells else ()
+    if not slots:
+        return (line(mode_words(gpu)),)
+    cells = cells or [Cell(0, slots, (mode_words(gpu),), Tone.DIM)]
+    return drawing([("now", cells)], slots, width)
+
+
+def _device_lines(gpu: Json) -> Iterator[Line]:
+    """The MIG devices with their UUIDs, which `CUDA_VISIBLE_DEVICES` takes, and what they use."""
+    for device in gpu.get("instances", ()):
+        memory: Json = device.get("memory") or {}
+        facts = [
+            str(device.get("uuid") or "half made"),
+            *(
+                [f"{gibibytes(int(memory['used']))} of {gibibytes(int(memory['total']))}"]
+                if memory
+                else []
+            ),
+            *([f"{device['utilization']:g} % busy"] if "utilization" in device else []),
+        ]
+        yield line(dim(f"{device_name(device)}: {', '.join(facts)}"))
+
+
+def _health(gpu: Json) -> tuple[Line, ...]:
+    health: Json = gpu.get("health") or {}
+    findings: Sequence[Json] = health.get("findings", ())
+    if is_well(gpu) and not findings:
+        return ()
+    well = is_well(gpu)
+    lines = [line(dim("healthy, though:") if well else Span(f"! {health['status']}", Tone.BAD))]
+    for finding in findings:
+        what, evidence = finding_words(finding), str(finding.get("evidence", ""))
+        since = f", since {finding['since']}" if finding.get("since") else ""
+        count = f", {finding['count']} times" if finding.get("count", 1) > 1 else ""
+        text = ": ".join(text for text in (what, evidence) if text)
+        lines.append(line(f"  {text}", dim(f"{since}{count}")))
+        if advice := finding_advice(finding):
+            lines.append(line(f"    {advice}"))
+    return tuple(lines)
+
+
+def _problems(problems: Sequence[Json]) -> tuple[Line, ...]:
+    rows = [
+        row
+        for problem in problems
+        for row in remark(
+            str(problem.get("message", "")),
+            str(problem.get("remedy", "")),
+            path=str(problem.get("path", "")),
+        )
+    ]
+    return (BLANK, *rows) if rows else ()

@@ -1,0 +1,186 @@
+"""The node's GPUs as a table: a row each, its slices drawn to scale, and what was read of it last.
+
+In a bar a mark fills what a slice's name leaves free, so that its state shows without colours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nodeagent.terminal.page import Line, Span, Tone, counted, dim, index_ranges, line, table
+from nodeagent.terminal.slices import Cell, without_gaps
+from nodeagent.terminal.status_words import (
+    answers,
+    daemons_on,
+    holders,
+    is_well,
+    mode_words,
+    places,
+)
+
+Json = Mapping[str, Any]
+
+_IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
+_MEANINGS = {_IN_USE: "in use", _IDLE: "idle", _HALF_MADE: "half made", _NOT_KNOWN: "not known"}
+_SICK = "!"
+_NARROWEST, _WIDEST = 2, 9  # columns for a memory slice, its left border included
+_HEADER = ("UTIL", "MEM GiB", "TEMP", "POWER", "MPS", "CLAIMS")
+_NUMBERS = frozenset({"UTIL", "MEM GiB", "TEMP", "POWER", "CLAIMS"})
+_NONE = "-"
+_IN_FULL = "one GPU in full: nodeagent status --gpu N"
+
+
+def model_lines(gpus: Sequence[Json]) -> Iterator[Line]:
+    """`GPUs 0-7  8 x NVIDIA H100 80GB HBM3`: one line for each model."""
+    by_name: dict[str, list[int]] = {}
+    for gpu in gpus:
+        by_name.setdefault(str(gpu.get("name") or "unnamed GPU"), []).append(int(gpu["index"]))
+    for name, indices in by_name.items():
+        several = len(indices) > 1
+        where = Span(f"GPU{'s' if several else ''} {index_ranges(indices)}", Tone.TITLE)
+        yield line(where, f"  {len(indices)} x {name}" if several else f"  {name}")
+
+
+def gpu_table(
+    gpus: Sequence[Json], daemons: Sequence[Json], claims: Sequence[Json], width: int
+) -> tuple[Line, ...]:
+    """The header and a row for each GPU; columns in which no GPU has anything are left out."""
+    facts = _facts([_cells(gpu, daemons, claims) for gpu in gpus])
+    taken = sum(len(span.text) for span in facts[0]) + len("GPU  ") + 2
+    bars = [_bar(gpu, width - taken) for gpu in gpus]
+    widest = max(map(_length, bars))
+    header = (dim("GPU  " + "SLICES".ljust(widest + 2)), *facts[0])
+    rows = (
+        (*_index(gpu), *bar, Span(" " * (widest - _length(bar) + 2)), *cells)
+        for gpu, bar, cells in zip(gpus, bars, facts[1:], strict=True)
+    )
+    return (header, *rows)
+
+
+def legend(rows: Sequence[Line]) -> Line:
+    """What the marks in these rows mean, and how to see more."""
+    drawn = {character for row in rows for span in row for character in span.text}
+    words = [f"{mark} {meaning}" for mark, meaning in _MEANINGS.items() if mark in drawn]
+    words += [f"{_SICK} not healthy"] if _SICK in drawn else []
+    return (dim("     " + "  ".join([*words, _IN_FULL])),)
+
+
+def _length(spans: Line) -> int:
+    return sum(len(span.text) for span in spans)
+
+
+def _index(gpu: Json) -> Line:
+    sick = not (answers(gpu) and is_well(gpu))
+    return (Span(f"{gpu['index']:>3}"), Span(f"{_SICK if sick else ' '} ", Tone.BAD))
+
+
+# --- what was read --------------------------------------------------------------------------------
+
+
+def _facts(rows: Sequence[Sequence[str | Span]]) -> tuple[Line, ...]:
+    known = [n for n in range(len(_HEADER)) if any(row[n] != _NONE for row in rows)]
+    header = [_HEADER[n] for n in known]
+    right = frozenset(place for place, title in enumerate(header) if title in _NUMBERS)
+    return table(header, [[row[n] for n in known] for row in rows], right=right)
+
+
+def _cells(gpu: Json, daemons: Sequence[Json], claims: Sequence[Json]) -> list[str | Span]:
+    return [
+        _figure(gpu, "utilization", "%"),
+        _memory(gpu.get("memory") or {}),
+        _figure(gpu, "temperature", "C"),
+        _figure(gpu, "power", "W"),
+        _mps([daemon for daemon, _ in daemons_on(gpu, daemons)]),
+        str(_held(gpu, claims) or _NONE),
+    ]
+
+
+def _figure(gpu: Json, key: str, unit: str) -> str:
+    return f"{gpu[key]:.0f}{unit}" if key in gpu else _NONE
+
+
+def _memory(memory: Json) -> str:
+    """`12.3/79.6`: used and there, in GiB."""
+    if not memory.get("total"):
+        return _NONE
+    used = _gibibytes(memory["used"]) if "used" in memory else _NONE
+    return f"{used}/{_gibibytes(memory['total'])}"
+
+
+def _gibibytes(size: int) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def _mps(daemons: Sequence[Json]) -> str | Span:
+    """`2 Ready`; `1/2 Ready` where one of two is."""
+    states = [str(daemon.get("state", "?")) for daemon in daemons]
+    if not states:
+        return _NONE
+    ready = states.count("Ready")
+    if ready == len(states):
+        return f"{ready} Ready"
+    if len(set(states)) == 1:
+        return Span(f"{len(states)} {states[0]}", Tone.WARNING)
+    return Span(f"{ready}/{len(states)} Ready", Tone.WARNING)
+
+
+def _held(gpu: Json, claims: Sequence[Json]) -> int:
+    """How many claims have something of the GPU."""
+    uuid = gpu.get("uuid")
+    return sum(any(d.get("gpu") == uuid for d in claim.get("devices", ())) for claim in claims)
+
+
+# --- the slices -----------------------------------------------------------------------------------
+
+
+def _bar(gpu: Json, width: int) -> Line:
+    slots = max(int(gpu.get("slots") or 0), 1, *(start + size for start, size in places(gpu)))
+    pitch = min(max((width - 1) // slots, _NARROWEST), _WIDEST if slots > 1 else width)
+    spans = [dim("│")]
+    for cell in without_gaps(_parts(gpu, slots), slots):
+        spans += [Span(_filled(cell.labels, cell.size * pitch - 1), cell.tone), dim("│")]
+    return tuple(spans)
+
+
+def _parts(gpu: Json, slots: int) -> list[Cell]:
+    """Cells whose first label is the mark, and the others names, the longest first."""
+    if parts := [_slice(place, devices, gpu) for place, devices in places(gpu).items()]:
+        return parts
+    if not answers(gpu):
+        return [Cell(0, slots, (_NOT_KNOWN, "does not answer"), Tone.DIM)]
+    mode, users = mode_words(gpu), list(holders(gpu))
+    if users:
+        who = users[0] if len(users) == 1 else f"{len(users)} users"
+        return [Cell(0, slots, (_IN_USE, f"{mode}: {who}", who), Tone.IN_USE)]
+    divided = (gpu.get("mig") or {}).get("current") == "enabled"
+    return [Cell(0, slots, (_FREE if divided else _IDLE, mode), Tone.DIM)]
+
+
+def _slice(place: tuple[int, int], devices: Sequence[Json], gpu: Json) -> Cell:
+    profiles = [str(device.get("profile", "?")) for device in devices]
+    names = (counted(profiles), *_short(profiles[0]))
+    if not answers(gpu):
+        return Cell(*place, (_NOT_KNOWN, *names), Tone.DIM)
+    if not any(device.get("uuid") for device in devices):
+        return Cell(*place, (_HALF_MADE, *names), Tone.WARNING)
+    in_use = any(device.get("inUse") for device in devices)
+    mark, tone = (_IN_USE, Tone.IN_USE) if in_use else (_IDLE, Tone.STAYS)
+    return Cell(*place, (mark, *names), tone)
+
+
+def _short(profile: str) -> tuple[str, ...]:
+    """`1g+me` and `1g` for `1g.10gb+me`."""
+    found = re.match(r"(?:\d+c\.)?(\d+g)(?:\.\d+gb)?([+-].*)?", profile)
+    return (found[1] + (found[2] or ""), found[1]) if found else ()
+
+
+def _filled(labels: Sequence[str], room: int) -> str:
+    """The longest of the names that leaves room for the mark, and the mark for the rest."""
+    if not labels:
+        return " " * room
+    mark, *names = labels
+    name = next((name for name in names if len(name) < room), "")
+    blank = " " if name and len(name) + 1 < room else ""
+    return f"{name}{blank}".ljust(room, mark)

@@ -1,0 +1,151 @@
+"""What a GPU in the agent's status is called, who uses it, and what else is to be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nodeagent.terminal.mps_page import pod_words, process_words
+from nodeagent.terminal.page import Line, Span, Tone, counted, dim, gibibytes, line
+from nodeagent.terminal.slices import Cell
+
+Json = Mapping[str, Any]
+
+_USUAL = "default"
+
+
+def answers(gpu: Json) -> bool:
+    """Whether the driver answers for it; else what is known of it is from before."""
+    return "free" in gpu
+
+
+def is_well(gpu: Json) -> bool:
+    """Whether no check calls it anything else than healthy."""
+    health: Json = gpu.get("health") or {}
+    return health.get("status", "healthy") == "healthy"
+
+
+def device_name(device: Json) -> str:
+    """`3g.40gb at 4`."""
+    return f"{device.get('profile')} at {device.get('start')}"
+
+
+def device_names(gpu: Json) -> dict[str, str]:
+    """What each device of the GPU is called below it, by UUID."""
+    names = {str(gpu["uuid"]): "the GPU"} if gpu.get("uuid") else {}
+    devices = (i for i in gpu.get("instances", ()) if i.get("uuid"))
+    return names | {str(device["uuid"]): device_name(device) for device in devices}
+
+
+def daemons_on(gpu: Json, daemons: Sequence[Json]) -> Iterator[tuple[Json, str]]:
+    """The MPS daemons of the GPU as a whole and of its MIG devices, and what these are called."""
+    names = device_names(gpu)
+    return ((d, names[str(d["device"])]) for d in daemons if d.get("device") in names)
+
+
+def places(gpu: Json) -> Mapping[tuple[int, int], Sequence[Json]]:
+    """By first slice and size the devices of each GPU instance; a half-made one has one entry."""
+    found: dict[tuple[int, int], list[Json]] = {}
+    for instance in gpu.get("instances", ()):
+        found.setdefault((int(instance["start"]), int(instance["size"])), []).append(instance)
+    return found
+
+
+def cells_of(gpu: Json) -> list[Cell]:
+    """One box for each GPU instance, whatever compute instances it holds."""
+    return [_cell(place, devices) for place, devices in places(gpu).items()]
+
+
+def _cell(place: tuple[int, int], devices: Sequence[Json]) -> Cell:
+    name = counted(str(device.get("profile", "?")) for device in devices)
+    half_made = not any(device.get("uuid") for device in devices)
+    in_use = any(device.get("inUse") for device in devices)
+    state = "half made" if half_made else "in use" if in_use else "idle"
+    return Cell(*place, (name, state), Tone.IN_USE if in_use else Tone.STAYS)
+
+
+def mode_words(gpu: Json) -> str:
+    """Why there is no instance to draw."""
+    mig = gpu.get("mig")
+    if not mig:
+        return "no MIG on this card"
+    if mig.get("current") != mig.get("pending"):
+        return f"MIG {mig.get('current')}, {mig.get('pending')} after a reset"
+    empty = mig.get("current") == "enabled" and not gpu.get("instances")
+    return f"MIG {mig.get('current')}{', no instances' if empty else ''}"
+
+
+# --- users ----------------------------------------------------------------------------------------
+
+
+def user_lines(gpu: Json) -> Iterator[Line]:
+    """One line for each user of each device; of a GPU that does not answer none is known."""
+    if not answers(gpu):
+        return
+    for instance in gpu.get("instances", ()):
+        yield from _users(device_name(instance), instance, instance.get("memory"))
+    yield from _users("GPU", gpu, None)
+
+
+def _users(what: str, holder: Json, memory_of_all: Json | None) -> Iterator[Line]:
+    device, users = Span(f"{what}: ", Tone.IN_USE), holder.get("users", ())
+    whole = memory_of_all if len(users) == 1 else None
+    for user in users:
+        memory = user.get("memory") or whole or {}
+        used = f", {gibibytes(int(memory['used']))} used" if memory.get("used") else ""
+        yield line(device, _user_words(user), dim(used))
+    if holder.get("usersUnknown"):
+        yield line(device, f"unknown users ({holder['usersUnknown']})")
+
+
+def _user_words(user: Json) -> str:
+    pod = f" of pod {pod_words(user)}" if pod_words(user) else ""
+    if user.get("pid"):
+        return f"pid {process_words(user)}{pod}"
+    unknown = "allocated" if user.get("source") == "kubelet" else "a process of unknown pid"
+    command = f" ({user['command']})" if user.get("command") else ""
+    return f"{unknown}{command}{pod}"
+
+
+def holders(gpu: Json) -> dict[str, None]:
+    """Whose the users are, each once: pods, or the commands of processes outside any."""
+    devices = (*gpu.get("instances", ()), gpu)
+    users = [user for device in devices for user in device.get("users", ())]
+    names = (pod_words(user) or user.get("command") or "a process" for user in users)
+    return dict.fromkeys(map(str, names))
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def mode_lines(gpu: Json) -> tuple[Line, ...]:
+    """The compute mode and time slice of the GPU as a whole, where they are not the usual ones."""
+    names = {"computeMode": "compute mode", "timeSlice": "time slice"}
+    words = [f"{name} {gpu[key]}" for key, name in names.items() if gpu.get(key, _USUAL) != _USUAL]
+    return (line(dim(", ".join(words))),) if words and answers(gpu) else ()
+
+
+def room_lines(gpu: Json) -> tuple[Line, ...]:
+    """What could still be made."""
+    room = gpu.get("free", {}).get("creatable") or {}
+    if not room:
+        return ()
+    return (line(dim("room for " + " or ".join(f"{n} x {name}" for name, n in room.items()))),)
+
+
+def finding_words(finding: Json) -> str:
+    """`has uncorrected errors in slices 4-7`, without the evidence."""
+    return f"{finding.get('message', '')}{_slices(finding)}".strip()
+
+
+def finding_advice(finding: Json) -> str:
+    """What would help; "" where nothing is to be done."""
+    advice = finding.get("advice") or finding.get("suggestedAction", "none")
+    return "" if advice == "none" else str(advice)
+
+
+def _slices(finding: Json) -> str:
+    if "start" not in finding:
+        return ""
+    first, size = finding["start"], finding.get("size", 1)
+    return f" in slice {first}" if size == 1 else f" in slices {first}-{first + size - 1}"
