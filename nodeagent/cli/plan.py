@@ -11,7 +11,7 @@ from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.settings import Settings
@@ -23,8 +23,9 @@ SOURCE = "file"
 def run(options: Options, output: Output) -> ExitCode:
     """Show the plan for the document."""
     document = read_or_report(options, output)
-    found = event_loop.run(planned(options, command_settings(options), document))
-    report(found, document, output)
+    settings = command_settings(options)
+    found = event_loop.run(planned(options, settings, document))
+    report(found, document, output, settings.policy)
     return exit_codes.of_plan(found)
 
 
@@ -58,8 +59,10 @@ def rejection(refused: DocumentError, document: PlanDocument) -> NodePlan:
     return NodePlan(verdict_of(refused), problems=refused.problems, digest=document.digest)
 
 
-def report(found: NodePlan, document: PlanDocument, output: Output) -> None:
-    """Show the plan; a document that was rejected is complained about."""
+def report(
+    found: NodePlan, document: PlanDocument, output: Output, policy: Policy | None = None
+) -> None:
+    """Show the plan; a document that was rejected is complained about. `policy` is the plan's."""
     if not output.is_text:
         from nodeagent.views.plan_report import plan_json
 
@@ -69,7 +72,7 @@ def report(found: NodePlan, document: PlanDocument, output: Output) -> None:
     elif output.is_text:
         from nodeagent.terminal.plan_page import plan_page
 
-        output.page(plan_page(found, output.width))
+        output.page(plan_page(found, output.width, policy or Policy()))
 
 
 def is_rejection(found: NodePlan) -> bool:

@@ -15,7 +15,8 @@ For every cut of the steps, planning again from what is then observed leads to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from nodeagent.plan.desired import (
     DesiredGpu,
@@ -27,7 +28,7 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.mig import mig_steps, reset_required, unhealthy, unhealthy_slices
 from nodeagent.plan.mps import concerns_sharing, with_sharing
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import IDLE, Access, ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.reserved import in_the_way, without
@@ -36,6 +37,7 @@ from nodeagent.plan.usage import as_used
 from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()
+_Place = TypeVar("_Place", Gpu, ComputeInstance)
 
 # What no waiting changes; any other refusal is one of the moment.
 _UNSATISFIABLE = frozenset(
@@ -74,6 +76,35 @@ def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) ->
     end = after(gpu, steps)
     warnings = _waiting_for_reset(desired, end, policy)
     return GpuPlan(gpu, Verdict.APPLICABLE, steps, end, warnings, desired)
+
+
+def once_free(blocked: GpuPlan, policy: Policy = _DEFAULT_POLICY) -> GpuPlan | None:
+    """What a blocked plan comes to when those in its way are gone, to be shown; None where it is
+    blocked by something else too. Of the devices in use as few as possible are taken for free.
+    """
+    goal, gpu = blocked.goal, blocked.before
+    if blocked.verdict is not Verdict.BLOCKED or goal is None or gpu.access is not Access.OK:
+        return None
+    free = frozenset(device.uuid for device in gpu.devices())
+    found = plan_gpu(goal, _freed(gpu, free), policy)
+    for uuid in sorted(free):
+        fewer = free - {uuid}
+        tried = plan_gpu(goal, _freed(gpu, fewer), policy)
+        if tried.verdict is Verdict.APPLICABLE:
+            free, found = fewer, tried
+    return found if found.verdict is Verdict.APPLICABLE else None
+
+
+def _freed(gpu: Gpu, uuids: Collection[str]) -> Gpu:
+    """The GPU with nobody on these of its devices."""
+
+    def free(device: _Place) -> _Place:
+        if device.uuid not in uuids:
+            return device
+        daemon = device.mps and replace(device.mps, clients=IDLE)
+        return replace(device, usage=IDLE, mps=daemon)
+
+    return free(gpu).with_mig_devices(lambda _, device: free(device))
 
 
 def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:

@@ -73,9 +73,11 @@ def _cells(gpu: Gpu, fate_of: Callable[[GpuInstance], _Fate]) -> tuple[Cell, ...
 
 def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
     in_use = instance.in_use and fate != "new"
-    state = "in use" if in_use else fate
-    labels = (devices_in(instance), state) if state else (devices_in(instance),)
+    states: tuple[str, ...] = ("in use",) if in_use else (fate,) if fate else ()
+    if in_use and fate == "goes":
+        states = ("in use", "in the way")
     place = instance.placement
+    labels = (devices_in(instance), *states)
     return Cell(place.start, place.size, labels, Tone.IN_USE if in_use else tone)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
 from nodeagent.structs import replace
@@ -132,3 +134,32 @@ def test_half_made_instances_are_called_so(gpus: Gpus) -> None:
     gpu = gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4, parts=0))
     page = plain_text(plan_page(NodePlan(Verdict.IN_SYNC, (_in_sync(gpu),)), 80))
     assert "3g.40gb half made" in page
+
+
+def test_a_blocked_plan_shows_what_is_in_the_way_and_what_is_wanted(gpus: Gpus) -> None:
+    """Only what has to go is in the way; what fits beside it stays."""
+    small = gpus.instance(7, "1g.10gb", 0, 1, usage=gpus.python)
+    fits = gpus.instance(2, "3g.40gb", 4, 4, usage=gpus.python)
+    fits = replace(fits, compute=(replace(fits.compute[0], slices=3),))
+    gpu = gpus.gpu(small, fits)
+    wanted = tuple(WantedInstance("3g.40gb", 3, None, "gpus[0].mig") for _ in range(2))
+    blocked = plan_gpu(DesiredGpu(mig=Layout(wanted, "gpus[0].mig"), path="gpus[0]"), gpu)
+    page = plain_text(plan_page(NodePlan(blocked.verdict, (blocked,)), 80))
+    assert (
+        """\
+  blocked
+          0       1       2       3       4       5       6       7
+          ┌───────┬───────────────────────┬───────────────────────────────┐
+  now     │1g.10gb│                       │3g.40gb                        │
+          │in use │                       │in use                         │
+          │in the │                       │                               │
+          │way    │                       │                               │
+          └───────┴───────────────────────┴───────────────────────────────┘
+          ┌───────────────────────────────┬───────────────────────────────┐
+  wanted  │3g.40gb                        │3g.40gb                        │
+          │new                            │in use                         │
+          └───────────────────────────────┴───────────────────────────────┘
+  ! gpus[0].mig: 1g.10gb at slice 0 of GPU 0"""
+        in page
+    )
+    assert page.endswith("\nNode blocked. Nothing was touched.\n")
