@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
 from nodeagent.cli import event_loop, exit_codes
-from nodeagent.cli.blockers import wait_for_blockers
+from nodeagent.cli.blockers import blocker_words, wait_for_blockers
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import writing
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
+from nodeagent.cli.progress import Progress, on_terminal
 from nodeagent.cli.shared_node import changing
 from nodeagent.errors import DocumentError
 from nodeagent.execute.executor import execute
@@ -34,9 +35,11 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
+from nodeagent.plan.steps import Step
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.terminal.outcome_page import outcome_page, step_line
+from nodeagent.views.text import step_words
 
 if TYPE_CHECKING:
     from nodeagent.cli.shared_node import ChangeableNode
@@ -62,14 +65,19 @@ async def _apply(
     options: Options, settings: Settings, document: PlanDocument, output: Output
 ) -> _Rounds:
     """Raises DocumentError for a document that is none for this node."""
-    deadline = asyncio.get_running_loop().time() + options.wait
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + options.wait
+    progress = on_terminal(clock)
     with _stopped_by_signals() as stop, writing(options, settings):
-        async with changing(options, settings, document) as (node, host):
+        async with changing(options, settings, document) as (node, host), progress.drawn():
             observed = await node.observe()
             desired = resolve(document, observed, host)
-            rounds = _Rounds(node, settings, desired, output, stop)
+            rounds = _Rounds(node, settings, desired, output, progress=progress, stop=stop)
             await rounds.take(observed)
-            while rounds.blocked and await wait_for_blockers(rounds.rest, deadline, stop):
+            while rounds.blocked:
+                progress.wait_for(blocker_words(rounds.rest), deadline)
+                if not await wait_for_blockers(rounds.rest, deadline, stop):
+                    break
                 await rounds.take(await node.observe())
             rounds.add_unready()
             return rounds
@@ -88,12 +96,15 @@ class _Rounds:
         settings: Settings,
         desired: DesiredNode,
         output: Output,
+        *,
+        progress: Progress,
         stop: asyncio.Event,
     ) -> None:
         self._node = node
         self._settings = settings
         self._desired = desired
         self._output = output
+        self._progress = progress
         self._stop = stop
         self._gpus: dict[str, GpuOutcome] = {}
         self._refusals: dict[str, Backoff] = {}
@@ -161,15 +172,24 @@ class _Rounds:
     async def _carry_out(self, now: NodePlan) -> NodeOutcome:
         indices = {gpu.before.uuid: gpu.before.index for gpu in now.gpus}
 
-        def progress(step: StepReport) -> None:
+        def words(step: Step) -> str:
+            return f"GPU {indices[step.gpu]} {step_words(step)}"
+
+        def ended(step: StepReport) -> None:
+            self._progress.end(words(step.step))
+            self._progress.clear()
             self._output.page([step_line(indices[step.step.gpu], step)])
+
+        if now.steps:
+            self._progress.expect(len(now.steps))
 
         return await execute(
             now,
             self._node,
             parallel=self._settings.gpu.parallel,
             policy=self._settings.policy,
-            on_progress=progress,
+            on_begin=lambda step: self._progress.begin(words(step)),
+            on_progress=ended,
             stop=self._stop,
         )
 

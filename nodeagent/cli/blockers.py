@@ -6,7 +6,7 @@ import asyncio
 
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.processes import ProcessWatch
-from nodeagent.views.text import users
+from nodeagent.views.text import user_words, users
 
 # A process may also let go of a GPU without ending, which the kernel does not report.
 _LOOK_AGAIN = 2.0  # seconds
@@ -36,6 +36,12 @@ async def wait_for_blockers(plan: NodePlan, deadline: float, stop: asyncio.Event
             waiter.cancel()
         await asyncio.gather(*waiters, return_exceptions=True)
     return not stop.is_set()
+
+
+def blocker_words(plan: NodePlan) -> str:
+    """`the users of GPU 0 (pid 4711 (train))`, for each GPU that is blocked."""
+    blocked = (gpu.before for gpu in plan.gpus if gpu.verdict is Verdict.BLOCKED)
+    return ", ".join(f"the users of GPU {gpu.index} ({user_words(gpu)})" for gpu in blocked)
 
 
 def _pids(plan: NodePlan) -> set[int]:

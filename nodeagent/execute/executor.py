@@ -23,7 +23,7 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import layout_of
 from nodeagent.plan.problems import Problem
-from nodeagent.plan.steps import SetMigMode
+from nodeagent.plan.steps import SetMigMode, Step
 from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()
@@ -38,21 +38,22 @@ async def execute(
     *,
     parallel: int,
     policy: Policy = _DEFAULT_POLICY,
+    on_begin: Callable[[Step], None] = lambda _: None,
     on_progress: OnProgress = lambda _: None,
     stop: asyncio.Event | None = None,
     turn: Turn = lambda _: nullcontext(True),
 ) -> NodeOutcome:
     """Take the steps of `plan`, of at most `parallel` GPUs at once, and read back what came of it.
 
-    `on_progress` receives every step as it ends, those that restore included. Once `stop` is set
-    no further step is begun: the running ones finish, the rest is reported as skipped, and nothing
-    is restored, because the next plan goes on from what is there. Cancellation does the same,
-    except that only `on_progress` receives what was done. `turn` is held during the steps of one
-    GPU, which is left where it changed meanwhile. Never raises for a step's failure: that is in the
-    outcome.
+    `on_begin` receives every step as it begins, `on_progress` as it ends, those that restore
+    included. Once `stop` is set no further step is begun: the running ones finish, the rest is
+    reported as skipped, and nothing is restored, because the next plan goes on from what is there.
+    Cancellation does the same, except that only `on_progress` receives what was done. `turn` is
+    held during the steps of one GPU, which is left where it changed meanwhile. Never raises for a
+    step's failure: that is in the outcome.
     """
     slots = asyncio.Semaphore(max(1, parallel))
-    terms = Terms(driver, policy, on_progress, stop or asyncio.Event())
+    terms = Terms(driver, policy, on_begin, on_progress, stop or asyncio.Event())
 
     async def one(gpu_plan: GpuPlan) -> GpuOutcome:
         if not gpu_plan.steps:

@@ -80,6 +80,7 @@ class Terms:
 
     driver: StepDriver
     policy: Policy
+    on_begin: Callable[[Step], None]
     on_progress: OnProgress
     stop: asyncio.Event
 
@@ -162,6 +163,7 @@ class StepRun:
         """
         clock = asyncio.get_running_loop().time
         began = clock()
+        self._terms.on_begin(step)
         running = asyncio.ensure_future(self._apply(step, first_of))
         cancelled = await end_of(running)
         error = running.exception()

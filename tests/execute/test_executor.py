@@ -15,7 +15,7 @@ from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan, Policy, StepR
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
-from nodeagent.plan.steps import DestroyGpuInstance
+from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.simulation import Switches, simulated
 from nodeagent.views.text import layout_words, step_words
 from tests.rig import open_driver, plan_text
@@ -54,9 +54,18 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
         node.inject(CREATE, delay=0.02, times=None)
         async with open_driver() as driver:
             reported: list[StepReport] = []
+            begun: list[tuple[Step, int]] = []  # with how many had ended then
             made = await planned(driver, "{3g.40gb: 2}")
-            outcome = (await execute(made, driver, parallel=1, on_progress=reported.append)).gpus[0]
+            done = await execute(
+                made,
+                driver,
+                parallel=1,
+                on_begin=lambda step: begun.append((step, len(reported))),
+                on_progress=reported.append,
+            )
+            outcome = done.gpus[0]
             assert results(outcome) == [DONE] * 3
+            assert begun == [(step, n) for n, step in enumerate(made.gpus[0].steps)]
             assert tuple(reported) == outcome.steps
             assert all(report.seconds >= 0.02 for report in outcome.steps[1:])
             assert layout_words(outcome.after) == "3g.40gb at 0, 4"

@@ -1,0 +1,104 @@
+"""What `apply` shows on a terminal while it works."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli.progress import Progress
+from nodeagent.simulation import SimulatedNode
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal; calls `act` once, when `text` is on it."""
+
+    def __init__(self, text: str, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._text = text
+        self.acting = threading.Thread(target=act)
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self._text in text and self.acting.ident is None:
+            self.acting.start()
+        return super().write(text)
+
+
+def test_a_line_says_what_runs_how_long_and_how_far_it_is() -> None:
+    """Also while the GPUs are read, while users are waited for, and when steps restore."""
+    now = [100.0]
+    progress = Progress(None, lambda: now[0], lambda: 80)
+    now[0] += 1
+    assert progress.line() == "1 s: reading the GPUs"
+    progress.expect(2)
+    progress.begin("GPU 0 destroy 1g.10gb at 0")
+    now[0] += 2
+    progress.begin("GPU 1 destroy 1g.10gb at 0")
+    now[0] += 0.5
+    assert progress.line() == (
+        "0 of 2 steps; 4 s: GPU 0 destroy 1g.10gb at 0 (2.5 s), GPU 1 destroy 1g.10gb at 0 (0.5 s)"
+    )
+    progress.end("GPU 0 destroy 1g.10gb at 0")
+    progress.end("GPU 1 destroy 1g.10gb at 0")
+    progress.wait_for("the users of GPU 1 (pid 7)", now[0] + 60)
+    now[0] += 10
+    assert progress.line() == (
+        "2 of 2 steps; 14 s: waiting for the users of GPU 1 (pid 7), at most 50 s more"
+    )
+    progress.begin("GPU 1 create 1g.10gb at 0")
+    assert progress.line().startswith("2 of 3 steps; ")
+
+
+def test_on_a_terminal_a_line_is_rewritten_and_taken_away(
+    h100: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names who is waited for, then the running step; in the end nothing of it is left."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 4}}"))
+    h100.on("simulate", "occupy", "0:4", "--command", "train")
+    h100.on("simulate", "fault", "nvmlDeviceCreateGpuInstance*", "--latency", "0.6")
+
+    def release() -> None:
+        node = SimulatedNode(state=h100.state)
+        node.release(0)
+        node.close()
+
+    terminal = Terminal("waiting for the users of GPU 0 (pid ", release)
+    with contextlib.redirect_stderr(terminal):
+        done = h100.on(
+            "apply", "-f", h100.plan("{devices: [0], mig: {7g.80gb: 1}}"), "--wait", "60"
+        )
+    terminal.acting.join()
+    assert done.code == 0, done.out
+    assert "\r" not in done.out
+    shown = terminal.getvalue()
+    assert re.search(
+        r"\r\d+ s: waiting for the users of GPU 0 \(.*\(train\)\), at most \d+ s", shown
+    )
+    assert re.search(r"\r\d of 6 steps; \d+ s: GPU 0 create 7g\.80gb at 0 \(\d\.\d s\)", shown)
+    assert shown.endswith("\r\x1b[K")
+    assert "\n" not in shown
+
+
+def test_a_terminal_that_cannot_rewrite_a_line_gets_none(
+    h100: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the steps that ended are all."""
+    monkeypatch.setenv("TERM", "dumb")
+    h100.on("simulate", "fault", "nvmlDeviceCreateGpuInstance*", "--latency", "0.3")
+    terminal = Terminal("anything", lambda: None)
+    with contextlib.redirect_stderr(terminal):
+        assert h100.on("apply", "-f", h100.plan("{devices: [0], mig: {7g.80gb: 1}}")).code == 0
+    assert terminal.getvalue() == ""
