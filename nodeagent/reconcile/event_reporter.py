@@ -23,6 +23,7 @@ _NODE = ""  # where the UUID of a GPU would be
 _BAD = frozenset(
     {
         EventType.PLAN_REJECTED,
+        EventType.BLOCKED,
         EventType.FAILED,
         EventType.GPU_LOST,
         EventType.DRIVER_UNAVAILABLE,

@@ -1,10 +1,14 @@
-"""The life of MPS daemons as events."""
+"""What happened as events and log lines."""
 
 from __future__ import annotations
 
+import structlog
+
 from nodeagent.mps.lifecycle.model import Report, Subject
-from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.event_reporter import BAD, event_of
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_reporter import BAD, EventReporter, event_of
 
 
 def test_every_subject_has_an_event() -> None:
@@ -29,3 +33,20 @@ def test_what_is_bad() -> None:
     kinds = {event_of(Report(subject, ""))[0] for subject in Subject}
     assert kinds >= BAD
     assert not BAD & {EventType.MPS_STARTED, EventType.MPS_READY, EventType.MPS_DRAINED}
+
+
+def test_what_blocks_the_plan_is_a_warning_in_the_log() -> None:
+    """Somebody waits for it; it is logged once, with its remedy."""
+    blocked = Problem(Code.OWNED, "another program splits the GPUs", "switch it off")
+    reporter = EventReporter(EventLog())
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            reporter.obstacles(Judgement(), (blocked,))
+    assert logs == [
+        {
+            "event": "another program splits the GPUs",
+            "log_level": "warning",
+            "event_type": "Blocked",
+            "remedy": "switch it off",
+        }
+    ]
