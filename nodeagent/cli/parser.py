@@ -231,6 +231,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, remedy=f"see {self.prog} --help")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse does, with the nearest of the choices in the remedy."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            from nodeagent.text import did_you_mean
+
+            meant = did_you_mean(str(value), map(str, action.choices or ()))
+            remedy = f"{meant} see {self.prog} --help".lstrip()
+            raise UsageError(str(error), remedy=remedy) from None
+
 
 def parse(argv: list[str] | None) -> Options:
     """Read the command line; raises UsageError, or SystemExit after --help and --version."""

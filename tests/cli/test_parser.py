@@ -92,6 +92,23 @@ def test_bad_usage_is_two_lines_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["stauts"], "did you mean status? see nodeagent --help"),
+        (["simulate", "ocupy", "0"], "did you mean occupy? see nodeagent simulate --help"),
+        (["plan", "-o", "jsn"], "did you mean json? see nodeagent plan --help"),
+        (["destroy"], "see nodeagent --help"),
+    ],
+)
+def test_the_nearest_command_is_suggested(
+    words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the nearest value of an option; nothing where nothing is near."""
+    assert main(words) == 2
+    assert capsys.readouterr().err.splitlines()[1] == f"  {remedy}"
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [("2Gi", 2 << 30), ("512Mi", 512 << 20), ("3G", 3 * 10**9), ("7", 7), ("1Ki", 1024)],
 )
