@@ -28,6 +28,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
+from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
@@ -110,6 +111,7 @@ class Agent:
             step_deadline=settings.driver.step_deadline,
             sources=[source for source in (opened, kubelet) if source],
             topology=Topology(),
+            processes=None if simulation else ProcessDetails(),
             original=original,
             nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
         )

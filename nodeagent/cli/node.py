@@ -13,6 +13,7 @@ from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
+from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.settings import Settings
 from nodeagent.structs import Struct
@@ -60,6 +61,7 @@ def make_driver(
         nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
         original=original,
         time_slices=time_slices,
+        processes=None if simulated else ProcessDetails(),
     )
 
 

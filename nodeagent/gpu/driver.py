@@ -20,6 +20,7 @@ from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observer import Observer, answers
 from nodeagent.gpu.original_settings import OriginalSettings
+from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.steps.change import Change, cannot_restore, in_use, other_than_planned
 from nodeagent.gpu.steps.instances import (
@@ -66,11 +67,11 @@ class Driver(Observer):
 
     Deadlines are seconds: `observe_deadline` for reading one whole GPU (and for starting NVML),
     `step_deadline` for one step. `sources` know users that NVML does not see: open capability
-    files, pods to which devices are allocated. `nvidia_smi` is the program that resets GPUs and
-    sets time slices, with leading arguments, if any. `topology` reads NUMA nodes and NVLinks;
-    without it they stay unknown. `original` keeps what devices were before they were changed;
-    without it, for the driver's life. `clock`, in seconds, is for the age of what was read of
-    users before a step.
+    files, pods to which devices are allocated; `processes` adds whose they are and what they run.
+    `nvidia_smi` is the program that resets GPUs and sets time slices, with leading arguments, if
+    any. `topology` reads NUMA nodes and NVLinks; without it they stay unknown. `original` keeps
+    what devices were before they were changed; without it, for the driver's life. `clock`, in
+    seconds, is for the age of what was read of users before a step.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Driver(Observer):
         topology: Topology | None = None,
         original: OriginalSettings | None = None,
         time_slices: bool = False,
+        processes: ProcessDetails | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -92,6 +94,7 @@ class Driver(Observer):
             topology=topology,
             original=original,
             time_slices=time_slices,
+            processes=processes,
         )
         self.after_step: list[Callable[[Step], None]] = []
         """Called after each step that was begun, whatever came of it."""

@@ -21,6 +21,7 @@ from nodeagent.gpu.nvml_processes import device_processes
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
+from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.change import mig_device
 from nodeagent.gpu.users import UsageSource
@@ -41,8 +42,9 @@ class Observer:
     """Knows each GPU as it was observed last; usable inside `async with`, as `Driver` describes.
 
     `deadline` in seconds, for reading one GPU (and for starting NVML). `sources` know users that
-    NVML does not see. With `time_slices` every GPU's time slice is asked for, which takes a
-    program's run for each; else only those of GPUs on which the agent changed it.
+    NVML does not see, `processes` more of the users that there are. With `time_slices` every GPU's
+    time slice is asked for, which takes a program's run for each; else only those of GPUs on which
+    the agent changed it.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Observer:
         topology: Topology | None,
         original: OriginalSettings | None,
         time_slices: bool,
+        processes: ProcessDetails | None,
     ) -> None:
         self.pool = GpuPool(deadline=deadline)
         self.details: Details | None = Details()
@@ -61,6 +64,7 @@ class Observer:
         self.original = original or OriginalSettings(None)
         self._observe_deadline = deadline
         self._sources = tuple(sources)
+        self._processes = processes
         self._nvidia_smi = tuple(nvidia_smi)
         self._topology = topology
         if topology:
@@ -93,6 +97,8 @@ class Observer:
             await self.pool.shut_down(patience=_LEAVING)
         for source in self._sources:
             await source.close()
+        if self._processes:
+            self._processes.close()
         self.pool.close()
 
     # --- all GPUs, or one -----------------------------------------------------------------------
@@ -213,11 +219,11 @@ class Observer:
         return replace(self.known(gpu), index=gpu.index, access=access, access_reason=str(error))
 
     async def _with_users(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """The GPUs with the users that only other sources know."""
+        """The GPUs with the users that only other sources know, and what is known of them."""
         found = list(gpus)
         for source in self._sources:
             found = await source.joined(found)
-        return found
+        return await self._processes.joined(found) if self._processes else found
 
     # --- what NVML does not report with the rest ------------------------------------------------
 

@@ -74,7 +74,10 @@ class GpuInstanceProfile(Struct, frozen=True):
 
 
 class User(Struct, frozen=True, order=True):
-    """A process, MPS client or allocation that holds a device. `pid` 0: no process known."""
+    """A process, MPS client or allocation that holds a device. `pid` 0: no process known.
+
+    `script` is the file or module that an interpreter runs, such as `train.py`.
+    """
 
     pid: int
     command: str = ""
@@ -83,12 +86,14 @@ class User(Struct, frozen=True, order=True):
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    uid: int | None = None
+    script: str = ""
 
     def __str__(self) -> str:
         allocated = "an allocation" if self.source == "kubelet" else self.source
         who = f"pid {self.pid}" if self.pid else allocated
         if self.command:
-            who += f" ({self.command})"
+            who += f" ({self.command} {self.script})" if self.script else f" ({self.command})"
         if self.pod:
             who += f" of pod {self.namespace}/{self.pod}"
         return who

@@ -102,9 +102,14 @@ def shares_words(daemon: Json) -> str:
 
 
 def process_words(process: Json) -> str:
-    """`4711 (python)`."""
-    command = f" ({process['command']})" if process.get("command") else ""
-    return f"{process.get('pid', '?')}{command}"
+    """`4711 (python3 train.py)`."""
+    command = command_words(process)
+    return f"{process.get('pid', '?')} ({command})" if command else str(process.get("pid", "?"))
+
+
+def command_words(process: Json) -> str:
+    """`python3 train.py`; empty where nothing is known."""
+    return " ".join(str(process[key]) for key in ("command", "script") if process.get(key))
 
 
 def pod_words(process: Json) -> str:
@@ -146,7 +151,9 @@ def _client_row(daemon: Json, client: Json) -> list[str | Span]:
     none = Span("none", Tone.WARNING) if client.get("findings") else _UNKNOWN
     return [
         daemon_place_words(daemon),
-        *(str(client.get(key, _UNKNOWN)) for key in ("pid", "command", "user")),
+        str(client.get("pid", _UNKNOWN)),
+        command_words(client) or _UNKNOWN,
+        str(client.get("user", _UNKNOWN)),
         str(share) if share else none,
         *(gibibytes(int(memory[k])) if k in memory else _UNKNOWN for k in ("used", "limit")),
         f"{client['threads']:g} %" if "threads" in client else _UNKNOWN,

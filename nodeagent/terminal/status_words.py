@@ -22,7 +22,7 @@ def answers(gpu: Json) -> bool:
 def is_well(gpu: Json) -> bool:
     """Whether no check calls it anything else than healthy."""
     health: Json = gpu.get("health") or {}
-    return health.get("status", "healthy") == "healthy"
+    return str(health.get("status", "healthy")) == "healthy"
 
 
 def device_name(device: Json) -> str:
@@ -101,17 +101,21 @@ def _users(what: str, holder: Json, memory_of_all: Json | None) -> Iterator[Line
 def _user_words(user: Json) -> str:
     pod = f" of pod {pod_words(user)}" if pod_words(user) else ""
     if user.get("pid"):
-        return f"pid {process_words(user)}{pod}"
+        whose = f" of user {user['user']}" if "user" in user else ""
+        return f"pid {process_words(user)}{whose}{pod}"
     unknown = "allocated" if user.get("source") == "kubelet" else "a process of unknown pid"
     command = f" ({user['command']})" if user.get("command") else ""
     return f"{unknown}{command}{pod}"
 
 
 def holders(gpu: Json) -> dict[str, None]:
-    """Whose the users are, each once: pods, or the commands of processes outside any."""
+    """Whose the users are, each once: pods, or the scripts and commands of others."""
     devices = (*gpu.get("instances", ()), gpu)
     users = [user for device in devices for user in device.get("users", ())]
-    names = (pod_words(user) or user.get("command") or "a process" for user in users)
+    names = (
+        pod_words(user) or user.get("script") or user.get("command") or "a process"
+        for user in users
+    )
     return dict.fromkeys(map(str, names))
 
 

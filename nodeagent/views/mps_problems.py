@@ -113,8 +113,9 @@ def _with_commands(remedy: str, clients: Iterable[ClientState]) -> str:
 
 
 def client_words(client: ClientState) -> str:
-    """`4711 (python) of pod ml/train-0`."""
-    command = f" ({client.command})" if client.command else ""
+    """`4711 (python3 train.py) of pod ml/train-0`."""
+    name = " ".join(filter(None, (client.command, client.script)))
+    command = f" ({name})" if name else ""
     pod = f" of pod {client.namespace}/{client.pod}" if client.pod else ""
     return f"{client.pid}{command}{pod}"
 

@@ -103,6 +103,7 @@ def _client(client: ClientState) -> shapes.MpsClient:
     return shapes.MpsClient(
         pid=client.pid,
         command=client.command,
+        script=client.script,
         user=client.uid,
         share=client.share,
         slot=client.slot,

@@ -16,6 +16,7 @@ class ClientState(Struct, frozen=True):
     `share` and `slot` are those of the plan it was given (`small`, `small-0`), empty when it has
     none. `memory_limit` and `memory_used` in bytes and `threads` in percent: what it really has
     (None: no limit, or not known). `findings` say in a sentence each what is wrong with it.
+    `script` is the file or module that an interpreter runs.
     """
 
     pid: int
@@ -30,6 +31,7 @@ class ClientState(Struct, frozen=True):
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    script: str = ""
 
 
 class DaemonState(Struct, frozen=True):

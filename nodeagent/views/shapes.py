@@ -79,6 +79,7 @@ class MpsMemory(Shape, frozen=True, kw_only=True):
 class MpsClient(Shape, frozen=True, kw_only=True):
     pid: int
     command: str = ""
+    script: Annotated[str, Meta(description="the file or module that an interpreter runs")] = ""
     user: int | None = None
     share: str = ""
     slot: str = ""

@@ -143,6 +143,8 @@ def _user(user: User) -> status_shapes.User:
         source=user.source,
         pid=user.pid or None,
         command=user.command,
+        script=user.script,
+        user=user.uid,
         memory=None if user.memory is None else status_shapes.UserMemory(used=user.memory),
         pod=shapes.Pod(namespace=user.namespace, name=user.pod, container=user.container)
         if user.pod

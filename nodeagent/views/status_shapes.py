@@ -70,6 +70,8 @@ class User(Shape, frozen=True, kw_only=True):
     source: Annotated[str, one_of("process", "mps", "capability", "kubelet")]
     pid: int | None = None
     command: str = ""
+    script: Annotated[str, Meta(description="the file or module that an interpreter runs")] = ""
+    user: Annotated[int, Meta(description="user id")] | None = None
     memory: UserMemory | None = None
     pod: Pod | None = None
 

@@ -182,3 +182,11 @@ def test_modes_are_shown_where_they_are_not_the_usual_ones() -> None:
         True,
     ]
     assert "compute mode" not in shown[0]
+
+
+def test_what_python_runs_tells_clients_apart() -> None:
+    """In the table and in a line."""
+    client = {"pid": 4712, "command": "python3", "script": "train.py", "share": "small"}
+    daemon = {**READY, "clients": [client], "waiting": []}
+    assert "  4712  python3 train.py  " in plain_text(clients_page({"daemons": [daemon]}))
+    assert "small: pid 4712 (python3 train.py)\n" in plain_text(daemon_lines(daemon, "the GPU"))

@@ -22,10 +22,15 @@ CLAIM = {"namespace": "team", "phase": "Ready", "pods": [], "problems": []}
 def _status(state: NodeState, *, claims: int = 0) -> dict[str, Any]:
     """As the agent gives it, with what its sampler and other services add."""
     gpus = state.observed.gpus
-    read = {(gpu.uuid, None): Reading(37.0, 64, 412.3, 5 << 30) for gpu in gpus}
+    read: dict[tuple[str, int | None], Reading] = {
+        (gpu.uuid, None): Reading(37.0, 64, 412.3, 5 << 30) for gpu in gpus
+    }
     found = status_json(replace(state, readings=read))
     assert found is not None
-    held = [{**CLAIM, "name": f"c{n}", "devices": [{"gpu": gpus[n].uuid}]} for n in range(claims)]
+    held = [
+        {**CLAIM, "name": f"c{n}", "devices": [{"gpu": gpus[n].uuid, "device": "gpu"}]}
+        for n in range(claims)
+    ]
     daemons = [{"device": gpu.uuid, "gpu": gpu.index, "state": "Ready"} for gpu in gpus[:claims]]
     return {**found, "claims": held, "mps": daemons}
 
@@ -93,3 +98,12 @@ def test_a_gpu_without_mig_has_its_memory_and_users(users: int) -> None:
     assert f"  0  │no MIG on this card: {who} ██" in page
     assert "│  3.0/15.0\n" in page
     assert f"GPU 0  GPU: pid {4710 + users} (serve-{users - 1})\n" in page
+
+
+def test_what_python_runs_tells_its_processes_apart() -> None:
+    """The script or module stands by the name; in the row it stands for the process."""
+    user = {"pid": 4711, "command": "python3", "script": "train.py", "user": 1000}
+    gpu = {"index": 0, "uuid": "GPU-0", "free": {}, "users": [user]}
+    page = plain_text(status_page({"phase": "NoPlan", "gpus": [gpu]}, 80, 40))
+    assert "  0  │no MIG on this card: train.py ██" in page
+    assert "\nGPU 0  GPU: pid 4711 (python3 train.py) of user 1000\n" in page

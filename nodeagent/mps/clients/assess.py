@@ -24,6 +24,7 @@ from nodeagent.plan.shares import (
     written_bytes,
 )
 from nodeagent.structs import replace
+from nodeagent.views.mps_problems import client_words
 from nodeagent.views.mps_state import ClientState
 
 # Device memory is handed out in pages of this size, and NVML counts pages.
@@ -85,11 +86,8 @@ class Offence:
 
     def __str__(self) -> str:
         """The whole sentence, with who it is."""
-        client = self.client
-        command = f" ({client.command})" if client.command else ""
-        pod = f" of pod {client.namespace}/{client.pod}" if client.pod else ""
         outcome = f"; to be ended: {self.outcome}" if self.outcome else ""
-        return f"MPS client {client.pid}{command}{pod} {self.message}{outcome}"
+        return f"MPS client {client_words(self.client)} {self.message}{outcome}"
 
 
 @dataclass(slots=True)

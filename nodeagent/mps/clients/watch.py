@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from nodeagent.errors import NodeagentError
+from nodeagent.gpu.process_details import script_of
 from nodeagent.mps.clients.assess import (
     ENDED_FOR,
     ClientFacts,
@@ -64,7 +65,8 @@ def _read_client(pid: int) -> ClientFacts | None:
     if not isinstance(found, Process):
         return None
     uid = found.uids.effective  # the one that the daemon checks
-    client = ClientState(pid, name_of(pid), uid, container=_container(pid))
+    script = script_of(pid)
+    client = ClientState(pid, name_of(pid), uid, container=_container(pid), script=script)
     facts = ClientFacts(client, found.identity.create_time, _environment(pid))
     # Checked again: all of this was read of one process, and its pid was not reused.
     return None if is_gone(found.identity) else facts

@@ -1,0 +1,99 @@
+"""Whose the users of GPUs are, and what an interpreter among them runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from nodeagent.gpu.process_details import (
+    Details,
+    ProcessDetails,
+    details_of,
+    script_in,
+    script_of,
+)
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+from nodeagent.structs import replace
+
+TRAIN, OTHER = User(4711, "python3"), User(4712, "serve")
+
+
+def _gpu(user: User, on_gpu: User | None = None) -> Gpu:
+    """A GPU with one MIG device, which `user` has."""
+    device = ComputeInstance(0, "3g.40gb", 3, "MIG-1", usage=Usage((user,)))
+    whole = Usage((on_gpu,) if on_gpu else ())
+    instance = GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,))
+    return Gpu(0, "GPU-0", usage=whole, instances=(instance,))
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["train.py", "--epochs", "3"], "train.py"),
+        (["-u", "/work/train.py", "-m", "x"], "train.py"),
+        (["-m", "torch.distributed.run", "train.py"], "torch.distributed.run"),
+        (["-um", "vllm"], "vllm"),
+        (["-mvllm", "serve"], "vllm"),
+        (["-W", "ignore", "-X", "dev", "train.py"], "train.py"),
+        (["-Wignore", "--check-hash-based-pycs", "never", "train.py"], "train.py"),
+        (["-c", "import torch"], "-c"),
+        (["-Ic", "import torch"], "-c"),
+        (["-"], "-"),
+        (["-m"], ""),
+        ([], ""),
+    ],
+)
+def test_the_script_of_a_command_line(words: list[str], script: str) -> None:
+    """As the interpreter reads its arguments."""
+    assert script_in(words) == script
+
+
+def test_of_a_process_that_is_there(tmp_path: Path) -> None:
+    """Its user and its script, printable and bounded; of other programs no script."""
+    path = tmp_path / f"a\x1b[31m{'b' * 100}.py"
+    path.write_text("import sys; print('ready', flush=True); sys.stdin.read()")
+    command = [sys.executable, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()
+        assert script_of(process.pid) == f"a?[31m{'b' * 54}"
+        found = details_of(User(process.pid, "python"))
+        assert found == Details(os.geteuid(), script_of(process.pid))
+        assert details_of(User(process.pid, "serve")) == Details(os.geteuid())
+        process.stdin.close()
+    assert details_of(User(process.pid, "python")) == Details()
+
+
+async def test_users_get_their_details() -> None:
+    """On MIG devices and on the GPU; one that is gone, and an allocation, stay as they were."""
+    known = {4711: Details(1000, "train.py"), 4712: Details()}
+    details = ProcessDetails(lambda user: known[user.pid])
+    allocated = User(0, source="kubelet", pod="p")
+    found = await details.joined([_gpu(TRAIN, OTHER), _gpu(allocated)])
+    details.close()
+    trained = replace(TRAIN, uid=1000, script="train.py")
+    assert found == [_gpu(trained, OTHER), _gpu(allocated)]
+    assert str(trained) == "pid 4711 (python3 train.py)"
+
+
+async def test_a_process_that_holds_up_the_look_delays_nothing() -> None:
+    """What is not read in time is left out, and those that follow do not wait for it."""
+    going_on = threading.Event()
+
+    def read(_: User) -> Details:
+        going_on.wait()
+        return Details(0, "late.py")
+
+    details = ProcessDetails(read)
+    try:
+        for _ in range(2):
+            assert await details.joined([_gpu(TRAIN)]) == [_gpu(TRAIN)]
+    finally:
+        going_on.set()
+        details.close()
