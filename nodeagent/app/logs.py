@@ -102,6 +102,12 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
         structlog.get_logger().error("a thread failed", thread=name, exc_info=failed.exc_value)
 
 
+def _shows_colours(out: TextIO) -> bool:
+    # https://no-color.org: any non-empty value switches colours off.
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wanted and out.isatty()
+
+
 def configure_logging(
     *, form: Format = "auto", level: str = "info", stream: TextIO | None = None
 ) -> None:
@@ -117,7 +123,7 @@ def configure_logging(
         # The plain formatter: the default one would print the values of all local variables.
         rest: list[structlog.typing.Processor] = [
             structlog.dev.ConsoleRenderer(
-                colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+                colors=_shows_colours(out), exception_formatter=structlog.dev.plain_traceback
             )
         ]
     else:

@@ -8,6 +8,8 @@ import io
 import json
 import logging
 import os
+import pty
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -105,6 +107,23 @@ def test_text_on_a_terminal() -> None:
     structlog.get_logger().warning("step failed", gpu="GPU-1")
     assert "step failed" in out.getvalue()
     assert "{" not in out.getvalue()
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_on_a_real_terminal(no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for people, with its facts; in colours, unless NO_COLOR says otherwise."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as read, os.fdopen(theirs, "w") as out:
+        configure_logging(stream=out)
+        structlog.get_logger().warning("the plan is blocked", gpu="GPU-1", remedy="end it")
+        shown = read.read(4096).decode()
+    assert ("\x1b[" in shown) is coloured
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert re.search(
+        r"Z \[warning *\] the plan is blocked +gpu=GPU-1 remedy='?end it'?\r\n$", plain
+    )
 
 
 def test_what_is_less_severe_is_left_out() -> None:
