@@ -169,6 +169,9 @@ COMMANDS = {
         "what a code, check, phase, alert or XID means, and the commands that mend it", (_CODES,)
     ),
     "schema": Command("JSON Schema of the plan or of the settings", (_SUBJECT,)),
+    "demo": Command(
+        "a guided tour on a simulated node, in seconds; shows each command as it can be typed"
+    ),
     "simulate": Command(
         "boards that can be simulated; processes, MPS clients, faults, reboots of a node"
     ),
