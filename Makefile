@@ -23,11 +23,8 @@ help:  ## list the targets
 
 run: $(RUN)  ## start the agent on a simulated node (BOARDS=h100-80gb:2 PLAN=examples/plan.yaml)
 	@mkdir -p $(LOCAL)/run $(LOCAL)/state
-	@rm -f $(LOCAL)/node.json  # a new node each time
-	@echo 'the program is $(BIN)/nodeagent; the same GPUs, without an agent:'
-	@echo '  $(BIN)/nodeagent plan --simulate $(BOARDS) -f $(PLAN)'
-	@echo 'beside it, something happens to a GPU, and the agent tells of it:'
-	@echo '  $(BIN)/nodeagent simulate xid 0 79 --state $(LOCAL)/node.json'
+	@# A new node each time, except below an agent that runs: that has the lock.
+	@flock --nonblock $(LOCAL)/node.json.writer.lock rm -f $(LOCAL)/node.json || true
 	@NODEAGENT_RUN_DIR=$(LOCAL)/run NODEAGENT_STATE_DIR=$(LOCAL)/state \
 	  exec $(BIN)/nodeagent run --simulate $(BOARDS) --state $(LOCAL)/node.json --plan $(PLAN)
 

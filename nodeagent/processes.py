@@ -172,6 +172,23 @@ def commands() -> dict[int, tuple[str, ...]]:
     return {pid: words for pid, words in found if words and not isinstance(words, Hidden)}
 
 
+def listeners(port: int) -> dict[int, str]:
+    """Names, by pid, of the processes that listen at this TCP port on any address, of those whose
+    files may be looked at. Blocks for some ms.
+    """
+    import psutil
+
+    try:
+        found = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        return {}
+    return {
+        one.pid: name_of(one.pid)
+        for one in found
+        if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
+    }
+
+
 class ProcessWatch:
     """Calls `wake` when a watched process ends.
 

@@ -31,14 +31,16 @@ def run(
     *,
     settings_file: SettingsFile | None = None,
     simulation: Simulation | None = None,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the agent until a signal ends it; raises NodeagentError when it cannot go on.
 
-    With `settings_file` a change of the plan's source there acts at once.
+    With `settings_file` a change of the plan's source there acts at once. `on_ready` is called when
+    the API answers and the first reconciliation is over, or the driver hangs.
     """
 
     async def agent() -> None:
-        made = Agent(settings, settings_file, places, notifier, lock)
+        made = Agent(settings, settings_file, places, notifier, lock, on_ready=on_ready)
         with stopped_by_signals(made.stop):
             await made.run()
 

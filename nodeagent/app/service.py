@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nodeagent.app.api_adapter import ApiAdapter
@@ -69,6 +70,8 @@ class Agent:
         places: Paths,
         notifier: Notifier,
         lock: WriterLock | None,
+        *,
+        on_ready: Callable[[], None],
     ) -> None:
         in_cluster = is_in_cluster(settings.kubernetes)
         source = source_of(settings.plan, in_cluster=in_cluster)
@@ -76,6 +79,7 @@ class Agent:
         self._node_name = settings.node_name
         self._simulation = simulation
         self._notifier = notifier
+        self._on_ready = on_ready
         # What the services share.
         self._events = EventLog()
         self._control = LoopControl()
@@ -258,7 +262,7 @@ class Agent:
 
     async def _run_services(self) -> None:
         services = {
-            "api": self._api.run(self._notifier.ready),
+            "api": self._api.run(self._ready),
             "watchdog": self._notifier.keep_alive(self._hearts.overdue),
             "simulated node": self._follow_simulated(),
             "plan": self._plan.run(),
@@ -278,6 +282,10 @@ class Agent:
             self._events.close()
             for task in tasks:
                 task.cancel()
+
+    def _ready(self) -> None:
+        self._notifier.ready()
+        self._on_ready()
 
     # --- the node's state ---------------------------------------------------------------------
 

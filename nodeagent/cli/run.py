@@ -11,6 +11,7 @@ from nodeagent.app.paths import Simulation
 from nodeagent.app.plan_service import SettingsFile, source_of
 from nodeagent.cli.command_settings import flags_of
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.hints import check_free, hints
 from nodeagent.cli.node import SIMULATED_SMI, SimulatedGpus, is_simulated, is_throwaway, simulation
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
@@ -28,13 +29,21 @@ def run(options: Options, _: Output) -> ExitCode:
         lambda: load_settings(options.settings, os.environ, _flags(options)),
     )
     settings = settings_file.load()
+    carrier = _carrier(settings)
+    check_free(settings.api.listen)
+    by_hand = is_simulated(options) or (sys.stderr is not None and sys.stderr.isatty())
     with simulation(options, shared=_is_shared(options, settings)) as simulated:
-        if simulated or (sys.stderr is not None and sys.stderr.isatty()):
-            _say_where_to_look(options, settings)
+        if by_hand:
+            simulated_as = f"simulated {options.simulate or options.state}" if simulated else ""
+            _write(
+                f"nodeagent keeps {simulated_as or 'the GPUs'} as {carrier} says; "
+                "Ctrl-C stops it.\n"
+            )
         process.run(
             settings,
             settings_file=settings_file,
             simulation=None if simulated is None else _for_the_agent(simulated, options, settings),
+            on_ready=lambda: _write(hints(settings.api.listen, options.state) if by_hand else ""),
         )
     return ExitCode.DONE
 
@@ -72,19 +81,10 @@ def _flags(options: Options) -> dict[str, object]:
     return {k: v.absolute() if isinstance(v, Path) else v for k, v in flags.items()}
 
 
-def _say_where_to_look(options: Options, settings: Settings) -> None:
+def _write(text: str) -> None:
     """For the person who started it by hand; a service's log says the same in its own way."""
-    simulated = f"simulated {options.simulate or options.state}" if is_simulated(options) else ""
-    node = simulated or "the GPUs"
-    lines = [f"nodeagent keeps {node} as {_carrier(settings)} says; Ctrl-C stops it."]
-    listen = settings.api.listen
-    if listen.port:
-        address = f"{listen.host or '127.0.0.1'}:{listen.port}"
-        lines.append(f"  curl http://{address}/v1/status")
-        lines.append(f"  curl http://{address}/metrics")
-        lines.append(f"  nodeagent status --listen {address}")
     if sys.stderr is not None:
-        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
 
 

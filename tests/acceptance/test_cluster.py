@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.cluster_rig import SOON, plan_text, until
+from tests.own_host import own_host
 from tests.simulated_cluster.agent import (
     NAME,
     PLAN,
@@ -153,12 +154,13 @@ def sent(line: str) -> None:
 
 async def test_by_hand(tmp_path: Path) -> None:
     """`make run-cluster` prints lines that work, shows what comes of them, and ends at Ctrl-C."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.simulated_cluster"),
-        *("--folder", str(tmp_path), "--agent", "h100-80gb:2"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    listen = f"{own_host()}:9418"
+    command = [sys.executable, "-m", "tests.simulated_cluster", "--folder", str(tmp_path)]
+    command += ["--agent", "h100-80gb:2", "--listen", listen]
+    with (tmp_path / "stderr").open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=stderr
+        )
     assert process.stdout is not None
 
     async def line(start: str) -> str:
@@ -176,6 +178,11 @@ async def test_by_hand(tmp_path: Path) -> None:
         await line("status  NoPlan")
         await asyncio.to_thread(sent, good)
         await until(lambda: len(instances(url)) == 4)
+        await until(lambda: f"\nhttp://{listen}/\n" in (tmp_path / "stderr").read_text())
+        second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, refusal = await second.communicate()
+        assert second.returncode == 1
+        assert f"cannot listen on {listen}: process ".encode() in refusal
         await asyncio.to_thread(sent, bad)
         assert "gpus[0].mig" in await line("status  Rejected")
         # Until then the scheduler may choose what was offered before there was a plan.

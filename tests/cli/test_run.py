@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,17 +61,18 @@ def test_an_agent_on_a_simulated_node(program: Program) -> None:
 
 
 def test_it_says_where_to_look(program: Program) -> None:
-    """Under simulation the first lines tell which address to ask; the log itself is JSON."""
+    """Once it is ready: two commands that can be pasted, and last, alone, the page's address."""
     address = f"{own_host()}:9417"
-    plan = program.directory / "none.yaml"
-    words = ("--simulate", "t4:1", "--listen", address, "--plan", plan)
-    with _agent(program, *words) as process:
+    words = ("--simulate", "t4:1", "--state", program.state, "--listen", address)
+    with _agent(program, *words, "--plan", program.directory / "none.yaml") as process:
         assert process.stderr is not None
-        first = [process.stderr.readline() for _ in range(4)]
-        assert _address(process) == address
-    assert first[0].startswith("nodeagent keeps simulated t4:1 as ")
-    assert first[1] == f"  curl http://{address}/v1/status\n"
-    assert first[2] == f"  curl http://{address}/metrics\n"
+        rows = list(itertools.takewhile(lambda row: row != f"http://{address}/\n", process.stderr))
+        status, xid = (shlex.split(row) for row in rows[-2:])
+        assert status[:3] == xid[:3] == [sys.executable, "-m", "nodeagent"]
+        assert program(*xid[3:]).code == 0
+        status.remove("--watch")
+        assert program(*status[3:]).code == 0
+    assert rows[0].startswith("nodeagent keeps simulated t4:1 as ")
     assert process.returncode == 0
 
 
@@ -90,14 +95,16 @@ def test_bad_settings_are_code_2(words: tuple[str, ...], program: Program) -> No
 
 
 def test_a_taken_address_is_code_1(program: Program) -> None:
-    """The last line names the address and says what to do."""
+    """It names the address, who has it and what to do, before anything is changed."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        words = ("--simulate", "t4:1", "--listen", f"127.0.0.1:{port}")
-        failed = program("run", *words, "--plan", program.plan("{devices: [0], timeSlice: long}"))
+        words = ("--simulate", "t4:1", "--state", program.state)
+        failed = program("run", *words, "--listen", f"127.0.0.1:{port}")
     assert failed.code == 1
-    complaint = failed.err[failed.err.rindex("nodeagent: ") :]
-    assert str(port) in complaint
-    assert len(complaint.splitlines()) == 2
+    assert failed.err.startswith(
+        f"nodeagent: the API cannot listen on 127.0.0.1:{port}: process {os.getpid()} ("
+    )
+    assert len(failed.err.splitlines()) == 2
+    assert list(program.directory.iterdir()) == []

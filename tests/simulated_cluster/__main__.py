@@ -21,6 +21,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nodeagent.claims.records import FOLDER
+from nodeagent.cli.hints import check_free
+from nodeagent.errors import NodeagentError
+from nodeagent.execute.writer_lock import FILE_NAME, writer_lock
+from nodeagent.settings import Address
 from nodeagent.simulation.state_file import directory_beside
 from tests.simulated_cluster.agent import NAME, PLAN, STATUS, command, kubeconfig, status_of
 from tests.simulated_cluster.api_server import ApiServer
@@ -143,6 +147,18 @@ def program() -> str:
     return str(beside) if beside.exists() else f"{sys.executable} -m nodeagent"
 
 
+def begin_anew(folder: Path, listen: str) -> None:
+    """A new node, and no claims; raises NodeagentError, with everything as it was, where an agent
+    runs in the folder or the address is taken.
+    """
+    host, _, port = listen.rpartition(":")
+    check_free(Address(host, int(port)))
+    state = folder / "node.json"
+    with writer_lock(state.with_name(f"{state.name}.{FILE_NAME}")):
+        state.unlink(missing_ok=True)
+        shutil.rmtree(directory_beside(state) / FOLDER, ignore_errors=True)
+
+
 async def serve(options: argparse.Namespace) -> int:
     """Serve one Node until a signal, or until the agent ends by itself; an exit code."""
     folder: Path = options.folder.absolute()
@@ -162,17 +178,15 @@ async def serve(options: argparse.Namespace) -> int:
             print(f"  {starting(api.url)}")
             print(f"  {program()} status --run-dir {folder}/run")
             print(f"  {ending(api.url)}")
-            print("something happens to a GPU, and the Node reports it:")
-            print(f"  {program()} simulate xid 0 79 --state {folder}/node.json\n", flush=True)
+            print("\nbeside them, once the agent is ready:", flush=True)
         workloads = Workloads(api, plugins, options.node, lambda text: print(text, flush=True))
         for following in (tell_statuses(api, options.node), workloads.run()):
             stack.callback(asyncio.create_task(following).cancel)
         agent: list[str] = []
         if options.agent:
-            state = folder / "node.json"
-            state.unlink(missing_ok=True)  # a new node each time, and new claims
-            shutil.rmtree(directory_beside(state) / FOLDER, ignore_errors=True)
-            agent = [*command(options.agent, folder, options.node), "--state", str(state)]
+            state = ("--state", str(folder / "node.json"))
+            agent = [*command(options.agent, folder, options.node), *state]
+            agent += ["--listen", options.listen]
         return await until_stopped(agent, folder)
 
 
@@ -183,8 +197,14 @@ def main() -> int:
     parser.add_argument("--node", default=NAME, help="the Node's name")
     parser.add_argument("--port", type=int, default=0, help="of the API server; 0 for a free one")
     parser.add_argument("--agent", metavar="BOARDS", help="run an agent on these simulated GPUs")
+    parser.add_argument("--listen", default="127.0.0.1:9470", help="where the agent's page is")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if options.agent:
+            begin_anew(options.folder, options.listen)
+    except NodeagentError as error:
+        sys.exit(str(error))
     return asyncio.run(serve(options))
 
 
