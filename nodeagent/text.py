@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-_LONGEST_SHOWN = 60
+LONGEST_SHOWN = 60
 
 
 def shown(value: object) -> str:
@@ -25,7 +25,7 @@ def shown(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
@@ -42,7 +42,7 @@ def nearest_names(
     import difflib  # only documents and commands with a fault in them pay for it
 
     names = {name.lower(): name for name in known}
-    words = difflib.get_close_matches(text[:_LONGEST_SHOWN].lower(), names, most, cutoff)
+    words = difflib.get_close_matches(text[:LONGEST_SHOWN].lower(), names, most, cutoff)
     return tuple(names[word] for word in words)
 
 

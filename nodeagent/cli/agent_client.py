@@ -5,15 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.options import Options
 from nodeagent.errors import NodeagentError
 from nodeagent.strict_json import parse_json
+
+_Answer = TypeVar("_Answer")
 
 _SOCKET = "agent.sock"  # below run.dir
 _PATIENCE = 5.0  # seconds for the agent to answer
@@ -58,13 +60,27 @@ def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
 
     Raises AgentUnreachable, AgentRefused or NodeagentError.
     """
+    return _asked(address, path, _answer)
+
+
+def get_text(address: AgentAddress, path: str, most: int) -> bytes:
+    """At most so many bytes of what the agent answers to GET, whatever its status says.
+
+    Raises AgentUnreachable or NodeagentError.
+    """
+    return _asked(address, path, lambda connection: connection.getresponse().read(most))
+
+
+def _asked(
+    address: AgentAddress, path: str, read: Callable[[http.client.HTTPConnection], _Answer]
+) -> _Answer:
     tcp = http.client.HTTPConnection(address.host, address.port, timeout=_PATIENCE)
     refusals: list[OSError] = []
     for connection in (_SocketConnection(address.socket), tcp) if address.socket else (tcp,):
         with closing(connection):
             try:
                 connection.request("GET", path, headers={"Accept": "application/json"})
-                return _answer(connection)
+                return read(connection)
             except OSError as error:
                 refusals.append(error)
             except http.client.HTTPException as error:

@@ -13,6 +13,7 @@ class Options(argparse.Namespace):
     simulate: str | None
     state: Path | None
     output: str
+    archive: Path
     no_color: bool
     file: str | None
     configuration: str | None

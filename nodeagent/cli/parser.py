@@ -112,6 +112,7 @@ _RECONCILING = (
     _PARALLEL,
     _seconds("--resync", "how often to look again when nothing wakes the agent (default: 60)"),
 )
+_ARCHIVE = _path("archive", "the archive to write (tar.gz); it must not exist")
 _WAIT = _seconds("--wait", "wait so long for those who use what must go (default: 0)", 0.0)
 _FORMAT = _choice(
     "--format",
@@ -169,6 +170,10 @@ COMMANDS = {
         "what a code, check, phase, alert or XID means, and the commands that mend it", (_CODES,)
     ),
     "schema": Command("JSON Schema of the plan or of the settings", (_SUBJECT,)),
+    "bundle": Command(
+        "one archive with what a maintainer would ask for; nothing secret in it",
+        (_ARCHIVE, _SETTINGS, _LISTEN, *_DIRECTORIES),
+    ),
     "demo": Command(
         "a guided tour on a simulated node, in seconds; shows each command as it can be typed"
     ),

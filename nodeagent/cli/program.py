@@ -19,8 +19,12 @@ from nodeagent.errors import DocumentError, NodeagentError, UsageError
 
 Command = Callable[[Options, Output], ExitCode]
 
-# A module cannot be called like a keyword, nor like the package beside it.
-_MODULES = {"assert": "assertion", "simulate": "simulate.command"}
+# A module cannot be called like a keyword, nor like the package that it is in.
+_MODULES = {
+    "assert": "assertion",
+    "bundle": "bundle.command",
+    "simulate": "simulate.command",
+}
 
 
 def main(argv: list[str] | None = None) -> int:

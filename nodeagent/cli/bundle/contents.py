@@ -1,0 +1,247 @@
+"""What a bundle is made of: the agent's answers, what commands print, and the agent's files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from nodeagent import __version__
+from nodeagent.claims.planned_places import FILE_NAME as PLACES
+from nodeagent.claims.records import FOLDER as CLAIMS
+from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, agent_address, get_text
+from nodeagent.cli.bundle.archive import LARGEST, Part
+from nodeagent.cli.bundle.withheld import shown_settings
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.node import is_simulated
+from nodeagent.cli.options import Options
+from nodeagent.cli.output import formatted
+from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
+from nodeagent.documents.reading import read_document
+from nodeagent.errors import DocumentError, NodeagentError
+from nodeagent.files.state import read_own_file, read_regular_file
+from nodeagent.gpu.original_settings import FILE_NAME as MODES
+from nodeagent.health.state_file import FILE_NAME as HEALTH
+from nodeagent.mps.files.records import FOLDER as DAEMONS
+from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN
+from nodeagent.reconcile.last_good_plan import last_good_plan
+from nodeagent.settings import PlanSettings, Settings
+from nodeagent.settings.sources import setting_names, variable_of
+
+_ANSWERS = {  # of the agent, by the file that each becomes
+    "status.json": ("/v1/status", "the agent's picture of the node"),
+    "plan.json": ("/v1/plan", "the plan in force, its source, and the steps that remain"),
+    "mps.json": ("/v1/mps", "MPS daemons with their servers and clients"),
+    "events.json": ("/v1/events", "the last events: what was decided, and why"),
+    "metrics.txt": ("/metrics", "what Prometheus gets"),
+    "healthz.json": ("/healthz", "whether the agent's loops beat"),
+    "readyz.json": ("/readyz", "whether it is ready, else why not"),
+}
+_MOST_RECORDS = 200  # claims, or MPS daemons
+_DRIVER = Path("/proc/driver/nvidia/version")
+_JOURNALCTL = Path("/usr/bin/journalctl")
+_UNIT = "nodeagent.service"
+_JOURNAL_LINES = 2000
+_JOURNAL_PATIENCE = 20.0  # seconds
+# Checks of the machine. The others look into files, and may quote them: only how they end is shown.
+_OF_THE_MACHINE = re.compile(
+    r"GPU \d+|driver|permission|nvidia-smi|persistence mode|fabric manager|(run|state)\.dir|writer"
+    r"|mps( .+)?|other owners|kernel log|kubelet|plan on this node|Node('s changes)?|rights"
+)
+
+Main = Callable[[list[str]], int]
+
+
+def gather(options: Options, settings: Settings, main: Main) -> Iterator[Part]:
+    """All parts, one after the other; `main` runs a command line within this process."""
+    yield Part("version.txt", "program, Python, packages, kernel and driver", _versions())
+    shown = formatted(shown_settings(settings), "yaml").encode()
+    yield Part("settings.yaml", "the settings that were given, without their secrets", shown)
+    yield Part("environment.txt", "names of the agent's variables that are set here", _variables())
+    yield from _answers(agent_address(options))
+    yield from _commands(options, main)
+    yield from _files(options, settings)
+    yield _journal(simulated=is_simulated(options))
+
+
+def _versions() -> bytes:
+    rows = [f"nodeagent {__version__}", f"Python {platform.python_version()}"]
+    system = os.uname()
+    rows.append(f"{system.sysname} {system.release} {system.version} {system.machine}")
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for requirement in metadata.requires("nodeagent") or ():
+            name = re.split(r"[^\w.-]", requirement)[0]
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                rows.append(f"{name} {metadata.version(name)}")
+    with contextlib.suppress(OSError):
+        rows.append(read_regular_file(_DRIVER, 4096).decode(errors="replace").strip())
+    return "".join(f"{row}\n" for row in rows).encode()
+
+
+def _variables() -> bytes:
+    names = {"NODE_NAME", *map(variable_of, setting_names())} & os.environ.keys()
+    return "".join(f"{name}\n" for name in sorted(names)).encode()
+
+
+def _answers(address: AgentAddress) -> Iterator[Part]:
+    silence = ""
+    for name, (path, about) in _ANSWERS.items():
+        content = b""
+        reason = silence
+        if not silence:
+            try:
+                content = get_text(address, path, LARGEST + 1)
+            except AgentUnreachable as error:
+                reason = silence = error.message
+            except NodeagentError as error:
+                reason = error.message
+        yield Part(name, about, content, reason)
+
+
+# --- what commands print --------------------------------------------------------------------------
+
+
+def _commands(options: Options, main: Main) -> Iterator[Part]:
+    node = _words(options, "simulate", "state", "settings")
+    directories = _words(options, "run_dir", "state_dir")
+    run = partial(_printed, main)
+    yield run("export.yaml", "the GPUs as they are, as a plan", ["export", *node, *directories])
+    yield run("profiles.txt", "what each GPU offers", ["profiles", *node])
+    words = ["check", "-o", "json", *node, *directories]
+    yield _without_secrets(run("check.json", "preflight of this machine", words))
+
+
+def _words(options: Options, *names: str) -> list[str]:
+    """The options that were given, as words of a command line."""
+    given = ((name, getattr(options, name, None)) for name in names)
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None]
+
+
+def _printed(main: Main, name: str, about: str, words: list[str]) -> Part:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        if main(words) == ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+    reason = "" if out.getvalue() else " ".join(err.getvalue().split())
+    return Part(name, about, out.getvalue().encode(), reason)
+
+
+def _without_secrets(check: Part) -> Part:
+    if check.missing:
+        return check
+    findings = json.loads(check.content)["findings"]
+    told = [
+        f if _OF_THE_MACHINE.fullmatch(f["check"]) else {k: f[k] for k in ("check", "level")}
+        for f in findings
+    ]
+    return check._replace(content=formatted({"findings": told}, "json").encode())
+
+
+# --- the agent's files ----------------------------------------------------------------------------
+
+
+def _files(options: Options, settings: Settings) -> Iterator[Part]:
+    """By name: what else lies in these folders is nobody's business."""
+    directory, run_dir = settings.state.dir, settings.run.dir
+    beside = ""  # what stands before the names of a simulated node's files
+    claims = directory
+    if options.state is not None:
+        from nodeagent.cli.simulated_mps import simulated_run_dir
+        from nodeagent.simulation.state_file import directory_beside
+
+        claims = directory_beside(options.state)
+        run_dir = simulated_run_dir(settings, claims)
+        if "dir" not in settings.state.given:
+            directory, beside = options.state.absolute().parent, f"{options.state.name}."
+    modes = (claims if options.state else directory) / MODES
+    yield _file("state/health.json", "findings of health", directory / f"{beside}{HEALTH}")
+    yield _file("state/earlier-modes.json", "modes before the agent's changes", modes)
+    places = directory / f"{beside}{PLACES}"
+    yield _file("state/planned-places.json", "where the plan's instances lie", places)
+    yield _last_good_plan(directory / f"{beside}{PLAN}")
+    yield _plan_file(settings.plan)
+    yield from _records("claims", "record of a claim", claims / CLAIMS, "*.json")
+    yield from _records("mps", "record of an MPS daemon", run_dir / DAEMONS, "*/record.json")
+
+
+def _file(name: str, about: str, path: Path) -> Part:
+    try:
+        return Part(name, about, read_own_file(path, LARGEST))
+    except OSError as error:
+        return Part(name, about, missing=f"{path}: {error.strerror or error}")
+
+
+def _plan_file(plan: PlanSettings) -> Part:
+    """Where it is a plan: a path may lead to any file."""
+    name, about = "plan-file.json", "the setting plan.file"
+    try:
+        text = read_regular_file(plan.file, LARGEST_TEXT)
+        read_document(text, configuration=plan.name)
+    except DocumentError:
+        return Part(name, about, missing=f"{plan.file} is no plan; see check.json")
+    except OSError as error:
+        return Part(name, about, missing=f"{plan.file}: {error.strerror or error}")
+    return Part(name, about, _values(text, plan.name))
+
+
+def _values(text: bytes, configuration: str | None) -> bytes:
+    """A document without its comments, which may say anything."""
+    document = {"configuration": configuration, "document": read_tree(text).value}
+    return formatted(document, "json").encode()
+
+
+def _last_good_plan(path: Path) -> Part:
+    name, about = "state/last-good-plan.json", "the plan that was accepted last"
+    file = last_good_plan(path)
+    try:
+        kept = file.read()
+        if kept is None:
+            return Part(name, about, missing=file.problem.message if file.problem else "none")
+        return Part(name, about, _values(kept.text, kept.configuration))
+    except NodeagentError as error:
+        return Part(name, about, missing=error.message)
+
+
+def _records(name: str, about: str, folder: Path, pattern: str) -> Iterator[Part]:
+    found: Sequence[Path] = sorted(folder.glob(pattern))
+    if not found:
+        yield Part(name, f"each {about}", missing=f"{folder} has none that can be seen")
+    for path in found[:_MOST_RECORDS]:
+        yield _file(f"{name}/{path.relative_to(folder)}", about, path)
+    if len(found) > _MOST_RECORDS:
+        yield Part(name, f"{len(found) - _MOST_RECORDS} more", missing=f"{_MOST_RECORDS} are here")
+
+
+# --- the journal ----------------------------------------------------------------------------------
+
+
+def _journal(*, simulated: bool) -> Part:
+    name, about = "journal.txt", f"the last {_JOURNAL_LINES} lines of {_UNIT}"
+    if simulated or not _JOURNALCTL.exists():
+        why = "the node is simulated" if simulated else f"there is no {_JOURNALCTL}"
+        return Part(name, about, missing=f"{why}; add the agent's log")
+    command = (
+        *(str(_JOURNALCTL), "--unit", _UNIT, "--lines", str(_JOURNAL_LINES)),
+        *("--no-pager", "--quiet", "--output", "short-iso"),
+    )
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+            timeout=_JOURNAL_PATIENCE,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Part(name, about, missing=f"{_JOURNALCTL} failed: {error}")
+    nothing = "it has no lines that this user may read; in a pod, add its log"
+    return Part(name, about, done.stdout, "" if done.stdout else nothing)

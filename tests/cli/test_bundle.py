@@ -1,0 +1,148 @@
+"""`nodeagent bundle`: what is in it, what is not, and that nothing secret is."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import stat
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from nodeagent.cli.bundle.withheld import _SHOWN
+from nodeagent.errors import UsageError
+from nodeagent.settings import load_settings
+from nodeagent.settings.sources import setting_names, variable_of
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+SECRET = "s3cret"
+GONE = "127.0.0.1:1"  # where nothing listens
+
+
+def _packed(archive: Path) -> dict[str, str]:
+    """The texts of its files, by their names."""
+    with tarfile.open(archive) as opened:
+        found = {member.name: opened.extractfile(member) for member in opened.getmembers()}
+        return {
+            name.removeprefix("nodeagent-bundle/"): file.read().decode()
+            for name, file in found.items()
+            if file is not None
+        }
+
+
+@contextmanager
+def _agent(answer: bytes) -> Iterator[str]:
+    """Answers so on each path; gives HOST:PORT."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_without_an_agent(h100: Program) -> None:
+    """The node, its files and the checks are there; MANIFEST says what is not, and why."""
+    archive = h100.directory / "bundle.tar.gz"
+    h100.file("# nodeagent health 1 sha256:0\n", f"{h100.state.name}.health.json")
+    made = h100.on("bundle", archive, "--listen", GONE, "-o", "json")
+    assert (made.code, made.err) == (0, "")
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    found = _packed(archive)
+    assert {"MANIFEST", *made.json["files"]} == set(found)
+    assert found["export.yaml"] == h100.on("export").out
+    assert "3g.40gb" in found["profiles.txt"]
+    assert found["state/health.json"].startswith("# nodeagent health")
+    assert {"check": "driver", "level": "ok"}.items() <= next(
+        finding
+        for finding in json.loads(found["check.json"])["findings"]
+        if finding["check"] == "driver"
+    ).items()
+    missing = {row["name"]: row["reason"] for row in made.json["missing"]}
+    assert "no agent answers" in missing["status.json"]
+    assert all(name in found["MANIFEST"] for name in [*made.json["files"], *missing])
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_nothing_is_overwritten(h100: Program, link: bool) -> None:
+    """Neither a file nor what a link leads to."""
+    archive, target = h100.directory / "bundle.tar.gz", h100.directory / "target"
+    if link:
+        archive.symlink_to(target)
+    else:
+        archive.write_bytes(b"mine")
+    assert h100.on("bundle", archive, "--listen", GONE).code == 1
+    assert not target.exists()
+    assert link or archive.read_bytes() == b"mine"
+
+
+def _planted(folder: Path) -> dict[str, object]:
+    """A secret for each setting that takes one, and in each file that a setting names."""
+    names: dict[str, object] = {}
+    for name in set(setting_names()) - _SHOWN:
+        secret = f"{SECRET}-{name}"
+        with suppress(UsageError):  # a number, a switch or a choice
+            load_settings(None, {}, {name: secret})
+            names[name] = secret
+    del names["kubernetes.tolerate"]  # must be words that are known
+    names["kubernetes.plugin_pods"] = f"app={SECRET}-pods"
+    context = str(names["kubernetes.context"])
+    user = {"name": "u", "user": {"token": SECRET}}
+    cluster = {"name": "c", "cluster": {"server": f"http://me:{SECRET}@127.0.0.1:1"}}
+    one = {"name": context, "context": {"cluster": "c", "user": "u"}}
+    kubeconfig = {"contexts": [one], "clusters": [cluster], "users": [user]}
+    key = f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"
+    files = {
+        "kubernetes.kubeconfig": yaml.safe_dump(kubeconfig),
+        "metrics.web_config": f"basic_auth_users: {{me: {SECRET}}}\n",
+        "metrics.counters": f"{SECRET}, gauge, {SECRET}\n",
+        "health.xids": f"{SECRET}: {SECRET}\n",
+        "plan.file": key,
+    }
+    for name, text in files.items():
+        path = folder / f"{SECRET}-{name}" if name in names else folder / name
+        path.write_text(text, encoding="utf-8")
+        names[name] = str(path)
+    return {**names, "metrics.listen": GONE}
+
+
+def test_nothing_secret_is_in_it(h100: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a setting can hold a secret, and in the files that settings name."""
+    settings = _planted(h100.directory)
+    assert {"plan.name", "nvidia_smi", "mps.control", "kubernetes.kubeconfig"} <= set(settings)
+    for name, value in settings.items():
+        monkeypatch.setenv(variable_of(name), str(value))
+    monkeypatch.setenv("KUBE_TOKEN", SECRET)
+    archive = h100.directory / "bundle.tar.gz"
+    answer = json.dumps({"message": f"{settings['kubernetes.kubeconfig']} is refused"}).encode()
+    with _agent(answer) as listen:
+        made = h100.on("bundle", archive, "--listen", listen)
+    assert made.code == 0
+    found = _packed(archive)
+    assert "is refused" in found["status.json"]
+    assert "metrics.txt" in found
+    assert "NODEAGENT_PLAN_NAME\n" in found["environment.txt"]
+    assert "KUBE_TOKEN" not in found["environment.txt"]
+    assert "127.0.0.1:1" in found["settings.yaml"]
+    assert [name for name, text in found.items() if SECRET in text + name] == []
+    assert SECRET not in made.out + made.err
