@@ -104,6 +104,9 @@ mutants: $(DEV)  ## how many of 200 small changes of the code the tests notice; 
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench
 
+man: $(RUN)  ## write a manual page for each command into build/man
+	$(BIN)/python tools/make_man_pages.py build/man
+
 lock:  ## pin what is installed anew, with hashes, from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-lock
 	@$(VENV)-lock/bin/python -m pip --disable-pip-version-check --quiet install $(UV)
@@ -133,4 +136,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants bench lock clean
+  pytest-pure $(PARTS) goldens cover mutants bench man lock clean

@@ -25,6 +25,7 @@ class Options(argparse.Namespace):
     one_gpu: str | None
     subject: str
     codes: list[str]
+    shell: str
     simulation: str
     mps: str
     device: str

@@ -14,8 +14,8 @@ from nodeagent.cli.values import positive, seconds
 from nodeagent.errors import UsageError
 from nodeagent.settings.sources import choices
 
-_EPILOG = (
-    "exit codes: 0 done, matches, or nothing to do; 1 does not match, cannot be satisfied on this "
+EXIT_CODES = (
+    "0 done, matches, or nothing to do; 1 does not match, cannot be satisfied on this "
     "card, or failed; 2 bad usage or bad document; 3 blocked by something in use. When GPUs end "
     "differently, 2 comes before 1, and 1 before 3."
 )
@@ -112,6 +112,7 @@ _RECONCILING = (
     _PARALLEL,
     _seconds("--resync", "how often to look again when nothing wakes the agent (default: 60)"),
 )
+_SHELL = _choice("shell", ("bash", "zsh", "fish"), "for which shell")
 _ARCHIVE = _path("archive", "the archive to write (tar.gz); it must not exist")
 _WAIT = _seconds("--wait", "wait so long for those who use what must go (default: 0)", 0.0)
 _FORMAT = _choice(
@@ -174,6 +175,7 @@ COMMANDS = {
         "one archive with what a maintainer would ask for; nothing secret in it",
         (_ARCHIVE, _SETTINGS, _LISTEN, *_DIRECTORIES),
     ),
+    "completion": Command("the script by which a shell completes this command line", (_SHELL,)),
     "demo": Command(
         "a guided tour on a simulated node, in seconds; shows each command as it can be typed"
     ),
@@ -274,7 +276,7 @@ def build_parser() -> Parser:
     return Parser(
         prog="nodeagent",
         description="Owns how the NVIDIA GPUs of this node are split.",
-        epilog=_EPILOG,
+        epilog=f"exit codes: {EXIT_CODES}",
         fill=_fill,
     )
 
@@ -285,7 +287,7 @@ def _fill(parser: Parser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         fill = _FILL.get(name, partial(_add_options, options=command.options))
-        _add_command(commands, name, command.summary, fill, epilog=_EPILOG)
+        _add_command(commands, name, command.summary, fill, epilog=f"exit codes: {EXIT_CODES}")
 
 
 def _add_command(

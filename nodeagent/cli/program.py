@@ -23,6 +23,7 @@ Command = Callable[[Options, Output], ExitCode]
 _MODULES = {
     "assert": "assertion",
     "bundle": "bundle.command",
+    "completion": "completion.command",
     "simulate": "simulate.command",
 }
 

@@ -1,0 +1,1 @@
+"""`nodeagent completion`: scripts by which shells complete the command line."""

@@ -1,0 +1,96 @@
+"""Shell completion and manual pages: all commands and options, in what the shells take."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli.command_tree import command_tree
+from tools.make_man_pages import pages
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Program
+
+CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
+LINES = {
+    "nodeagent st": "status",
+    "nodeagent sim": "simulate",
+    "nodeagent simulate occ": "occupy",
+    "nodeagent mps st": "status",
+    "nodeagent --state plan exp": "export",
+    "nodeagent --state = plan exp": "export",
+    "nodeagent plan --res": "--reset",
+    "nodeagent plan --reset wh": "whenIdle",
+    "nodeagent plan --reset = wh": "whenIdle",
+    "nodeagent plan -o =": "text json yaml",
+    "nodeagent completion f": "fish",
+    "nodeagent mps restart --f": "--force",
+    "nodeagent bundle a": "a.tar.gz a folder",
+    "nodeagent plan -f a.": "a.tar.gz",
+    "nodeagent run --run-dir a": "a folder",
+    "nodeagent run --node-name a": "",
+}
+
+
+def _script(program: Program, shell: str) -> Path:
+    made = program("completion", shell)
+    assert (made.code, made.err) == (0, "")
+    return program.file(made.out, f"completion.{shell}")
+
+
+@pytest.mark.parametrize("shell", CHECKS)
+def test_each_script_has_every_word_and_is_accepted(program: Program, shell: str) -> None:
+    """The shell finds no fault in it."""
+    script = _script(program, shell)
+    text = script.read_text(encoding="utf-8")
+    for command in command_tree().all():
+        assert command.name in text
+        for name in (name for option in command.options for name in option.names):
+            assert (name.lstrip("-") if shell == "fish" else name) in text
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} on this machine")
+    done = subprocess.run([*CHECKS[shell], script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bash_completes(program: Program) -> None:
+    """Commands below commands, options, their values, files; values are no commands."""
+    script = _script(program, "bash")
+    (program.directory / "a folder").mkdir()
+    program.file("", "a.tar.gz")
+    lines = "".join(
+        f"COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _nodeagent; "
+        'echo "${COMPREPLY[*]}"\n'
+        for line in LINES
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f"source {script.name}\n{lines}"],
+        cwd=program.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    found = dict(zip(LINES, done.stdout.splitlines(), strict=True))
+    assert {k: set(v.split()) for k, v in found.items()} == {
+        k: set(v.split()) for k, v in LINES.items()
+    }
+
+
+def test_every_command_has_a_manual_page(tmp_path: Path) -> None:
+    """With its options; roff finds no fault in it."""
+    made = pages()
+    for command in command_tree().all():
+        page = made[f"{'-'.join(command.path)}.1"].replace("\\-", "-")
+        assert all(name in page for option in command.options for name in option.names)
+    if shutil.which("groff") is None:
+        pytest.skip("there is no groff on this machine")
+    for name, page in made.items():
+        (tmp_path / name).write_text(page, encoding="utf-8")
+    command_line = ["groff", "-man", "-Tutf8", "-ww", "-z", *made]
+    done = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
