@@ -90,7 +90,10 @@ reports no process' share of the time.
 
 ## Where this differs from dcgm-exporter
 
-- A value that the driver does not give is absent, never 0.
+- A value that the driver does not give is absent, never 0. One field is 0 at first, as it is there:
+  `DCGM_FI_DEV_XID_ERRORS`, with `err_code="0"` and `err_msg="No Error"`. Each XID ends that series
+  and begins one with its own number and name, so `increase()` does not see it. Alert on `> 0`, and
+  count with `nodeagent_gpu_xid_total`.
 - A value of the whole GPU is exported once. dcgm-exporter repeats it for each GPU instance, which
   makes sums of power wrong.
 - A field that is exported for GPU instances is not exported for their GPU too.

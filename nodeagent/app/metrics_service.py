@@ -198,7 +198,8 @@ class MetricsService:
 
     def _render(self, found: SampleBatch) -> None:
         self._slices = found.slices
-        found.samples["events"] = self._event_values.sample(self._slices)
+        wholes = [sample.whole for sample in found.latest]
+        found.samples["events"] = self._event_values.sample(wholes, self._slices)
         found.readers = (*found.readers, self._sampling.listener)
         self._exporter.take(found)
 

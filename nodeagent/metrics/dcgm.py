@@ -81,7 +81,8 @@ class _Places:
             for subject, value in values
         ]
         # What hit the GPU hit no instance: both are exported.
-        in_parts = set() if isinstance(row.whole, Event) else {p.part_of for p, _, _ in placed}
+        of_events = isinstance(row.whole, Event)
+        in_parts = set() if of_events else {p.part_of for p, _, _ in placed}
         in_parts.discard("")
         series: dict[str, Number] = {}
         for place, subject, value in placed:
@@ -90,6 +91,8 @@ class _Places:
             elif place.divided in in_parts:
                 continue
             elif self._repeat:
+                if of_events and not value:
+                    continue  # nothing hit the GPU; what hit its instances they have themselves
                 for part in self._slices[place.divided]:
                     series.setdefault(self._blocks.of(_of_part(part, subject)), value)
             else:

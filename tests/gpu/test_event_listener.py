@@ -16,6 +16,7 @@ from nodeagent.telemetry.sampler import Intervals, Sampler
 from tests.gpu.steps_of import destroy, laid_out
 
 SHORT = Timing(wait=0.01, deadline=0.5, pause=0.01)
+NO_ERROR = {"err_code": "0", "err_msg": "No Error"}
 
 
 @pytest.fixture
@@ -173,24 +174,43 @@ async def test_a_wait_that_hangs(listener: EventListener, node: SimulatedNode) -
 async def test_values_of_events(
     listener: EventListener, driver: Driver, node: SimulatedNode
 ) -> None:
-    """The last XID of a GPU and of an instance, with its number and name as labels."""
+    """The last XID of a GPU and of an instance, with its number and name as labels; 0 before the
+    first, as dcgm-exporter has it.
+    """
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     instance = gpu.instances[0].id
     sampler = Sampler(driver, (), health=False, intervals=Intervals(patience=30.0))
     reported = await sampler.round()
+    wholes = list(sampler.wholes.values())
     values = EventValues()
+    assert [
+        (type(subject.entity), subject.entity.gpu.index, dict(subject.attributes), value)
+        for subject, value in values.sample(wholes, reported.slices).values[230]
+        if isinstance(subject.entity, WholeGpu | Slice)
+    ] == [
+        (WholeGpu, 0, NO_ERROR, 0),
+        (WholeGpu, 1, NO_ERROR, 0),
+        (Slice, 0, NO_ERROR, 0),
+    ]
     node.xid(0, 31)
     node.xid(f"0/{instance}/0", 43)
     node.xid(f"0/{instance}/0", 45)
     values.update(await listener.listen(), sampler.wholes, reported.slices)
     found = {
         type(subject.entity): (dict(subject.attributes), value)
-        for subject, value in values.sample(reported.slices).values[230]
+        for subject, value in values.sample(wholes[:1], reported.slices).values[230]
     }
     assert found == {
         WholeGpu: ({"err_code": "31", "err_msg": default_table().row(31).name}, 31),
         Slice: ({"err_code": "45", "err_msg": default_table().row(45).name}, 45),
     }
     await driver.apply(destroy(gpu, gpu.instances[0]))
-    left = values.sample((await sampler.round()).slices).values[230]
+    left = values.sample((), (await sampler.round()).slices).values[230]
     assert [type(subject.entity) for subject, _ in left] == [WholeGpu]
+    node.xid(0, 999)
+    values.update(await listener.listen(), sampler.wholes, {})
+    ((unknown, number),) = values.sample(wholes[:1], {}).values[230]
+    assert (dict(unknown.attributes), number) == (
+        {"err_code": "999", "err_msg": "Unknown Error"},
+        999,
+    )

@@ -148,6 +148,18 @@ def test_what_hit_the_gpu_and_what_hit_an_instance_are_both_exported() -> None:
     assert lines[0].endswith('err_code="79",err_msg="off the bus"} 79')
 
 
+def test_a_gpu_without_an_event_adds_nothing_to_its_instances() -> None:
+    """Where values of the whole GPU are repeated, an instance's XID does not stand beside a 0."""
+    part = slices(gpu(0), 1)[0]
+    hit = Subject(part.entity, (("err_code", "31"),))
+    none = Subject(WholeGpu(gpu(0)), (("err_code", "0"),))
+    readings = SampleSet({XID: ((none, 0), (hit, 31))}, slices={gpu(0).uuid: (part,)})
+    counters = "DCGM_FI_DEV_XID_ERRORS,gauge,x"
+    assert len(_series(_text(readings, counters))) == 2
+    (line,) = _series(_text(readings, counters, repeat_whole=True))
+    assert line.endswith('err_code="31"} 31')
+
+
 def test_a_field_under_both_of_its_names_is_one_family_where_they_are_renamed() -> None:
     """A second one of the same name would make the whole text invalid."""
     counters = "DCGM_FI_DEV_POWER_USAGE, gauge, a\nDCGM_FI_DEV_BOARD_POWER_WATTS, gauge, b\n"

@@ -197,4 +197,4 @@ async def sample_events(sampled: Sampled) -> None:
             heard = await listener.listen()
             values = EventValues()
             values.update(heard, sampler.wholes, reported.slices)
-            sampled.take(values.sample(reported.slices))
+            sampled.take(values.sample((), reported.slices))
