@@ -18,7 +18,13 @@ kind: PrometheusRule
 metadata:
   name: nodeagent
   namespace: nodeagent
-  labels: {app.kubernetes.io/name: nodeagent}
+  labels:
+    app.kubernetes.io/name: nodeagent
+    app.kubernetes.io/instance: nodeagent
+    app.kubernetes.io/version: "0.1.0"
+    app.kubernetes.io/component: monitoring
+    app.kubernetes.io/part-of: nodeagent
+    app.kubernetes.io/managed-by: kustomize
 spec:
 """
 

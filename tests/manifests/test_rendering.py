@@ -132,7 +132,7 @@ def test_the_simulated_agent_has_no_power() -> None:
     }
     assert pod["securityContext"]["runAsNonRoot"]
     labels = one(documents, "Namespace")["metadata"]["labels"]
-    assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 @rendered

@@ -86,6 +86,6 @@ def test_the_objects_of_operator_and_sidecar_render() -> None:
     assert set(kinds) == {"ConfigMap", "PodMonitor", "PrometheusRule"}
     assert {d["metadata"]["namespace"] for d in found} == {MONITOR["metadata"]["namespace"]}
     dashboard = kinds["ConfigMap"]
-    assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     (text,) = dashboard["data"].values()
     assert json.loads(text) == json.loads(DASHBOARD.read_text(encoding="utf-8"))
