@@ -260,6 +260,7 @@ def plan_schema() -> JsonSchema:
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:nodeagent:schema:plan:v1",
         "title": "nodeagent plan",
         "description": "What each GPU of a node should be.",
         **PLAN.schema,

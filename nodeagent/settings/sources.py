@@ -73,6 +73,7 @@ def settings_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a settings file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:nodeagent:schema:settings",
         "title": "nodeagent settings",
         **_group_schema(Settings()),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -81,6 +82,17 @@ def test_the_descriptions_schemas_are_valid() -> None:
         part.split('"')[0] for part in json.dumps(DESCRIPTION).split("#/components/schemas/")[1:]
     }
     assert names <= set(DESCRIPTION["components"]["schemas"])
+
+
+def test_every_operation_has_a_name() -> None:
+    """One of its own, as generators of clients want it for a function."""
+    names = [
+        operation["operationId"]
+        for path in DESCRIPTION["paths"].values()
+        for operation in path.values()
+    ]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z]+([A-Z][a-z]+)*", name) for name in names)
 
 
 async def test_reasons_make_a_503() -> None:

@@ -202,6 +202,15 @@ def test_a_schema_of_something_else_is_code_2(program: Program) -> None:
     assert program("schema", "status").code == 2
 
 
+def test_each_schema_has_a_name_of_its_own(program: Program) -> None:
+    """By which an editor or a registry of schemas tells them apart."""
+    names = {kind: program("schema", kind).json["$id"] for kind in ("plan", "settings")}
+    assert names == {
+        "plan": "urn:nodeagent:schema:plan:v1",
+        "settings": "urn:nodeagent:schema:settings",
+    }
+
+
 # --- without a driver ---------------------------------------------------------------------------
 
 
