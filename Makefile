@@ -107,6 +107,9 @@ bench: $(RUN)  ## print the tables of benchmarks
 man: $(RUN)  ## write a manual page for each command into build/man
 	$(BIN)/python tools/make_man_pages.py build/man
 
+dist: $(RUN)  ## what is released, in dist/: wheel, sdist, image recipe, rendered manifests
+	@$(BIN)/python tools/make_dist.py
+
 lock:  ## pin what is installed anew, with hashes, from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-lock
 	@$(VENV)-lock/bin/python -m pip --disable-pip-version-check --quiet install $(UV)
@@ -136,4 +139,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants bench man lock clean
+  pytest-pure $(PARTS) goldens cover mutants bench man dist lock clean

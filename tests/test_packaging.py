@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import email
+import hashlib
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+import yaml
+
+from nodeagent import __version__
+from tests.manifests.rendering import OVERLAYS, overlay, why_not
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def _canonical(requirement: str) -> str:
@@ -64,11 +77,97 @@ def test_each_dependency_has_a_reason() -> None:
     assert declared == listed
 
 
+def test_each_dependency_has_a_floor() -> None:
+    """One that the lock keeps to: the oldest that was tried."""
+    run = _lock("run")
+    for requirement in PROJECT["project"]["dependencies"]:
+        name, floor = requirement.split(">=")
+        assert _version(run[_canonical(name)]) >= _version(floor), requirement
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
+# --- the image ----------------------------------------------------------------------------------
+
+
+def test_the_image_says_what_it_is() -> None:
+    """Its labels are those of the OCI, and agree with the package."""
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', DOCKERFILE))
+    project = PROJECT["project"]
+    assert labels == {
+        "title": project["name"],
+        "description": project["description"],
+        "version": __version__,
+        "licenses": project["license"],
+        "authors": project["authors"][0]["name"],
+        "base.name": "${PYTHON}",
+        "revision": "${REVISION}",
+        "created": "${CREATED}",
+    }
+    final = DOCKERFILE.split("\nFROM ")[-1]
+    for argument in ("PYTHON", "REVISION", "CREATED"):
+        assert re.search(rf"^ARG {argument}\b", final, re.MULTILINE), argument
+
+
+_READ_WITHOUT = """
+import sys
+from pathlib import Path
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name in gone:
+            raise ModuleNotFoundError(name)
+
+gone = set(Path(sys.argv[1]).read_text().split())
+sys.meta_path.insert(0, Missing())
+from nodeagent.cluster.client.credentials import Kubeconfig, read_identity
+print(read_identity(Kubeconfig(Path(sys.argv[2]))).authorization)
+"""
+
+
+def test_the_image_lacks_nothing_that_is_used(tmp_path: Path) -> None:
+    """Without what the Dockerfile takes out of the Kubernetes client, a kubeconfig whose user is
+    the answer of a program is read, which is all that it is there for.
+    """
+    found = re.search(r"find /opt/nodeagent/lib (.+?) -delete", DOCKERFILE, re.DOTALL)
+    spec = find_spec("kubernetes")
+    assert found
+    assert spec
+    assert spec.origin
+    package = Path(spec.origin).parent
+    command = ["find", str(package), *shlex.split(found[1].replace("\\\n", " "))]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    gone = [Path(line).relative_to(package.parent) for line in listed.splitlines()]
+    assert len(gone) > 1000
+    (tmp_path / "gone").write_text(
+        " ".join(".".join(path.with_suffix("").parts) for path in gone), encoding="utf-8"
+    )
+    answer = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "token"},
+    }
+    program = {"apiVersion": answer["apiVersion"], "command": "echo", "args": [json.dumps(answer)]}
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"exec": program}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config), encoding="utf-8")
+    paths = (str(tmp_path / "gone"), str(tmp_path / "kubeconfig"))
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_WITHOUT, *paths], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("Bearer token\n", "")
+
+
 def _copied_into_the_image() -> list[str]:
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     return [
         source
-        for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, re.MULTILINE)
+        for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
         for source in line.split()[:-1]
     ]
 
@@ -103,3 +202,50 @@ def test_the_package_builds_from_what_the_image_copies(tmp_path: Path) -> None:
     }
     assert len(package) > 100
     assert package <= set(zipfile.ZipFile(wheel).namelist())
+
+
+# --- what is released ---------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_what_is_released(tmp_path: Path) -> None:
+    """`make dist`: a wheel that says what it needs, sources that are whole, the image's recipe with
+    every file that it copies, each overlay as kubectl renders it, and the sums of them.
+    """
+    folder, name = tmp_path / "dist", f"nodeagent-{__version__}"
+    command = [sys.executable, "tools/make_dist.py", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+
+    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl") as wheel:
+        metadata = email.message_from_bytes(wheel.read(f"{name}.dist-info/METADATA"))
+    assert metadata["Author"] == PROJECT["project"]["authors"][0]["name"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    needed = {re.sub(r"[\s()]", "", one) for one in metadata.get_all("Requires-Dist", [])}
+    assert {_canonical(one) for one in needed} == {
+        _canonical(one) for one in PROJECT["project"]["dependencies"]
+    }
+    assert all(">=" in one for one in needed)
+
+    with tarfile.open(folder / f"{name}.tar.gz") as sources:
+        shipped = {path.removeprefix(f"{name}/") for path in sources.getnames()}
+    git = ["git", "ls-files"]
+    listing = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert {path for path in listing.splitlines() if not path.startswith(".")} <= shipped
+
+    with tarfile.open(folder / f"{name}-image.tar.gz") as recipe:
+        inside = recipe.getnames()
+    for source in ("Dockerfile", *_copied_into_the_image()):
+        assert any(path == source or path.startswith(f"{source}/") for path in inside), source
+
+    if not why_not():
+        for one in OVERLAYS:
+            text = (folder / f"{name}-{one}.yaml").read_text(encoding="utf-8")
+            assert tuple(yaml.safe_load_all(text)) == overlay(one)
+
+    sums = (folder / "SHA256SUMS").read_text(encoding="utf-8").split()
+    listed = dict(zip(sums[1::2], sums[::2], strict=True))
+    assert listed == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != "SHA256SUMS"
+    }
