@@ -16,6 +16,7 @@ from nodeagent.documents.plan import plan_schema
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
 from nodeagent.settings.sources import setting_names, written
+from tools import make_hardware_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -101,6 +102,11 @@ def test_every_path_of_the_api_is_documented() -> None:
         (method.upper(), path) for path, item in DESCRIPTION["paths"].items() for method in item
     ]
     assert sorted(described) == sorted(listed)
+
+
+def test_the_hardware_page_is_up_to_date() -> None:
+    """docs/hardware.md is what tools/make_hardware_page.py writes."""
+    assert make_hardware_page.PAGE.read_text(encoding="utf-8") == make_hardware_page.page()
 
 
 def test_every_simulation_is_documented() -> None:
