@@ -16,10 +16,9 @@ from nodeagent.documents.plan import plan_schema
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
 from nodeagent.settings.sources import setting_names, written
+from tests.doc_blocks import MARKS, PAGES, ROOT, blocks_of, folder_with_examples, words_of
 from tools import make_hardware_page
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SIMULATOR = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
 SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
@@ -44,9 +43,9 @@ def _subparsers(parser: Parser) -> dict[str, Parser]:
 
 
 def _commands(text: str) -> list[str]:
-    """What follows `nodeagent` in the lines of code blocks, comments included."""
-    blocks = "".join(re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    return re.findall(r"^(?:\$ )?nodeagent (.+)$", blocks, re.MULTILINE)
+    """What follows `nodeagent` in the lines of blocks of commands, comments included."""
+    bodies = "".join(block.body for block in blocks_of(text) if block.info in MARKS)
+    return re.findall(r"^ *(?:\$ )?nodeagent (.+)$", bodies, re.MULTILINE)
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
@@ -121,7 +120,7 @@ def test_commands_in_the_pages_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for command in _commands(text) + re.findall(r"`nodeagent ([^`]+)`", text):
         if not re.match(r"COMMAND|\.\.\.", command):  # a synopsis
-            words = command.partition("#")[0].split()
+            words, _ = words_of(command)
             parse([word for word in words if word != "--help"])
 
 
@@ -146,32 +145,11 @@ def test_documents_in_the_pages_are_accepted(page: Path, tmp_path: Path) -> None
             assert read_document(block).entries
 
 
-def _folder_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
-
-
-def test_the_simulator_page_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Typed one after the other, the page's commands end as the page says (0, or the code named).
-
-    All but the agent, and what is typed beside it.
-    """
-    _folder_with_examples(tmp_path, monkeypatch)
-    for line in _commands(SIMULATOR):
-        command, _, comment = line.partition("#")
-        expected = re.search(r"exit code (\d)", comment)
-        if not command.startswith("run ") and "beside the agent" not in comment:
-            code = main([*command.split(), "--no-color"])
-            assert code == (int(expected[1]) if expected else 0), (line, capsys.readouterr())
-
-
 def test_the_picture_in_the_readme_is_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """README shows a plan on a node in use exactly as the program prints it."""
-    _folder_with_examples(tmp_path, monkeypatch)
+    folder_with_examples(tmp_path, monkeypatch)
     (tmp_path / "plan.yaml").write_text(
         "version: v1\ngpus: [{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 3}}]\n", encoding="utf-8"
     )

@@ -21,7 +21,7 @@ def section(title: str) -> str:
     return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def blocks(text: str, language: str = "") -> list[str]:
+def blocks(text: str, language: str) -> list[str]:
     """What stands in the code blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
@@ -68,7 +68,7 @@ def test_the_facts_for_schedulers() -> None:
     """Topology, layout and labels."""
     assert only_json("Annotation nodeagent.io/topology") == json.loads(topology(OBSERVED))
     assert only_json("Annotation nodeagent.io/layout") == json.loads(layout(OBSERVED, (DAEMON,)))
-    (labels,) = blocks(section("Labels"))
+    (labels,) = blocks(section("Labels"), "text")
     assert dict(line.split("=") for line in labels.split()) == layout_labels(OBSERVED)
 
 

@@ -84,7 +84,7 @@ def _sensor(parser: argparse.ArgumentParser) -> None:
 
 def _fault(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "function", nargs="?", metavar="FUNCTION", help="such as nvmlDeviceCreateGpuInstance"
+        "function", nargs="?", metavar="FUNCTION", help="such as nvmlDeviceCreateGpuInstance*"
     )
     parser.add_argument(
         "code", nargs="?", metavar="CODE", help="its answer, by name or number: IN_USE, 19"
