@@ -17,7 +17,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 RUN = "sh"  # a test types it into a shell with a simulated node
 MARKS = {
     RUN: "runs on a simulated node",
-    "sh agent": "needs an agent that runs beside it",
+    "sh agent": "an agent and what is typed beside it; a long test types it",
     "sh card": "needs a node with a card, or its tools, as root",
     "sh cluster": "needs a cluster",
     "sh docker": "needs a builder of images and a registry",
