@@ -92,8 +92,9 @@ reports no process' share of the time.
 
 - A value that the driver does not give is absent, never 0. One field is 0 at first, as it is there:
   `DCGM_FI_DEV_XID_ERRORS`, with `err_code="0"` and `err_msg="No Error"`. Each XID ends that series
-  and begins one with its own number and name, so `increase()` does not see it. Alert on `> 0`, and
-  count with `nodeagent_gpu_xid_total`.
+  and begins one with its own number and name, and so it stays. Alert on `> 0`, or for XIDs of the
+  last five minutes on `time() - nodeagent_gpu_xid_last_timestamp_seconds < 300`; `increase()` of a
+  count sees an XID only when that number was there before.
 - A value of the whole GPU is exported once. dcgm-exporter repeats it for each GPU instance, which
   makes sums of power wrong.
 - A field that is exported for GPU instances is not exported for their GPU too.
