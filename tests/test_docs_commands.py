@@ -25,7 +25,7 @@ from tests.doc_blocks import (
 BLOCKS = {page.name: tuple(blocks_of(page.read_text(encoding="utf-8"))) for page in PAGES}
 SERVED = [name for name, blocks in BLOCKS.items() if any(b.info == RUN for b in blocks)]
 NODE = ["--state", "node.json", "--no-color"]
-# Output that is compared elsewhere, or is an example of what cannot be had here.
+# In tests/test_docs.py and tests/terminal/test_claims_page.py.
 COMPARED = {"$ nodeagent plan -f plan.yaml", "$ nodeagent claims"}
 
 

@@ -15,6 +15,7 @@ from nodeagent.terminal.claims_page import (
     claims_without_device,
 )
 from nodeagent.terminal.page import Line, plain_text
+from tests.doc_blocks import ROOT, blocks_of
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 DEVICE = {
@@ -74,6 +75,35 @@ team/second   Waiting    -  -            -  -          -      0000-2222
 ! team/second: the disk is full
 """
     )
+
+
+def test_the_example_in_the_pages_is_what_is_printed() -> None:
+    """docs/dra.md shows a claim that waits for what another one has."""
+    trainer = {
+        **READY,
+        "uid": "00000000-0000-4000-8000-000000000006",
+        "devices": [
+            {**DEVICE, "start": 6, "uuid": "MIG-cbfdc1fb-a888-5510-be44-a372e7f0a81b"},
+        ],
+    }
+    rival = {
+        **WAITING,
+        "name": "rival",
+        "uid": "00000000-0000-4000-8000-00000000000a",
+        "since": "2030-01-02T03:03:40.000Z",
+        "pods": [{"namespace": "team", "name": "rival-0", "container": "main"}],
+        "refusal": {
+            "code": "ClaimRefused",
+            "message": "claim team/rival was allocated what is held already: "
+            "mig-1g-10gb-6 of claim team/trainer",
+            "remedy": "wait until that one's pods have ended, or delete this one's pods so that "
+            "they are scheduled anew",
+        },
+        "problems": [],
+    }
+    page = (ROOT / "docs/dra.md").read_text(encoding="utf-8")
+    (shown,) = (b.body for b in blocks_of(page) if b.body.startswith("$ nodeagent claims\n"))
+    assert f"$ nodeagent claims\n{text(claims_page([rival, trainer], NOW))}" == shown
 
 
 def test_without_claims() -> None:
