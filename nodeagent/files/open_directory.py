@@ -24,6 +24,7 @@ DIRECTORY_MODE = 0o755
 LARGEST = 16 * 1024**2  # bytes; a file beyond that is none of ours, and is not read
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+_UNFINISHED = 0o700  # the mode of a directory that is being made
 _NEW = ".new"  # while it is written; readers of a directory go by the ending
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -89,19 +90,21 @@ class OpenDirectory:
         retake: bool = False,
     ) -> Iterator[Self]:
         """Opens a directory in this one; `make` creates it where it is missing. Its owner has to be
-        this process' user, or the user and group in `owner`. These become its owner when it is new
-        and, with `retake`, when its owner is this process' user. Raises PathRefused.
+        this process' user, or the user and group in `owner`. These become its owner when it is
+        new, when whoever made it was ended before giving it to them, and, with `retake`, whenever
+        its owner is this process' user. Raises PathRefused.
         """
         path, remedies, new = self.path / name, self.remedies, False
         with ExitStack() as stack:
             if make:
                 with refusing("made", path, remedies), suppress(FileExistsError):
-                    os.mkdir(name, 0o700, dir_fd=self.descriptor)
+                    os.mkdir(name, _UNFINISHED, dir_fd=self.descriptor)
                     new = True
             with refusing("used", path, remedies):
                 descriptor = _open(stack, Path(name), self.descriptor)
             uid = owner[0] if owner else os.geteuid()
-            if owner and (new or (retake and os.fstat(descriptor).st_uid == os.geteuid() != uid)):
+            is_ours = os.fstat(descriptor).st_uid == os.geteuid() != uid
+            if owner and (new or (is_ours and (retake or _is_unfinished(descriptor)))):
                 self._give(name, descriptor, owner)
             found = os.fstat(descriptor)
             _check_owner(path, found, uid, remedies)
@@ -188,6 +191,12 @@ class OpenDirectory:
             descriptor = os.open(name, _READ, dir_fd=self.descriptor)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(LARGEST)
+
+
+def _is_unfinished(descriptor: int) -> bool:
+    """Whether the directory is as it was made, before its owner and mode were set."""
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    return mode == _UNFINISHED and not os.listdir(descriptor)
 
 
 def _open(stack: ExitStack, path: Path, above: int | None = None) -> int:

@@ -43,6 +43,25 @@ def mode(path: str | Path) -> str:
 
 
 @as_root
+@pytest.mark.parametrize("name", ["pipe", "log", "shm"])
+def test_an_agent_that_was_killed_while_it_made_them(run_dir: Path, name: str) -> None:
+    """A directory that was not given to its user yet is given to it now, but for one with content:
+    who put that there is not known.
+    """
+    made = make_directories(run_dir, GPU, uid=4711, gid=4712)
+    before = mode(getattr(made, name))
+    Path(getattr(made, name)).rmdir()
+    Path(getattr(made, name)).mkdir(mode=0o700)
+    assert make_directories(run_dir, GPU, uid=4711, gid=4712) == made
+    assert mode(getattr(made, name)) == before
+    os.chown(made.log, 0, 0)
+    Path(made.log).chmod(0o700)
+    (Path(made.log) / "whose").touch()
+    with pytest.raises(PathRefused, match="log belongs to user 0, not 4711"):
+        make_directories(run_dir, GPU, uid=4711, gid=4712)
+
+
+@as_root
 def test_made_for_their_user(run_dir: Path) -> None:
     """All users may pass, the daemon's may write, whatever this process' umask is."""
     umask = os.umask(0o077)
