@@ -62,6 +62,8 @@ def _of_one(status: Json, name: str) -> Json:
     if "claims" in status:
         held = (c for c in status["claims"] if any(d.get("gpu") == uuid for d in c["devices"]))
         found["claims"] = list(held)
+    if "lessOffered" in status:
+        found["lessOffered"] = [one for one in status["lessOffered"] if one.get("gpu") == uuid]
     return found
 
 

@@ -29,10 +29,11 @@ Json = Mapping[str, Any]
 
 
 def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
-    """The headline, then all there is to say of the one GPU, and of its plan."""
+    """The headline and problems, then the GPU: what is wrong with it first, then all the rest."""
     (gpu,) = status["gpus"]
     headline = headline_lines(status.get("headline") or {}, [])
     body = (
+        *_health(gpu),
         *_readings(gpu),
         *_picture(gpu, width - 2),
         *user_lines(gpu),
@@ -45,15 +46,14 @@ def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
         *claim_lines(status.get("claims", ()), str(gpu.get("uuid"))),
         *mode_lines(gpu),
         *room_lines(gpu),
-        *_health(gpu),
     )
     return (
         *headline,
         *title_lines(status, said=headline),
+        *_problems(status.get("problems", ())),
         BLANK,
         *_title(gpu),
         *indent(body, 2),
-        *_problems(status.get("problems", ())),
     )
 
 

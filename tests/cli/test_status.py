@@ -35,6 +35,7 @@ plan sha256:0123456789ab from file, seen 2026-01-02T03:04:05.678Z
 ! GPU 1 is unhealthy
 ! something is in use
   end it
+more: nodeagent explain InUse
 
 GPU 0  NVIDIA H100 80GB HBM3
 GPU 1  unnamed GPU
@@ -61,6 +62,9 @@ def test_one_gpu_is_drawn_in_full(program: Program) -> None:
 node gpu-node-0  Blocked
 plan sha256:0123456789ab from file, seen 2026-01-02T03:04:05.678Z
 
+! something is in use
+  end it
+
 GPU 0  NVIDIA H100 80GB HBM3
   GPU-0  00000000:1A:00.0
           0       1       2       3       4       5       6       7
@@ -73,9 +77,6 @@ GPU 0  NVIDIA H100 80GB HBM3
   3g.40gb at 4: MIG-0, 2 GiB of 40 GiB
   1g.10gb at 0: half made
   room for 3 x 1g.10gb or 1 x 2g.20gb
-
-! something is in use
-  end it
 """
     )
     assert found == {**STATUS, "gpus": STATUS["gpus"][:1]}
