@@ -66,7 +66,7 @@ def words_of(command: str) -> tuple[list[str], str | None]:
     return words, None
 
 
-def folder_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be in a folder that has the repository's examples."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
+def folder_with_examples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be in the folder, which gets the repository's examples."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(folder)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -38,14 +40,21 @@ def test_every_block_says_what_it_is() -> None:
             assert block.info != "console" or block.lines[0] in COMPARED, where
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One whose name is short, since sockets of MPS lie in it."""
+    with TemporaryDirectory(prefix="na-", dir="/tmp") as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_what_the_simulator_can_serve_is_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Typed one after the other on one node with two H100 that are cut as in the example, each of a
     page's commands ends with 0, or with the code that the page names.
     """
-    folder_with_examples(tmp_path, monkeypatch)
+    folder_with_examples(folder, monkeypatch)
     cut = ["apply", "-f", "examples/plan.yaml", "--simulate", "h100-80gb:2", *NODE]
     assert main(cut) == 0
     for block in (block for block in BLOCKS[name] if block.info == RUN):
