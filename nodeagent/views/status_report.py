@@ -100,6 +100,7 @@ def _gpu(gpu: Gpu, health: HealthState | None, readings: _Readings) -> status_sh
             for entry in _instances(instance, found.get((gpu.uuid, instance.id), _NOT_READ))
         ],
         users=[_user(user) for user in gpu.usage.processes] if answers else [],
+        users_unknown=_unknown(gpu.usage) if answers else "",
         free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
         if answers
         else None,
@@ -152,6 +153,11 @@ def _user(user: User) -> status_shapes.User:
     )
 
 
+def _unknown(usage: Usage) -> str:
+    """Why it is not known who else uses it; "" where it is."""
+    return "" if usage.known else usage.reason or "it could not be found out"
+
+
 def _instances(instance: GpuInstance, reading: Reading) -> list[status_shapes.Instance]:
     """One entry for each device; a half-made GPU instance has one without UUID and `ci`."""
     if not instance.compute:
@@ -181,7 +187,7 @@ def _device(
         ci=device.id,
         in_use=usage.in_use,
         users=[_user(user) for user in usage.processes],
-        users_unknown="" if usage.known else usage.reason or "it could not be found out",
+        users_unknown=_unknown(usage),
         memory=status_shapes.InstanceMemory(used=memory.used, total=memory.total)
         if memory
         else None,

@@ -131,6 +131,7 @@ class Gpu(Shape, frozen=True, kw_only=True):
     slots: Annotated[int, Meta(description="memory slices of the card")]
     instances: list[Instance]
     users: list[User]
+    users_unknown: Annotated[str, Meta(description="why it counts as in use")] = ""
     free: Free | None = None
     health: Health
 

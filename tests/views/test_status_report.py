@@ -161,10 +161,13 @@ def test_unknown_users_count_as_use() -> None:
         0, "3g.40gb", 3, "MIG-1", usage=Usage(known=False, reason="no permission")
     )
     gpu = Gpu(0, "GPU-0", instances=(GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,)),))
-    report = status_json(state(observed=ObservedNode((gpu,))))
+    whole = Gpu(1, "GPU-1", usage=Usage(known=False))
+    report = status_json(state(observed=ObservedNode((gpu, whole))))
     assert report
     instance = report["gpus"][0]["instances"][0]
     assert (instance["inUse"], instance["usersUnknown"]) == (True, "no permission")
+    assert "usersUnknown" not in report["gpus"][0]
+    assert report["gpus"][1]["usersUnknown"] == "it could not be found out"
 
 
 def test_nothing_is_idle_on_a_gpu_that_does_not_answer() -> None:
