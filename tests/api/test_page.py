@@ -41,6 +41,9 @@ async def test_the_page_is_served_with_its_policy() -> None:
         assert answer.charset == "utf-8"
         assert await answer.read() == PAGE
         assert answer.headers["Content-Security-Policy"] == CONTENT_SECURITY_POLICY
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert len(PAGE) < 100_000
 
 

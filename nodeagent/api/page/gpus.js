@@ -128,7 +128,7 @@ function findingItem(finding) {
   const place = start === undefined ? "" : " in " + sliceWords(start, size);
   const pods = (finding.pods || []).map(podWords).join(", ");
   return [
-    nowMark(...HEALTH[finding.severity]), " ", finding.message + place + ": " + finding.evidence,
+    nowMark(...HEALTH[finding.severity]), ": ", finding.message + place + ": " + finding.evidence,
     finding.since ? [", since ", time(finding.since)] : "",
     finding.count > 1 ? ", seen " + finding.count + " times" : "",
     pods ? ", used then by " + pods : "", ". ", prose(finding.advice),

@@ -169,5 +169,5 @@ function drawTimeline(events, gpus) {
   const rows = events.slice(0, MOST_ROWS).map((event) =>
     [time(event.time), event.type, names.get(event.gpu) || event.gpu || "–", changeCell(event)]);
   const columns = ["Time", "What", "GPU", "Message"];
-  show("timeline", rows.length ? table("What happened, the newest first", columns, rows) : "");
+  show("timeline", rows.length ? table("The newest first", columns, rows) : "");
 }
