@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.errors import NodeagentError
+from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import Gpu, GpuInstance
+from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.usage import as_used
 from nodeagent.structs import replace
 
@@ -79,9 +80,11 @@ def require_there(record: ClaimRecord, gpu: Gpu) -> None:
             )
 
 
-def users_of_lasting(record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple[str, str]]) -> str:
-    """Who uses which of the claim's devices that are there after its release, too: those of a plan,
-    and the GPU as a whole. "" where they are not used.
+def require_lasting_unused(
+    record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple[str, str]]
+) -> None:
+    """Raise StillInUse for the users of a claim's device that is there after its release, too: one
+    of a plan, or the GPU as a whole.
 
     On a GPU of which it has a share, a process in one of the `other_pods` (namespace and name) is
     not the claim's; any other may be.
@@ -100,5 +103,7 @@ def users_of_lasting(record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple
             usage = replace(usage, processes=tuple(own))
         if usage.in_use:
             name = f"{device.result.device} of " if device.placement or device.share else ""
-            return f"{name}{gpu.title} is in use by {usage}"
-    return ""
+            raise StillInUse(
+                f"{record.title} is not released: {name}{gpu.title} is in use by {usage}",
+                remedy=in_use_remedy(usage),
+            )

@@ -36,8 +36,8 @@ from nodeagent.claims.goals import reserved_on, to_prepare, to_release, unchange
 from nodeagent.claims.intent import intended
 from nodeagent.claims.making import (
     begun,
+    require_lasting_unused,
     require_there,
-    users_of_lasting,
     with_instances,
     without_ids,
 )
@@ -335,11 +335,7 @@ class NodeClaims:
     def _dismissed(self, record: ClaimRecord, gpu: Gpu) -> DesiredGpu:
         others = [one for one in self._records.values() if one.uid != record.uid]
         other_pods = self.pods.names(*others) - self.pods.names(record)
-        if used := users_of_lasting(record, gpu, other_pods):
-            raise StillInUse(
-                f"{record.title} is not released: {used}",
-                remedy="end what uses it, or wait for its end",
-            )
+        require_lasting_unused(record, gpu, other_pods)
         if record.boot_id != self.places.boot_id:  # what is there was not made for it
             record = without_ids(record)
         return to_release(record, gpu, others)

@@ -12,10 +12,11 @@ from nodeagent.claims.cdi import ContainerDevice, Edits, claim_document
 from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.decisions import ClaimState, Keep, Repair
 from nodeagent.claims.goals import daemon_of_shares, reserved_on, to_prepare, to_release
-from nodeagent.claims.making import users_of_lasting
+from nodeagent.claims.making import require_lasting_unused
 from nodeagent.claims.model import ClaimRecord, FileState
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.planned import beside_claims
+from nodeagent.errors import StillInUse
 from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, MpsDaemon, Usage, User
 from nodeagent.plan.plan import Verdict
@@ -197,12 +198,16 @@ def test_users_of_a_share() -> None:
     theirs, mine = (User(5, "train", "mps", namespace="team", pod=pod) for pod in ("its", "own"))
     stray = User(7, "train")
     others = {("team", "its")}
-    assert users_of_lasting(ONE, replace(BARE, usage=Usage((theirs,))), others) == ""
-    for user in (mine, stray):
-        found = users_of_lasting(ONE, replace(BARE, usage=Usage((theirs, user))), others)
-        assert found == f"mps-8gi-1 of GPU 0 (NVIDIA L40S) is in use by {user}"
+    require_lasting_unused(ONE, replace(BARE, usage=Usage((theirs,))), others)
+    ends = {mine: "kubectl delete pod -n team own", stray: "kill 7"}
+    for user, command in ends.items():
+        with pytest.raises(StillInUse) as used:
+            require_lasting_unused(ONE, replace(BARE, usage=Usage((theirs, user))), others)
+        assert used.value.message.endswith(f"mps-8gi-1 of GPU 0 (NVIDIA L40S) is in use by {user}")
+        assert used.value.remedy.startswith(f"run `{command}`")
     unknown = replace(BARE, usage=Usage(known=False, reason="it hangs"))
-    assert "unknown users (it hangs)" in users_of_lasting(ONE, unknown, others)
+    with pytest.raises(StillInUse, match="unknown users"):
+        require_lasting_unused(ONE, unknown, others)
 
 
 @pytest.mark.parametrize("numbers", [(1,), (1, 2), (1, 2, 3)])
