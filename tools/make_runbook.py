@@ -78,7 +78,7 @@ def _section(kind: Kind, entries: list[Entry]) -> str:
 
 
 def _entry(entry: Entry) -> str:
-    see = f"\nSee also {_names(entry.see)}.\n" if entry.see else ""
+    see = f"\nSee also {_links(entry.see)}.\n" if entry.see else ""
     findings = _findings(entry.code) if entry.kind is Kind.CHECK else ""
     return f"\n### `{entry.code}`\n\n{_filled(entry.means)}\n\n{_commands(entry)}{see}{findings}"
 
@@ -93,8 +93,20 @@ def _commands(entry: Entry) -> str:
     return f"```sh card\n{''.join(lines)}```\n"
 
 
-def _names(codes: Iterable[str]) -> str:
-    return ", ".join(f"`{code}`" for code in codes)
+def _links(codes: Iterable[str]) -> str:
+    """Each code with a link to where it stands: its heading, or the table that it is in."""
+    return ", ".join(f"[`{code}`](#{_anchor(code)})" for code in codes)
+
+
+def _anchor(code: str) -> str:
+    entry = runbook().of(code)[0]
+    match entry.kind:
+        case Kind.XID:
+            return "xids"
+        case Kind.FINDING:
+            return entry.see[0].lower()  # its check
+        case _:
+            return entry.code.lower().replace(" ", "-")
 
 
 def _findings(check: str) -> str:
@@ -115,7 +127,7 @@ def _xids(entries: list[Entry]) -> str:
 
 
 def _xid_table(entries: list[Entry]) -> str:
-    rows = (f"| {e.code} | {e.means} | {_names(e.see)} |\n" for e in entries)
+    rows = (f"| {e.code} | {e.means} | {_links(e.see)} |\n" for e in entries)
     table = "| XID | means | finding |\n|---|---|---|\n" + "".join(rows)
     return f"\n{table}\n{_commands(entries[0])}"
 
