@@ -51,7 +51,7 @@ def run(options: Options, output: Output) -> ExitCode:
         raise UsageError("no --simulate, --state, --output here: the demo has a node of its own")
     for number in _ENDS:
         signal.signal(number, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="nodeagent-demo-") as name:
+    with tempfile.TemporaryDirectory(prefix="na-demo-") as name:
         tour = _Tour(Path(name), output)
         try:
             _take(tour)
@@ -63,7 +63,7 @@ def run(options: Options, output: Output) -> ExitCode:
 
 def _take(tour: _Tour) -> None:
     tour.say("A node with two simulated H100, in a folder of its own.")
-    tour.show('cd "$(mktemp -d)"; chmod 755 .')
+    tour.show('cd "$(mktemp -d)"; chmod 755 .; touch settings.yaml')
     tour.show(f"export {_SETTINGS}")
     if Path(shutil.which("nodeagent") or "").parent != Path(sys.executable).parent:
         tour.show(f'nodeagent() {{ {shlex.join(_PROGRAM)} "$@"; }}')
@@ -73,7 +73,7 @@ def _take(tour: _Tour) -> None:
     tour.say("The steps to it, and why. Nothing is touched.")
     tour.command(f"plan -f plan.yaml {_NODE}")
     tour.say("The agent takes them, and keeps the node so.")
-    tour.start(f"run {_NODE} --plan plan.yaml --settings /dev/null --listen 127.0.0.1:0")
+    tour.start(f"run {_NODE} --plan plan.yaml --settings settings.yaml --listen 127.0.0.1:0")
     before = tour.until(
         "the node is as the plan says, and the MPS daemon answers",
         lambda s: s["phase"] == "InSync" and [d["state"] for d in s["mps"]] == ["Ready"],
@@ -121,8 +121,8 @@ class _Tour:
 
     def __init__(self, folder: Path, output: Output) -> None:
         folder.chmod(0o755)  # the MPS daemon is another user's
-        self._folder = folder
-        self._output = output
+        (folder / "settings.yaml").touch()  # none of those of the machine
+        self._folder, self._output = folder, output
         self._agents: list[subprocess.Popen[bytes]] = []  # at most one
         others = {n: v for n, v in os.environ.items() if not n.startswith("NODEAGENT_")}
         ours = dict(each.split("=") for each in _SETTINGS.replace("$PWD", str(folder)).split())

@@ -30,7 +30,7 @@ def left(home: Home) -> list[str]:
     found = [str(path) for path in home.folder.iterdir()]
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
-            if f"{home.folder}/nodeagent-demo-".encode() in (process / "environ").read_bytes():
+            if f"{home.folder}/na-demo-".encode() in (process / "environ").read_bytes():
                 found.append((process / "cmdline").read_text().replace("\0", " "))
     return found
 
@@ -53,7 +53,9 @@ def test_the_tour(home: Home) -> None:
     assert left(home) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 def test_an_end_in_between(home: Home, number: signal.Signals) -> None:
     """The agent and the MPS daemon, which would outlive it, end with the tour."""
     with subprocess.Popen(DEMO, env=environment(home), stdout=-1, text=True) as tour:
