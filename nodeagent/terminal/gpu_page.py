@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeagent.terminal.claims_page import claim_lines
+from nodeagent.terminal.claims_page import claim_lines, less_offered_lines
 from nodeagent.terminal.mps_page import daemon_lines
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line, remark
 from nodeagent.terminal.slices import Cell, drawing
@@ -44,6 +44,7 @@ def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
             for row in daemon_lines(d, name)
         ),
         *claim_lines(status.get("claims", ()), str(gpu.get("uuid"))),
+        *less_offered_lines(status.get("lessOffered", ()), status.get("problems", ())),
         *mode_lines(gpu),
         *room_lines(gpu),
     )

@@ -14,6 +14,7 @@ from nodeagent.terminal.claims_page import (
     claims_page,
     claims_without_device,
 )
+from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.page import Line, plain_text
 from tests.doc_blocks import ROOT, blocks_of
 
@@ -126,6 +127,16 @@ def test_why_less_is_offered_stands_below() -> None:
         "! team/second: the disk is full\n"
         "! less is offered to claims: MIG mode of GPU 0 is off\n  reset it\n"
     )
+
+
+def test_why_less_is_offered_stands_at_the_gpu() -> None:
+    """On the page of one GPU, unless it is among the problems below."""
+    why = {"gpu": "GPU-0", "message": "MIG mode is off", "remedy": "reset it"}
+    gpu = {"index": 0, "uuid": "GPU-0", "instances": [], "users": []}
+    status = {"gpus": [gpu], "lessOffered": [why]}
+    lines = "  ! less is offered to claims: MIG mode is off\n    reset it\n"
+    assert lines in text(gpu_page(status, 80))
+    assert "less is offered" not in text(gpu_page({**status, "problems": [why]}, 80))
 
 
 def test_a_claim_is_a_line_at_its_device() -> None:
