@@ -31,7 +31,6 @@ Json = Mapping[str, Any]
 def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
     """The headline and problems, then the GPU: what is wrong with it first, then all the rest."""
     (gpu,) = status["gpus"]
-    headline = headline_lines(status.get("headline") or {}, [])
     body = (
         *_health(gpu),
         *_readings(gpu),
@@ -49,8 +48,8 @@ def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
         *room_lines(gpu),
     )
     return (
-        *headline,
-        *title_lines(status, said=headline),
+        *headline_lines(status.get("headline") or {}, []),
+        *title_lines(status),  # its message may be of another GPU
         *_problems(status.get("problems", ())),
         BLANK,
         *_title(gpu),

@@ -62,7 +62,7 @@ def status_page(status: Json, width: int, height: int) -> tuple[Line, ...]:
     headline = headline_lines(status.get("headline") or {}, found)
     top = [
         *headline,
-        *title_lines(status, said=(*headline, *(row for t in found for row in t.lines()))),
+        *title_lines(status, _message(status, (*headline, *(r for t in found for r in t.lines())))),
     ]
     more = _explained(status)
     rows = gpu_table(gpus, status.get("mps", ()), status.get("claims", ()), width) if gpus else ()
@@ -90,8 +90,8 @@ def _joined(*parts: Sequence[Line]) -> tuple[Line, ...]:
 # --- what the node is at --------------------------------------------------------------------------
 
 
-def title_lines(status: Json, said: Iterable[Line] = ()) -> tuple[Line, ...]:
-    """Node, phase, plan and cluster; the phase's message where it is not `said` already."""
+def title_lines(status: Json, message: str = "") -> tuple[Line, ...]:
+    """Node, phase, with a message, plan and cluster."""
     phase = str(status.get("phase", "unknown"))
     node = Span(f"node {status.get('node', '?')}", Tone.TITLE)
     digest = str(status.get("digest") or "")
@@ -100,13 +100,14 @@ def title_lines(status: Json, said: Iterable[Line] = ()) -> tuple[Line, ...]:
     plan = f"plan {digest[:_DIGEST_SHOWN]}{name} from {source}" if digest else "no plan"
     seen = f", seen {status['observedAt']}" if status.get("observedAt") else ""
     return (
-        line(node, "  ", Span(phase, _phase_tone(status)), _message(status, said)),
+        line(node, "  ", Span(phase, _phase_tone(status)), message),
         line(dim(f"{plan}{seen}")),
         *_cluster_lines(status),
     )
 
 
 def _message(status: Json, said: Iterable[Line]) -> str:
+    """The phase's message, where it is not `said` already."""
     message = str(status.get("message") or "")
     text = "\n".join("".join(span.text for span in spans) for spans in said)
     known = message.partition(" (and ")[0][1:]  # its first letter may be a capital there

@@ -92,6 +92,19 @@ def test_on_a_terminal_a_line_is_rewritten_and_taken_away(
     assert "\n" not in shown
 
 
+def test_a_wait_that_ends_leaves_no_line(h100: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where nothing else is printed after it."""
+    monkeypatch.setenv("TERM", "xterm")
+    h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 4}}"))
+    h100.on("simulate", "occupy", "0:4")
+    terminal = Terminal("anything", lambda: None)
+    with contextlib.redirect_stderr(terminal):
+        plan = h100.plan("{devices: [0], mig: {7g.80gb: 1}}")
+        assert h100.on("apply", "-f", plan, "--wait", "0.5").code == 3
+    assert "s: waiting for the users of GPU 0" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
 def test_a_terminal_that_cannot_rewrite_a_line_gets_none(
     h100: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,8 @@ GPU 0  room for 3 x 1g.10gb or 1 x 2g.20gb
 
 def test_one_gpu_is_drawn_in_full(program: Program) -> None:
     """By index or UUID, also as JSON: its slices as boxes, users, devices; nothing of others."""
-    with answering(json.dumps(STATUS).encode()) as (where, _):
+    answer = {**STATUS, "message": "GPU 1 has none of it"}
+    with answering(json.dumps(answer).encode()) as (where, _):
         shown = program("status", "--gpu", "0", "--listen", where)
         found = program("status", "--gpu", "gpu-0", "--listen", where, "-o", "json").json
     assert (shown.code, shown.err) == (0, "")
@@ -79,7 +80,7 @@ GPU 0  NVIDIA H100 80GB HBM3
   room for 3 x 1g.10gb or 1 x 2g.20gb
 """
     )
-    assert found == {**STATUS, "gpus": STATUS["gpus"][:1]}
+    assert found == {**answer, "gpus": STATUS["gpus"][:1]}
 
 
 def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
@@ -158,7 +159,9 @@ def test_bad_settings_are_code_2(program: Program) -> None:
 
 
 def test_watch_prints_every_change_once(program: Program) -> None:
-    """One JSON document a line; the time of observation alone is no change."""
+    """One JSON document a line; the time of observation, and what is sampled, are no change."""
+    first, *others = STATUS["gpus"]
+    sampled = [{**first, "utilization": 50.0, "power": 412.3}, *others]
     with answering(json.dumps(STATUS).encode()) as (where, handler):
         words = ("status", "--watch", "-o", "json", "--listen", where)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -166,7 +169,8 @@ def test_watch_prints_every_change_once(program: Program) -> None:
             assert process.stdout is not None
             assert process.stderr is not None
             assert json.loads(process.stdout.readline())["phase"] == "Blocked"
-            handler.answer = json.dumps({**STATUS, "observedAt": "later"}).encode()
+            later = {**STATUS, "observedAt": "later", "gpus": sampled}
+            handler.answer = json.dumps(later).encode()
             threading.Event().wait(1.5)
             handler.answer = json.dumps({**STATUS, "phase": "InSync"}).encode()
             assert json.loads(process.stdout.readline())["phase"] == "InSync"
