@@ -193,10 +193,12 @@ def test_a_whole_gpu_that_was_claimed_before_there_were_shares() -> None:
 
 
 def test_slices_that_were_lost() -> None:
-    """What is held is published as it was."""
+    """What is held is published as it was, also when the setting is gone by now."""
     for device in ("mps-8gi-3", WHOLE_GPU):
         before = held(L40S, SHARED, device)
         assert make_offer(L40S, replace(SHARED, held=frozenset({device}))) == before
+    unset = make_offer(L40S, replace(SHARED, share=0, held=frozenset({"mps-8gi-3"})))
+    assert consumed(unset) == {"mps-8gi-3": {"memory": SHARE}, WHOLE_GPU: {"memory": L40S.memory}}
     gone = Gpu(-1, L40S.uuid, access=Access.LOST)
     assert make_offer(gone, replace(SHARED, held=frozenset({"mps-8gi-3"}))).devices == ()
 
