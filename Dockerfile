@@ -22,7 +22,7 @@ COPY nodeagent nodeagent
 #
 # Of the Kubernetes client the agent uses what reads a kubeconfig (nodeagent/cluster/client/
 # kubeconfig.py). Its API groups and their objects, which it loads one by one when they are asked
-# for, are 74 MB of files that nothing here asks for: they are left out.
+# for, are 76 of the 137 MB of all packages, and nothing here asks for them: they are left out.
 RUN python -m pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/nodeagent/bin/pip install --no-index --no-deps --no-compile /wheels/*.whl \
  && /opt/nodeagent/bin/pip uninstall --yes pip setuptools \
