@@ -108,7 +108,7 @@ def _planted(folder: Path) -> dict[str, object]:
     names["kubernetes.plugin_pods"] = f"app={SECRET}-pods"
     context = str(names["kubernetes.context"])
     user = {"name": "u", "user": {"token": SECRET}}
-    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}
+    cluster = {"name": "c", "cluster": {"server": f"http://me:{SECRET}@127.0.0.1:1"}}
     one = {"name": context, "context": {"cluster": "c", "user": "u"}}
     kubeconfig = {"contexts": [one], "clusters": [cluster], "users": [user]}
     key = f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"

@@ -9,7 +9,7 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nodeagent.cluster.client import kubeconfig
@@ -95,6 +95,11 @@ def read_identity(credentials: Credentials) -> Identity:
     if not (authorization.isascii() and authorization.isprintable()):
         # Such a header would be refused by an exception that repeats it.
         raise CredentialsUnusable("the token holds characters that no token has")
+    if authorization:
+        # As for kubectl: they come before a user in the server's URL. aiohttp refuses to have both.
+        scheme, _, rest = endpoint.url.partition("://")
+        host, slash, path = rest.partition("/")
+        endpoint = replace(endpoint, url=f"{scheme}://{host.rpartition('@')[2]}{slash}{path}")
     return Identity(endpoint, authorization)
 
 

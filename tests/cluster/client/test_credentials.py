@@ -117,11 +117,14 @@ def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
     )
     assert inline.authorization == by_file.authorization == f"Bearer {TOKEN}"
     assert inline.server == "http://127.0.0.1:1"
+    assert inline.endpoint.url == "http://127.0.0.1:1/x"
 
 
 def test_a_kubeconfig_without_a_user_gives_no_authorization(tmp_path: Path) -> None:
     """A client without credentials is a user to a server behind `kubectl proxy`."""
-    assert read_identity(Kubeconfig(kubeconfig(tmp_path / "a"))).authorization == ""
+    identity = read_identity(Kubeconfig(kubeconfig(tmp_path / "a")))
+    assert identity.authorization == ""
+    assert identity.endpoint.url == "http://me:pw@127.0.0.1:1/x"
 
 
 def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path) -> None:
