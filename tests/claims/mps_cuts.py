@@ -22,6 +22,7 @@ from typing import Any
 from nodeagent.claims.cdi import file_name
 from nodeagent.claims.model import Phase
 from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.mps_bench import is_daemon
@@ -30,7 +31,7 @@ from tests.claims.machine import UIDS, Home, laid_out, pool_of
 from tests.claims.samples import config_json, device_config
 from tests.claims.test_mps_claims import LIMITS, agent
 from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, NodeRig, modes
-from tests.rig import Rig
+from tests.rig import SOON, Rig
 
 OWN = UIDS[0]
 Ending = Callable[["World"], Coroutine[Any, Any, None]]
@@ -133,11 +134,23 @@ SCENARIOS = {
 # --- what kubelet and API server want after the cut ----------------------------------------------
 
 
+async def until_done(call: Callable[[], Awaitable[object]]) -> None:
+    """The kubelet calls again until it succeeds: a daemon that is on its way is not waited for."""
+    async with asyncio.timeout(SOON):
+        while True:
+            try:
+                await call()
+            except NodeagentError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
 async def goes_on(world: World) -> None:
     """The kubelet asks for the claim once more, and in the end has it released."""
     async with world.life() as (claims, rig):
         await world.look_after(claims, rig)
-        await prepare(world, claims)
+        await until_done(lambda: prepare(world, claims))
         world.check(prepared=True)
         assert [record.phase for record in claims.records] == [Phase.READY]
         assert await world.look_after(claims, rig) == []
@@ -148,15 +161,16 @@ async def goes_on(world: World) -> None:
 async def vanishes(world: World) -> None:
     """Pod and claim are gone, and the kubelet never asks again."""
     world.home.claims.clear()
-    async with world.life() as (claims, rig):
-        assert await world.look_after(claims, rig) == []
+    async with world.life() as (claims, rig), asyncio.timeout(SOON):
+        while await world.look_after(claims, rig):
+            await asyncio.sleep(0.05)
         world.check(prepared=False)
 
 
 async def is_released(world: World) -> None:
     """The kubelet asks for its release, before the agent looked after anything."""
     async with world.life() as (claims, rig):
-        await release(world, claims)
+        await until_done(lambda: release(world, claims))
         await world.look_after(claims, rig)
         world.check(prepared=False)
 
