@@ -297,7 +297,7 @@ class Reconciler:
         problems = [*objections, *(plan.problems if plan else ())]
         for gpu_plan in judgement.gpus:
             problems += self._queue.problems(gpu_plan)
-        problems += (*mps.problems, *self.hooks.problems, *self.own_problems())
+        problems += (*mps.problems, *self.hooks.problems)
         phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
         if phase is Phase.FAILED and unfinished and not problems:
             phase = Phase.WORKING
@@ -314,7 +314,7 @@ class Reconciler:
             plan=plan,
             problems=(
                 *(refused.problems if refused else ()),
-                *dict.fromkeys(problems),
+                *dict.fromkeys((*problems, *self.own_problems())),  # not of the plan
                 *self.plan.source_problems,
             ),
             driver_error=_driver_error(observed),
