@@ -158,7 +158,8 @@ async def test_nos_drives_a_node_of_an_older_cluster(folder: Path) -> None:
     """Where the API server knows no ResourceSlices and the kubelet asks for no driver, what nos'
     partitioner asks for is done all the same, and the status says what claims need.
     """
-    (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
+    for name in ("plugins", "plugins_registry"):
+        (folder / "kubelet" / name).mkdir(parents=True)
     asked = {"spec-gpu-0-1g.10gb": "2", "spec-partitioning-plan": "1714000000"}
     async with ApiServer() as api:
         api.faults.next(10**6, Answer(404), path="/apis/resource.k8s.io/*")
