@@ -221,7 +221,7 @@ def _health(gpu: Gpu, health: HealthState | None) -> status_shapes.Health:
         message=row.words,
         evidence=gpu.access_reason or "the driver does not answer for it",
         suggested_action=row.action,
-        advice=row.advice,
+        advice=advice(row.cause, row.action),
     )
     status = worst((report.status, row.severity))
     return structs.replace(report, status=status, findings=[silence, *report.findings])

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nodeagent.health.evaluate import evaluate
-from nodeagent.health.findings import Moment
+from nodeagent.health.findings import Action, Moment
 from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import BY_CAUSE, advice
 from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import (
     Access,
@@ -152,7 +152,9 @@ def test_a_lost_gpu_is_unhealthy_and_claims_nothing() -> None:
     assert nameless
     assert "uuid" not in nameless["gpus"][0]
     assert gpu["health"]["status"] == "unhealthy"
-    assert gpu["health"]["findings"][0]["evidence"] == "it fell off the bus"
+    [finding] = gpu["health"]["findings"]
+    assert finding["evidence"] == "it fell off the bus"
+    assert finding["advice"] == advice("gpuLost", Action.REBOOT)
 
 
 def test_unknown_users_count_as_use() -> None:
