@@ -79,11 +79,11 @@ function boxesAfter(planned) {
   });
 }
 
-/* What a GPU that is not divided is at. */
-function wholeState(gpu) {
-  if (!answers(gpu)) return silentState(gpu);
-  if (isSick(gpu)) return "sick";
-  return gpu.users.length || gpu.usersUnknown ? "used" : "idle"; // not knowing counts as in use
+/* All that is so of a GPU that is not divided. */
+function wholeStates(gpu) {
+  if (!answers(gpu)) return [silentState(gpu)];
+  const use = gpu.users.length || gpu.usersUnknown ? "used" : "idle"; // not knowing counts as use
+  return isSick(gpu) ? ["sick", use] : [use];
 }
 
 function isDivided(gpu) {
@@ -136,12 +136,12 @@ function countsOf(status) {
   return facts.map(([name, parts]) => [name, parts.filter(Boolean).join(", ") || "0"]);
 }
 
-/* What the health checks found at the node (`where` "node") or at a GPU, but for what is well. */
+/* What the health checks found at the node or a GPU, called `where`, but for what is well. */
 function findingsAt(where, { health, uuid }) {
   const findings = (health ? health.findings : []).filter((one) => one.severity !== "healthy");
   return findings.map((finding) => ({
     where, gpu: uuid, code: finding.cause[0].toUpperCase() + finding.cause.slice(1),
-    message: finding.message, evidence: finding.evidence, remedy: finding.advice,
+    message: where + " " + finding.message, evidence: finding.evidence, remedy: finding.advice,
     isSevere: finding.severity !== "degraded",
   }));
 }
@@ -166,7 +166,7 @@ function handsNeeded(status) {
   const { headline, problems } = status;
   const names = gpuNames(status.gpus);
   const findings = [
-    ...findingsAt("node", status),
+    ...findingsAt("The node", status),
     ...status.gpus.flatMap((gpu) => findingsAt("GPU " + gpu.index, gpu)),
   ];
   const { problem } = status.cluster || {};

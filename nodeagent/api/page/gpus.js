@@ -8,6 +8,11 @@ function boxesWords(boxes) {
   return words.join("; ") || "no instances";
 }
 
+/* A profile may be broken behind its point: a narrow box has no room for "1g.10gb". */
+function profileWords(profile) {
+  return profile.split(".").flatMap((part, at) => (at ? [".", element("wbr"), part] : [part]));
+}
+
 function lane(name, boxes, slots) {
   const row = element("div", { class: "slots" });
   row.style.gridTemplateColumns = "repeat(" + slots + ", minmax(0, 1fr))";
@@ -19,7 +24,7 @@ function lane(name, boxes, slots) {
   for (const { name: profile, start, size, states } of boxes) {
     const drawn = element("div", { class: "box is-" + states[0] },
       element("span", { class: "glyph" }, STATES[states[0]].glyph),
-      element("span", { class: "name" }, profile),
+      element("span", { class: "name" }, profileWords(profile)),
       element("span", { class: "word" }, stateWords(states)));
     drawn.style.gridColumn = start + 1 + " / span " + size;
     row.append(drawn);
@@ -37,7 +42,7 @@ function picture(lanes, slots) {
 function gpuPicture(gpu, planned) {
   const isOld = isAway() || !answers(gpu);
   if (!isDivided(gpu)) {
-    const whole = { start: 0, size: 1, name: modeWords(gpu), states: [wholeState(gpu)] };
+    const whole = { start: 0, size: 1, name: modeWords(gpu), states: wholeStates(gpu) };
     return picture([[isOld ? "last known" : "", [whole]]], 1);
   }
   const now = boxesNow(gpu, planned.steps);
@@ -81,7 +86,7 @@ function purposeCell(gpu, device, { claims, daemons }) {
   const words = claims.filter((claim) => claim.devices.some(isIts))
     .map((claim) => "claim " + claimName(claim));
   const daemon = daemons.find((one) => one.device === (device === undefined ? gpu : device).uuid);
-  if (daemon) words.push(["MPS: ", toneMark(daemon.state)]);
+  if (daemon) words.push(["MPS: ", daemonMark(daemon)]);
   return list(words) || "–";
 }
 
@@ -94,7 +99,7 @@ function uuidCell(uuid) {
 function wholeRow(gpu, node) {
   const { used, total } = gpu.memory || {};
   return [
-    "whole GPU", stateMark(wholeState(gpu)), usersCell(gpu, answers(gpu), node.owners),
+    "whole GPU", wholeStates(gpu).map(stateMark), usersCell(gpu, answers(gpu), node.owners),
     memoryCell(used, total), utilizationCell(gpu), purposeCell(gpu, undefined, node),
     uuidCell(gpu.uuid),
   ];
@@ -123,12 +128,13 @@ const HEALTH = {
   unknown: ["?", "health not known", "tone-warning"], unhealthy: ["!", "sick", "is-sick"],
 };
 
-function findingItem(finding) {
+function findingItem(finding, index) {
   const { start, size = 1 } = finding;
   const place = start === undefined ? "" : " in " + sliceWords(start, size);
   const pods = (finding.pods || []).map(podWords).join(", ");
   return [
-    nowMark(...HEALTH[finding.severity]), ": ", finding.message + place + ": " + finding.evidence,
+    nowMark(...HEALTH[finding.severity]),
+    " GPU " + index + " " + finding.message + place + ": " + finding.evidence,
     finding.since ? [", since ", time(finding.since)] : "",
     finding.count > 1 ? ", seen " + finding.count + " times" : "",
     pods ? ", used then by " + pods : "", ". ", prose(finding.advice),
@@ -175,7 +181,7 @@ function gpuCard(gpu, node) {
     element("h3", { id: id + "-name" }, name + " ", gpuMark(gpu)),
     gpuPicture(gpu, planned),
     answers(gpu) && isDivided(gpu) ? element("p", { class: "faint" }, roomWords(gpu)) : "",
-    list(gpu.health.findings.map(findingItem), { class: "plain" }),
+    list(gpu.health.findings.map((one) => findingItem(one, gpu.index)), { class: "plain" }),
     deviceTable(gpu, planned, node),
     gpuFacts(gpu));
 }

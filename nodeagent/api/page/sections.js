@@ -19,6 +19,7 @@ function drawHead(status) {
   const now = mark(glyph, word + ":", "tone-" + severity);
   show("headline", isAway() ? mark("?", "Last known:", "tone-away") : now, " ", text);
   const shown = status.gpus.find((one) => one.uuid !== undefined && one.uuid === gpu);
+  const isSaid = text.toLowerCase().includes(status.message.toLowerCase());
   const isBad = severity === "warning" || severity === "error";
   const link = shown && element("a", { href: "#gpu-" + shown.index }, "See GPU " + shown.index);
   show("remedy", prose(remedy), link ? [" ", link, "."] : "",
@@ -26,7 +27,7 @@ function drawHead(status) {
   byId("node").textContent = status.node;
   document.title = (isAway() ? "not answering" : word) + ": " + status.node;
   show("counts", facts([
-    ["Plan", [phaseMark(status), " ", status.message]],
+    ["Plan", [phaseMark(status), isSaid ? "" : " " + status.message]],
     ...countsOf(status),
     ["Driver", status.driverVersion],
     ["Cluster", status.cluster && clusterCell(status.cluster)],
@@ -82,13 +83,18 @@ function clientsTable(daemon, where) {
   return rows.length ? table("Clients of MPS on " + where, columns, rows) : "";
 }
 
+/* A daemon may be Ready and take no new clients all the same. */
+function daemonMark({ state, trouble }) {
+  return trouble ? nowMark("▲", state, "tone-warning") : toneMark(state);
+}
+
 function daemonCard(daemon) {
   const where = daemonPlace(daemon), { server } = daemon;
   const troubles = [daemon.state === "Ready" ? "" : daemon.why, daemon.trouble].filter(Boolean);
   const waiting = (daemon.waiting || []).map((client) =>
     userWords(client) + " of user " + client.user + " waits");
   return element("article", {},
-    element("h3", {}, "MPS on " + where + " ", toneMark(daemon.state)),
+    element("h3", {}, "MPS on " + where + " ", daemonMark(daemon)),
     list([...troubles, ...waiting].map((text) => [mark("▲", text, "tone-warning")])),
     list((daemon.lastLines || []).map((text) => [element("code", {}, text)])),
     facts([
@@ -166,8 +172,11 @@ function changeCell({ message, before, after }) {
 /* `events` and what this page saw itself, newest first. */
 function drawTimeline(events, gpus) {
   const names = gpuNames(gpus);
-  const rows = events.slice(0, MOST_ROWS).map((event) =>
-    [time(event.time), event.type, names.get(event.gpu) || event.gpu || "–", changeCell(event)]);
+  const whole = (text) => element("span", { class: "whole" }, text);
+  const rows = events.slice(0, MOST_ROWS).map((event) => [
+    time(event.time), whole(event.type),
+    names.has(event.gpu) ? whole(names.get(event.gpu)) : event.gpu || "–", changeCell(event),
+  ]);
   const columns = ["Time", "What", "GPU", "Message"];
   show("timeline", rows.length ? table("The newest first", columns, rows) : "");
 }
