@@ -7,7 +7,7 @@ from typing import Any
 
 from nodeagent.terminal.claims_page import claim_lines, less_offered_lines
 from nodeagent.terminal.mps_page import daemon_lines
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line, remark
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line
 from nodeagent.terminal.slices import Cell, drawing
 from nodeagent.terminal.status_page import title_lines
 from nodeagent.terminal.status_words import (
@@ -23,7 +23,7 @@ from nodeagent.terminal.status_words import (
     room_lines,
     user_lines,
 )
-from nodeagent.terminal.troubles import headline_lines
+from nodeagent.terminal.troubles import headline_lines, troubles
 
 Json = Mapping[str, Any]
 
@@ -31,6 +31,9 @@ Json = Mapping[str, Any]
 def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
     """The headline and problems, then the GPU: what is wrong with it first, then all the rest."""
     (gpu,) = status["gpus"]
+    found = troubles({"problems": status.get("problems", ())})
+    headline = headline_lines(status.get("headline") or {}, found)
+    problems = [row for trouble in found for row in trouble.lines()]
     body = (
         *_health(gpu),
         *_readings(gpu),
@@ -48,9 +51,9 @@ def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
         *room_lines(gpu),
     )
     return (
-        *headline_lines(status.get("headline") or {}, []),
+        *headline,
         *title_lines(status),  # its message may be of another GPU
-        *_problems(status.get("problems", ())),
+        *([BLANK, *problems] if problems else []),
         BLANK,
         *_title(gpu),
         *indent(body, 2),
@@ -124,16 +127,3 @@ def _health(gpu: Json) -> tuple[Line, ...]:
         if advice := finding_advice(finding):
             lines.append(line(f"    {advice}"))
     return tuple(lines)
-
-
-def _problems(problems: Sequence[Json]) -> tuple[Line, ...]:
-    rows = [
-        row
-        for problem in problems
-        for row in remark(
-            str(problem.get("message", "")),
-            str(problem.get("remedy", "")),
-            path=str(problem.get("path", "")),
-        )
-    ]
-    return (BLANK, *rows) if rows else ()

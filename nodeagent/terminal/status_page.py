@@ -50,6 +50,7 @@ _PHASE_TONES = {
 }
 _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 _IN_FULL = "nodeagent status --gpu N shows one GPU in full"
+_NOT_SHOWN = "the rest does not fit: nodeagent status --gpu N, or -o json, shows it"
 _MOST_NAMED = 4  # users of a GPU in one line
 
 
@@ -74,7 +75,9 @@ def status_page(status: Json, width: int, height: int) -> tuple[Line, ...]:
         return height - sum(rows_of(part, width) for part in there) - max(len(there) - 1, 0)
 
     if spare(top, table) < 0:  # a very low terminal
-        return at_most((*top[:1], *rows), height, width, keep=2, more=_IN_FULL)
+        end = (*rows, line(dim(_NOT_SHOWN)))
+        fits = (n for n in range(len(top), 0, -1) if rows_of((*top[:n], *end), width) <= height)
+        return at_most((*top[: next(fits, 1)], *end), height, width, keep=2, more=_IN_FULL)
     # However much needs a hand, a third of the room says who has the GPUs.
     least = _details(status, spare(top, more, table) // 3 - 1, width)
     hand = [*_first_that_fit(found, spare(top, more, table, least) - 1, width), *more]

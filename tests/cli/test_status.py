@@ -83,6 +83,15 @@ GPU 0  NVIDIA H100 80GB HBM3
     assert found == {**answer, "gpus": STATUS["gpus"][:1]}
 
 
+def test_what_the_headline_says_of_a_gpu_is_said_once(program: Program) -> None:
+    """Also where one GPU is shown in full."""
+    headline = {"severity": "warning", "text": "Something is in use.", "remedy": "End it."}
+    with answering(json.dumps({**STATUS, "headline": headline}).encode()) as (where, _):
+        shown = program("status", "--gpu", "0", "--listen", where).out
+    assert shown.startswith("Something is in use.\n  End it.\nnode gpu-node-0  Blocked\n")
+    assert "! something" not in shown
+
+
 def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
     """With those that are."""
     with answering(json.dumps(STATUS).encode()) as (where, _):

@@ -42,6 +42,7 @@ def _rows(status: dict[str, Any], width: int, height: int) -> list[str]:
     assert max(map(len, rows)) <= width
     shown = [row for row in rows if row[4:6] == " │"]
     assert [int(row[:3]) for row in shown] == list(range(GPUS)), "\n".join(rows)
+    assert "nodeagent status --gpu N" in " ".join(" ".join(rows).split())  # what is left out
     return rows
 
 
