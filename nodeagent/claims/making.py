@@ -80,6 +80,12 @@ def require_there(record: ClaimRecord, gpu: Gpu) -> None:
             )
 
 
+_MAY_BE_ANOTHERS = (
+    "end it if it is this claim's, or wait for its end: before the agent has the kubelet's list of "
+    "pods, a minute after its start, it may be another claim's"
+)
+
+
 def require_lasting_unused(
     record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple[str, str]]
 ) -> None:
@@ -105,5 +111,5 @@ def require_lasting_unused(
             name = f"{device.result.device} of " if device.placement or device.share else ""
             raise StillInUse(
                 f"{record.title} is not released: {name}{gpu.title} is in use by {usage}",
-                remedy=in_use_remedy(usage),
+                remedy=_MAY_BE_ANOTHERS if device.share else in_use_remedy(usage),
             )
