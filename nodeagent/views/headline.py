@@ -18,11 +18,13 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, REBOOT_NODE, advice
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.remedies import end_commands
 from nodeagent.structs import Struct
 from nodeagent.views.devices import device_words, gpu_of, located
 from nodeagent.views.node_state import SHOWN_ONLY, WAITING, NodeState, Phase
 from nodeagent.views.shapes import Headline
 from nodeagent.views.shapes import HeadlineSeverity as Severity
+from nodeagent.views.text import users
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 _PASSING = WAITING | SHOWN_ONLY
@@ -30,7 +32,7 @@ _PASSING = WAITING | SHOWN_ONLY
 
 def headline(state: NodeState, *, in_cluster: bool) -> Headline:
     """The worst thing; in a cluster the remedies are kubectl's."""
-    remedies = _Remedies(state.node, in_cluster)
+    remedies = _Remedies(state.node, in_cluster, state.observed)
     ranked = chain(_errors(state, remedies), _warnings(state, remedies), _notes(state, remedies))
     return next(ranked, _all_well(state))
 
@@ -153,6 +155,7 @@ class _Remedies(Struct, frozen=True):
 
     node: str
     in_cluster: bool
+    observed: ObservedNode
 
     def of(self, cause: str, action: Action, gpu: int | None = None) -> str:
         return advice(cause, action, reboot=self._reboot(), reset=self._reset(gpu))
@@ -163,7 +166,8 @@ class _Remedies(Struct, frozen=True):
         reset = f"`nvidia-smi --gpu-reset -i {'NUMBER' if gpu is None else gpu}`"
         if not self.in_cluster:
             stop, start = "`systemctl stop nodeagent`", "`systemctl start nodeagent`"
-            return f"Reset {which}: end its users, then {stop}, {reset}, {start}."
+            end = f"end its users{self._commands(gpu)}"
+            return f"Reset {which}: {end}, then {stop}, {reset}, {start}."
         label = f"kubectl label node {self.node} nodeagent.io/off"
         return (
             f"Reset {which}: `{self._drain} && {label}=`, then run {reset} on the node, then "
@@ -173,11 +177,20 @@ class _Remedies(Struct, frozen=True):
     def _reboot(self) -> str:
         reboot = REBOOT_NODE.removesuffix(".")
         if not self.in_cluster:
-            return f"{reboot}: end the users of its GPUs, then `systemctl reboot`."
+            return (
+                f"{reboot}: end the users of its GPUs{self._commands()}, then `systemctl reboot`."
+            )
         return (
             f"{reboot}: `{self._drain}`, then `systemctl reboot` on the node, then "
             f"`{self._uncordon}`."
         )
+
+    def _commands(self, gpu: int | None = None) -> str:
+        """What ends the users of this GPU, or of all, in brackets; no Node shows these pids."""
+        gpus = (one for one in self.observed.gpus if gpu in (None, one.index))
+        found = (user for one in gpus for user in users(one))
+        commands = end_commands((user.pid, user.namespace, user.pod) for user in found)
+        return f" ({commands})" if commands else ""
 
     @property
     def _drain(self) -> str:

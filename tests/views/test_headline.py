@@ -18,7 +18,7 @@ from nodeagent.health.readings import (
 )
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, ObservedNode, Usage
+from nodeagent.plan.observed import Access, ObservedNode, Usage, User
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimPhase
@@ -163,6 +163,19 @@ def test_remedies_are_commands_of_this_node() -> None:
         "on the node, then `kubectl label node gpu-node-0 nodeagent.io/off- && kubectl uncordon "
         "gpu-node-0`; or reboot the node."
     )
+
+
+def test_outside_a_cluster_the_users_of_gpus_are_ended_first() -> None:
+    """Of the GPU that is reset, and of all where the node is rebooted."""
+    first, second = OBSERVED.gpus
+    users = Usage((User(4711, "train"),))
+    seen = ObservedNode((first, replace(second, usage=users, mps=None)))
+    values: dict[str, object] = {"observed": seen}
+    reset = node({**values, "health": health(GpuReading(SECOND, 1, recovery_action=1))})
+    assert "end its users (`kill 4711`), then" in headline(reset, in_cluster=False).remedy
+    reboot = headline(node({**values, "health": health(xid=79)}), in_cluster=False).remedy
+    assert "4711`), then `systemctl reboot`" in reboot
+    assert "kill" not in of(reset).remedy  # pids would have the Node written again and again
 
 
 def test_a_driver_that_hangs_says_what_to_do() -> None:
