@@ -27,15 +27,22 @@ async def _headline_is(page: Tab, text: str) -> None:
     await page.until(f"byId('headline').textContent.includes({json.dumps(text)})")
 
 
-async def _fits_every_screen(page: Tab, name: str, folder: Path) -> None:
+async def _fits_every_screen(page: Tab, name: str, pictures: Path | None) -> None:
     for width in (1280, 360):
         for scheme in ("light", "dark"):
             await page.show_on(width, scheme)
             assert await page.value(FITS), f"{name} is wider than {width} pixels"
-            await page.picture(folder / f"{name}-{width}-{scheme}.png")
+            if pictures:
+                await page.picture(pictures / f"{name}-{width}-{scheme}.png")
 
 
-async def test_every_state_on_every_screen(tmp_path: Path) -> None:
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["", "pictures"])
+def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """Where pictures are to be left for people to look at, which takes most of the time."""
+    return tmp_path if request.param else None
+
+
+async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None) -> None:
     """The headline is right, nothing has to be scrolled sideways, and nothing goes wrong."""
     agent = Agent(OBSERVED)
     agent.events.add(EventType.APPLIED, "GPU 0 now has 1g.10gb at 0", gpu=FIRST)
@@ -47,11 +54,13 @@ async def test_every_state_on_every_screen(tmp_path: Path) -> None:
             await page.open(f"http://{HOST}:{port}/")
             await _headline_is(page, status["headline"]["text"])
             await page.until("byId('timeline').textContent.includes('GPU 0 now has')")
-            await _fits_every_screen(page, name, tmp_path)
+            await _fits_every_screen(page, name, pictures)
         assert page.errors == []
 
 
-async def test_the_page_follows_the_agent_and_says_when_it_is_gone(tmp_path: Path) -> None:
+async def test_the_page_follows_the_agent_and_says_when_it_is_gone(
+    tmp_path: Path, pictures: Path | None
+) -> None:
     """An event brings the new state, and focus stays; without an agent nothing looks well."""
     agent = Agent(OBSERVED)
     agent.state = IDLE
@@ -81,7 +90,7 @@ async def test_the_page_follows_the_agent_and_says_when_it_is_gone(tmp_path: Pat
         await page.until("byId('headline').textContent.startsWith('? Last known:')")
         assert await page.value("document.querySelectorAll('header .tone-ok').length") == 0
         assert await page.value("byId('counts').textContent.includes('last known: InSync')")
-        await _fits_every_screen(page, "stopped", tmp_path)
+        await _fits_every_screen(page, "stopped", pictures)
         assert page.errors == []
 
         async with listen(agent, HOST, port, Refusals()):
