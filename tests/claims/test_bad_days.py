@@ -107,11 +107,11 @@ async def test_128_claims_at_once(home: Home) -> None:
                 *(claims.prepare(*name) for name in names), return_exceptions=True
             )
             late = [(n, str(a)) for n, a in enumerate(answers) if isinstance(a, ClaimRefused)]
-            assert sum(isinstance(answer, tuple) for answer in answers) == 56
-            assert [n for n, _ in late] == list(range(56, 128))
+            holders = {devices[n]: n for n, a in enumerate(answers) if isinstance(a, tuple)}
+            assert (len(holders), len(late)) == (56, 72)
             for n, message in late:
                 pool, device = devices[n]
-                [holder] = [m for m in range(56) if devices[m] == (pool, device)]
+                holder = holders[pool, device]  # as a rule the first; threads may overtake others
                 assert message == (
                     f"claim team/trainer-{n} was allocated what is held already: {device} of claim "
                     f"team/trainer-{holder} (wait until that one's pods have ended, or delete this "
