@@ -6,9 +6,9 @@ code of six methods is compiled, and 14 KiB. A command such as `assert` makes a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct, field, json
 from msgspec.structs import asdict
 
 if TYPE_CHECKING:
@@ -24,4 +24,18 @@ else:
         return dataclasses.replace(value, **changes)
 
 
-__all__ = ["Struct", "asdict", "field", "replace"]
+Kind = TypeVar("Kind")
+
+
+def read_in_threads(kind: type[Kind]) -> type[Kind]:
+    """For a class whose values several threads may be the first to read.
+
+    msgspec derives what it needs of a class when that is first used, and lets other threads run
+    meanwhile: one that uses it then finds it half-made, and the process crashes (0.22). It is
+    derived here, in the thread that imports the module.
+    """
+    json.Decoder(kind)
+    return kind
+
+
+__all__ = ["Struct", "asdict", "field", "read_in_threads", "replace"]

@@ -32,6 +32,7 @@ from nodeagent.documents.mps import read_quantity
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.shares import TimeSlice
+from nodeagent.structs import read_in_threads
 from nodeagent.text import shown
 
 NVIDIA_DRIVER: Final = "gpu.nvidia.com"
@@ -161,6 +162,7 @@ class _Status(Struct):
     allocation: _Allocation | None = None
 
 
+@read_in_threads
 class _Claim(Struct):
     metadata: _Metadata
     status: _Status | None = None

@@ -19,6 +19,7 @@ from nodeagent.claims.model import UID, ClaimedDevice, ClaimRecord, Result
 from nodeagent.mps.files.client_files import slot_device
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import Slot
+from nodeagent.structs import read_in_threads
 
 if TYPE_CHECKING:
     from nodeagent.claims.records import UnreadableRecord
@@ -75,6 +76,7 @@ class Hook(Struct, frozen=True, omit_defaults=True, rename="camel"):
     timeout: int | None = None
 
 
+@read_in_threads
 class Edits(Struct, frozen=True, omit_defaults=True, rename="camel"):
     """What changes of a container."""
 

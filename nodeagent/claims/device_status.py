@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.claims.names import DRIVER
+from nodeagent.structs import read_in_threads
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]  # as `Result.key`
@@ -130,6 +131,7 @@ class _Status(Struct, rename="camel"):
     devices: Annotated[tuple[_Device, ...], Meta(max_length=_MOST_DEVICES)] = ()
 
 
+@read_in_threads
 class _Claim(Struct):
     metadata: _Metadata
     status: _Status = field(default_factory=_Status)

@@ -10,6 +10,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
+from nodeagent.structs import read_in_threads
+
 _MOST_PODS: Final = 256  # the API server's own limit
 
 
@@ -35,6 +37,7 @@ class _Status(Struct, rename="camel"):
     reserved_for: Annotated[tuple[_Consumer, ...], Meta(max_length=_MOST_PODS)] = ()
 
 
+@read_in_threads
 class _Claim(Struct):
     metadata: _Metadata = field(default_factory=_Metadata)
     status: _Status | None = None
