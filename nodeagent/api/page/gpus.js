@@ -2,9 +2,9 @@
 
 /* --- the picture --- */
 
-function boxesWords(boxes) {
+function boxesWords(boxes, slots) {
   const words = boxes.map(({ name, start, size, states }) =>
-    name + " at " + sliceWords(start, size) + ", " + stateWords(states));
+    name + (slots > 1 ? " at " + sliceWords(start, size) : "") + ", " + stateWords(states));
   return words.join("; ") || "no instances";
 }
 
@@ -34,7 +34,7 @@ function lane(name, boxes, slots) {
 
 /* Boxes over memory slices, one row for each moment; read out as one sentence for each. */
 function picture(lanes, slots) {
-  const words = lanes.map(([name, boxes]) => (name ? name + ": " : "") + boxesWords(boxes));
+  const words = lanes.map(([name, boxes]) => (name ? name + ": " : "") + boxesWords(boxes, slots));
   return element("div", { class: "picture", role: "img", "aria-label": words.join(". ") },
     lanes.map(([name, boxes]) => lane(name, boxes, slots)));
 }
