@@ -210,6 +210,18 @@ CASES = {
 }  # fmt: skip
 
 
+def ending(remedy: str) -> Callable[[SimulatedNode], None]:
+    """The end of those whom the remedy's command names, or of all where it has none."""
+
+    def end(node: SimulatedNode) -> None:
+        named = re.search(r"`kill ([\d ]+)`", remedy)
+        assert named or "end what" in remedy
+        for pid in map(int, named[1].split()) if named else (None,):
+            node.release(pid=pid)
+
+    return end
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_remedy_followed_once_leads_to_the_goal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], case: Case
@@ -238,8 +250,7 @@ def test_a_remedy_followed_once_leads_to_the_goal(
             assert "`reset: whenIdle`" in remedy
             reset = "whenIdle"
         case _:
-            assert "end what" in remedy
-            home.on_node(lambda node: node.release())
+            home.on_node(ending(remedy))
     again = home.apply(case.mig, reset=reset)
     assert (again.code, again.problems) == (0, []), f"{remedy}\n{again.report}"
     assert again.report["verdictAfter"] == "inSync"
