@@ -15,10 +15,10 @@ from pathlib import Path
 
 from bench.processes import cpu_seconds, installed
 from bench.tables import percentile, show
-from nodeagent.claims.cdi import Edits
-from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.files.cdi import Edits
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import ObservedNode

@@ -11,10 +11,10 @@ import random
 from collections.abc import Iterable, Sequence
 
 from bench.tables import show
-from nodeagent.claims.counters import CounterScheme, fits
 from nodeagent.claims.names import Place, places
-from nodeagent.claims.offer import OfferContext, make_offer
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.counters import CounterScheme, fits
+from nodeagent.claims.offering.offer import OfferContext, make_offer
+from nodeagent.claims.offering.wanted import Mode
 from nodeagent.plan.observed import Gpu
 from tests.claims.boards import KINDS, NODE, legal_sets
 from tests.plan.cards import card

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from nodeagent.claims.attempts import Attempt
-from nodeagent.claims.claim_news import ClaimHistory
-from nodeagent.claims.device_health import DeviceHealth
-from nodeagent.claims.device_status import device_statuses
 from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.reporting.attempts import Attempt
+from nodeagent.claims.reporting.claim_news import ClaimHistory
+from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_status import device_statuses
 from nodeagent.cluster.claim_events import ClaimEventPublisher, Recent
 from nodeagent.cluster.claim_status import ClaimStatus, ClaimStatusPublisher
 from nodeagent.cluster.client.access import ClusterAccess

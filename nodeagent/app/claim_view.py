@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from nodeagent.claims.attempts import Attempts
-from nodeagent.claims.decisions import Allocated
-from nodeagent.claims.device_health import DeviceHealth
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.overview import ClaimFacts, served_claims
-from nodeagent.claims.reasons import reason_of
+from nodeagent.claims.reporting.attempts import Attempts
+from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
+from nodeagent.claims.reporting.reasons import reason_of
+from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem

@@ -17,22 +17,22 @@ import structlog
 from nodeagent.app.claim_reports import ClaimReports
 from nodeagent.app.claim_view import ClaimView
 from nodeagent.app.paths import Paths
-from nodeagent.claims.attempts import Operation
-from nodeagent.claims.cdi import Edits
-from nodeagent.claims.cdi_files import ToolkitEdits
-from nodeagent.claims.daemons import ClaimDaemons
-from nodeagent.claims.device_health import DeviceHealth, device_health
-from nodeagent.claims.gpu_facts import SYSFS, FactsReader
-from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
-from nodeagent.claims.node_offers import NodeOffers, goals_of
-from nodeagent.claims.offer import Offer
-from nodeagent.claims.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
-from nodeagent.claims.reasons import ClaimUnread
-from nodeagent.claims.records import FOLDER
-from nodeagent.claims.reserved_for import read_reserved_for
-from nodeagent.claims.resource_slices import NodeReference
-from nodeagent.claims.upkeep import EVERY, Upkeep
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.files.cdi import Edits
+from nodeagent.claims.files.cdi_files import ToolkitEdits
+from nodeagent.claims.files.records import FOLDER
+from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
+from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
+from nodeagent.claims.offering.offer import Offer
+from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.offering.resource_slices import NodeReference
+from nodeagent.claims.offering.wanted import Mode
+from nodeagent.claims.reporting.attempts import Operation
+from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
+from nodeagent.claims.reporting.reasons import ClaimUnread
+from nodeagent.claims.reporting.reserved_for import read_reserved_for
+from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.serving.node_claims import Change, ClaimPlaces, NodeClaims
+from nodeagent.claims.upkeep.upkeep import EVERY, Upkeep
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Literal, NoReturn
 
-from nodeagent.claims.claim_news import ClaimNews
-from nodeagent.claims.reserved_for import ReservedFor, read_reserved_for
+from nodeagent.claims.reporting.claim_news import ClaimNews
+from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.events import (

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.claims.device_status import DeviceStatus, entries, read_shown
+from nodeagent.claims.reporting.device_status import DeviceStatus, entries, read_shown
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import (

@@ -16,11 +16,11 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.backoff import Backoff
-from nodeagent.claims.api_limits import SliceRefused
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.offer import Offer
-from nodeagent.claims.publication import CreateSlice, DeleteSlice, SliceWrite, slice_writes
-from nodeagent.claims.resource_slices import Dropped, NodeReference, compare, read_offer
+from nodeagent.claims.offering.api_limits import SliceRefused
+from nodeagent.claims.offering.offer import Offer
+from nodeagent.claims.offering.publication import CreateSlice, DeleteSlice, SliceWrite, slice_writes
+from nodeagent.claims.offering.resource_slices import Dropped, NodeReference, compare, read_offer
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from nodeagent.claims.counters import Amounts, CounterScheme
 from nodeagent.claims.names import Place, mig_device_name, places
+from nodeagent.claims.offering.counters import Amounts, CounterScheme
 from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.simulation.boards import GpuProfile, board_names, load_board
 from nodeagent.simulation.geometry import may_join

@@ -8,13 +8,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from nodeagent.claims.cdi_files import ToolkitEdits
-from nodeagent.claims.daemons import ClaimDaemons
-from nodeagent.claims.decisions import Allocated
-from nodeagent.claims.node_claims import Change, ClaimPlaces, NodeClaims
-from nodeagent.claims.reserved_for import ReservedFor
-from nodeagent.claims.terms import Terms
-from nodeagent.claims.upkeep import Upkeep
+from nodeagent.claims.files.cdi_files import ToolkitEdits
+from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.serving.node_claims import Change, ClaimPlaces, NodeClaims
+from nodeagent.claims.upkeep.decisions import Allocated
+from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation, NodeReader

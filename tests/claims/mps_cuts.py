@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.claims.cdi import file_name
+from nodeagent.claims.files.cdi import file_name
 from nodeagent.claims.model import Phase
-from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL
 from nodeagent.simulation import SimulatedNode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.claims.allocation import read_allocation
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
+from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.plan.observed import Placement
 
 UID = "0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"

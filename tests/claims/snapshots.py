@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.claims.decisions import Allocated, ClaimState, Decision, ReportForeign, Snapshot
 from nodeagent.claims.model import FileState
-from nodeagent.claims.reconciliation import reconcile
+from nodeagent.claims.upkeep.decisions import (
+    Allocated,
+    ClaimState,
+    Decision,
+    ReportForeign,
+    Snapshot,
+)
+from nodeagent.claims.upkeep.reconciliation import reconcile
 from nodeagent.plan.observed import (
     IDLE,
     ComputeInstance,

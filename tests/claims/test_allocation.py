@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from nodeagent.claims.allocation import ClaimRefused, read_state
-from nodeagent.claims.decisions import ClaimState
 from nodeagent.claims.model import ClaimAllocation
+from nodeagent.claims.serving.allocation import ClaimRefused, read_state
+from nodeagent.claims.upkeep.decisions import ClaimState
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.shares import TimeSlice
 from tests.claims.samples import (

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.api_limits import Json, SliceRefused, check_slices
-from nodeagent.claims.devices import OfferedDevice, Taint, Version
-from nodeagent.claims.offer import NO_SCHEDULE, UNHEALTHY, Offer, OfferContext, make_offer
-from nodeagent.claims.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.api_limits import Json, SliceRefused, check_slices
+from nodeagent.claims.offering.devices import OfferedDevice, Taint, Version
+from nodeagent.claims.offering.offer import NO_SCHEDULE, UNHEALTHY, Offer, OfferContext, make_offer
+from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
+from nodeagent.claims.offering.wanted import Mode
 from tests.claims.boards import NODE
 from tests.plan.cards import card
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from nodeagent.claims.attempts import FORGOTTEN_AFTER, Attempt, Attempts, Operation
-from nodeagent.claims.outcomes import NotAdmitted
-from nodeagent.claims.reasons import reason_of
+from nodeagent.claims.reporting.attempts import FORGOTTEN_AFTER, Attempt, Attempts, Operation
+from nodeagent.claims.reporting.reasons import reason_of
+from nodeagent.claims.serving.outcomes import NotAdmitted
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.problems import Code, Problem
 from tests.claims.samples import record

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.cdi import file_name
-from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.claims.files.cdi import file_name
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, StillWorking

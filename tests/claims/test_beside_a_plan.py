@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.node_offers import NodeOffers, goals_of
-from nodeagent.claims.terms import Terms
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
+from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.offering.wanted import Mode
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import Gpu, ObservedNode

@@ -16,7 +16,7 @@ from msgspec import convert
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
-from nodeagent.claims.cdi import (
+from nodeagent.claims.files.cdi import (
     ContainerDevice,
     Edits,
     MpsClient,
@@ -27,7 +27,7 @@ from nodeagent.claims.cdi import (
     merged,
     stale,
 )
-from nodeagent.claims.cdi_files import (
+from nodeagent.claims.files.cdi_files import (
     NoToolkitEdits,
     ToolkitEdits,
     file_names,
@@ -35,8 +35,8 @@ from nodeagent.claims.cdi_files import (
     publish,
     withdraw,
 )
+from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase, Result
-from nodeagent.claims.records import UnreadableRecord
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.shares import Share
 from tests.claims.samples import MIG_DEVICE, UID, mig_device, mig_result, record

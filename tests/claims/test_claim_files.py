@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.cdi import Edits
-from nodeagent.claims.cdi_files import file_names
-from nodeagent.claims.claim_files import ClaimFiles
-from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.files.cdi import Edits
+from nodeagent.claims.files.cdi_files import file_names
+from nodeagent.claims.files.claim_files import ClaimFiles
 from nodeagent.claims.model import FileState
+from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import Gpu, ObservedNode
 from tests.claims.machine import no_daemons

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nodeagent.claims.attempts import Attempt, Operation
-from nodeagent.claims.claim_news import ClaimHistory
-from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.reporting.attempts import Attempt, Operation
+from nodeagent.claims.reporting.claim_news import ClaimHistory
+from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.views.shapes import Problem
 from tests.claims.samples import GPU, MIG_DEVICE, POOL, UID, mig_device, record
 

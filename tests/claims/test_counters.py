@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from nodeagent.claims.counters import CounterScheme, mismatch
 from nodeagent.claims.names import places
+from nodeagent.claims.offering.counters import CounterScheme, mismatch
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
 from nodeagent.structs import replace

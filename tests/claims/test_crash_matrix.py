@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from msgspec import json
 
-from nodeagent.claims.cdi import file_name
+from nodeagent.claims.files.cdi import file_name
 from nodeagent.claims.model import Phase
-from nodeagent.claims.node_claims import NodeClaims
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
 from tests.claims.machine import UIDS, laid_out, pool_of

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.cdi import MpsClient
-from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.files.cdi import MpsClient
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps

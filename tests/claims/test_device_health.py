@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.device_health import DeviceHealth, device_health
 from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
 from nodeagent.health.findings import Finding, Moment, Place
 from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import new_finding

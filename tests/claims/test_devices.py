@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.devices import GpuFacts, Version, mig_device, version, whole_gpu
 from nodeagent.claims.names import places
+from nodeagent.claims.offering.devices import GpuFacts, Version, mig_device, version, whole_gpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
 from tests.claims.boards import MIG_BOARDS

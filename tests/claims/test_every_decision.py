@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from nodeagent.claims.decisions import (
+from nodeagent.claims.model import FileState, Phase
+from nodeagent.claims.upkeep.decisions import (
     Adopt,
     Allocated,
     ClaimState,
@@ -21,8 +22,7 @@ from nodeagent.claims.decisions import (
     ReportForeign,
     Snapshot,
 )
-from nodeagent.claims.model import FileState, Phase
-from nodeagent.claims.reconciliation import reconcile
+from nodeagent.claims.upkeep.reconciliation import reconcile
 from nodeagent.plan.observed import Access, Placement, Usage
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, UID, mig_device, record

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.devices import GpuFacts, pci_address
-from nodeagent.claims.gpu_facts import FactsReader
+from nodeagent.claims.offering.devices import GpuFacts, pci_address
+from nodeagent.claims.offering.gpu_facts import FactsReader
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access
 from nodeagent.simulation import SimulatedNode, Switches, simulated

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.model import ClaimedDevice, Phase
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.upkeep import Upkeep
+from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import SimulatedNode, simulated

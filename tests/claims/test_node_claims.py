@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from nodeagent.claims.files.records import read_records
 from nodeagent.claims.model import ClaimRecord, Phase
-from nodeagent.claims.records import read_records
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import UIDS, Home, capabilities, laid_out, pool, pool_of

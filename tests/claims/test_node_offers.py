@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nodeagent.claims.devices import GpuFacts
+from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
-from nodeagent.claims.node_offers import NodeOffers, goals_of
-from nodeagent.claims.offer import (
+from nodeagent.claims.offering.devices import GpuFacts
+from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
+from nodeagent.claims.offering.offer import (
     NO_SCHEDULE,
     OCCUPIED,
     UNHEALTHY,
@@ -17,9 +18,8 @@ from nodeagent.claims.offer import (
     WITHDRAWN,
     Offer,
 )
-from nodeagent.claims.records import UnreadableRecord
-from nodeagent.claims.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
+from nodeagent.claims.offering.wanted import Mode
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.planner import plan

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from nodeagent.claims.devices import GpuFacts, OfferedDevice, Taint
 from nodeagent.claims.names import WHOLE_GPU, places
-from nodeagent.claims.offer import (
+from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice, Taint
+from nodeagent.claims.offering.offer import (
     NO_EXECUTE,
     NO_SCHEDULE,
     OCCUPIED,
@@ -19,7 +19,7 @@ from nodeagent.claims.offer import (
     OfferContext,
     make_offer,
 )
-from nodeagent.claims.wanted import FixedInstance, Mode, Planned
+from nodeagent.claims.offering.wanted import FixedInstance, Mode, Planned
 from nodeagent.plan.desired import Layout, MigDisabled
 from nodeagent.plan.observed import Access, Gpu, HealthLimits
 from nodeagent.plan.problems import Code, Problem

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.claims.counters import Amounts, CounterScheme
 from nodeagent.claims.names import WHOLE_GPU, places
-from nodeagent.claims.offer import OCCUPIED, WITHDRAWAL, WITHDRAWN, Offer, OfferContext, make_offer
-from nodeagent.claims.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.claims.wanted import FixedInstance, Mode, Planned
+from nodeagent.claims.offering.counters import Amounts, CounterScheme
+from nodeagent.claims.offering.offer import (
+    OCCUPIED,
+    WITHDRAWAL,
+    WITHDRAWN,
+    Offer,
+    OfferContext,
+    make_offer,
+)
+from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
+from nodeagent.claims.offering.wanted import FixedInstance, Mode, Planned
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Access, Gpu, HealthLimits
 from nodeagent.structs import replace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.plan.desired import DesiredGpu, Layout, MigEnabled, Reserved
 from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.planner import plan_gpu

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.devices import Taint
-from nodeagent.claims.offer import Offer, OfferContext, make_offer
-from nodeagent.claims.publication import (
+from nodeagent.claims.offering.devices import Taint
+from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.offering.publication import (
     CreateSlice,
     DeleteSlice,
     SliceWrite,
     UpdateSlice,
     slice_writes,
 )
-from nodeagent.claims.resource_slices import NodeReference, read_offer
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.resource_slices import NodeReference, read_offer
+from nodeagent.claims.offering.wanted import Mode
 from nodeagent.structs import replace
 from tests.plan.cards import card
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.allocation import ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.node_offers import NodeOffers, goals_of
-from nodeagent.claims.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
-from nodeagent.claims.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.terms import Terms
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
+from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
+from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.offering.wanted import Mode
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.devices import OfferedDevice
 from nodeagent.claims.names import WHOLE_GPU, Place, places
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.offer import Offer, OfferContext, make_offer
-from nodeagent.claims.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.devices import OfferedDevice
+from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
+from nodeagent.claims.offering.wanted import Mode
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import StillInUse
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.daemons import ClaimDaemons
 from nodeagent.claims.names import WHOLE_GPU, share_named
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.offer import OfferContext, make_offer
-from nodeagent.claims.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.terms import Terms
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.offer import OfferContext, make_offer
+from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
+from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.offering.wanted import Mode
+from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import StillInUse
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver

@@ -37,10 +37,10 @@ _STATUS = "{'metadata': {'uid': 'a1'}, 'status': {}}"
 @pytest.mark.parametrize(
     ("module", "kind", "document"),
     [
-        ("nodeagent.claims.allocation", "_Claim", _STATUS),
-        ("nodeagent.claims.reserved_for", "_Claim", _STATUS),
-        ("nodeagent.claims.device_status", "_Claim", _STATUS),
-        ("nodeagent.claims.cdi", "Edits", "{'deviceNodes': [{'path': '/dev/nvidiactl'}]}"),
+        ("nodeagent.claims.serving.allocation", "_Claim", _STATUS),
+        ("nodeagent.claims.reporting.reserved_for", "_Claim", _STATUS),
+        ("nodeagent.claims.reporting.device_status", "_Claim", _STATUS),
+        ("nodeagent.claims.files.cdi", "Edits", "{'deviceNodes': [{'path': '/dev/nvidiactl'}]}"),
     ],
     ids=["allocation", "pods", "status", "toolkit"],
 )

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.decisions import (
+from nodeagent.claims.files.records import UnreadableRecord
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.upkeep.decisions import (
     Adopt,
     Allocated,
     ClaimState,
@@ -20,9 +22,7 @@ from nodeagent.claims.decisions import (
     Repair,
     ReportForeign,
 )
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.claims.reconciliation import reconcile
-from nodeagent.claims.records import UnreadableRecord
+from nodeagent.claims.upkeep.reconciliation import reconcile
 from nodeagent.plan.observed import Access, MigMode, MpsDaemon, ObservedNode, Placement, Usage, User
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record

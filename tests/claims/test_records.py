@@ -14,6 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from nodeagent.claims.files.records import (
+    RecordNotKept,
+    UnreadableRecord,
+    read_records,
+    remove_record,
+    remove_unfinished,
+    write_record,
+)
 from nodeagent.claims.model import (
     ClaimAllocation,
     ClaimedDevice,
@@ -22,14 +30,6 @@ from nodeagent.claims.model import (
     Result,
     Standing,
     standing,
-)
-from nodeagent.claims.records import (
-    RecordNotKept,
-    UnreadableRecord,
-    read_records,
-    remove_record,
-    remove_unfinished,
-    write_record,
 )
 from nodeagent.files.state import StateFormat, write_state
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares

@@ -10,10 +10,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from nodeagent.claims.api_limits import Json, SliceRefused
-from nodeagent.claims.devices import OfferedDevice
-from nodeagent.claims.offer import Offer, OfferContext, make_offer
-from nodeagent.claims.resource_slices import (
+from nodeagent.claims.offering.api_limits import Json, SliceRefused
+from nodeagent.claims.offering.devices import OfferedDevice
+from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.offering.resource_slices import (
     Dropped,
     NodeReference,
     compare,
@@ -22,7 +22,7 @@ from nodeagent.claims.resource_slices import (
     read_quantity,
     resource_slices,
 )
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.wanted import Mode
 from nodeagent.plan.observed import HealthLimits
 from nodeagent.simulation.boards import board_names
 from nodeagent.structs import replace

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.cdi import ContainerDevice, Edits, claim_document
-from nodeagent.claims.daemons import ClaimDaemons
-from nodeagent.claims.decisions import ClaimState, Keep, Repair
-from nodeagent.claims.goals import daemon_of_shares, reserved_on, to_prepare, to_release
-from nodeagent.claims.making import require_lasting_unused
+from nodeagent.claims.files.cdi import ContainerDevice, Edits, claim_document
 from nodeagent.claims.model import ClaimRecord, FileState
 from nodeagent.claims.names import GpuShare
-from nodeagent.claims.planned import beside_claims
+from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.serving.goals import daemon_of_shares, reserved_on, to_prepare, to_release
+from nodeagent.claims.serving.making import require_lasting_unused
+from nodeagent.claims.upkeep.decisions import ClaimState, Keep, Repair
 from nodeagent.errors import StillInUse
 from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, MpsDaemon, Usage, User

@@ -8,16 +8,16 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from nodeagent.claims.admission import require_admission
-from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.counters import CounterScheme
-from nodeagent.claims.devices import GpuFacts, OfferedDevice
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord
 from nodeagent.claims.names import WHOLE_GPU, places
-from nodeagent.claims.offer import WITHDRAWN, Offer, OfferContext, make_offer
-from nodeagent.claims.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.claims.terms import Terms
-from nodeagent.claims.wanted import MOST_SHARES, Mode, Planned, wanted_devices
+from nodeagent.claims.offering.counters import CounterScheme
+from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice
+from nodeagent.claims.offering.offer import WITHDRAWN, Offer, OfferContext, make_offer
+from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
+from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.offering.wanted import MOST_SHARES, Mode, Planned, wanted_devices
+from nodeagent.claims.serving.admission import require_admission
+from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.desired import MigDisabled, MigEnabled
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.shares import WantedMps

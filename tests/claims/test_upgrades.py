@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from nodeagent.claims.files.records import read_records
 from nodeagent.claims.model import ClaimRecord
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.records import read_records
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, write_state
 from nodeagent.simulation import SimulatedNode, simulated

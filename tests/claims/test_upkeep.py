@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from nodeagent.claims.cdi import file_name
+from nodeagent.claims.files.cdi import file_name
+from nodeagent.claims.files.records import read_records, write_record
 from nodeagent.claims.model import ClaimRecord, Phase
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.records import read_records, write_record
-from nodeagent.claims.upkeep import Upkeep
+from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace

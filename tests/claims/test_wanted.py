@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import pytest
 
-from nodeagent.claims.counters import CounterScheme
-from nodeagent.claims.devices import GpuFacts, OfferedDevice
 from nodeagent.claims.names import WHOLE_GPU, places
-from nodeagent.claims.wanted import FixedInstance, Mode, Planned, Wanted, wanted_devices
+from nodeagent.claims.offering.counters import CounterScheme
+from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice
+from nodeagent.claims.offering.wanted import FixedInstance, Mode, Planned, Wanted, wanted_devices
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.simulation.boards import board_names, load_board

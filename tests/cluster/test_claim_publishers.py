@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.claim_news import ClaimNews
-from nodeagent.claims.device_health import DeviceHealth
-from nodeagent.claims.device_status import device_statuses
-from nodeagent.claims.reserved_for import ReservedFor
+from nodeagent.claims.reporting.claim_news import ClaimNews
+from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_status import device_statuses
+from nodeagent.claims.reporting.reserved_for import ReservedFor
 from nodeagent.cluster.claim_events import ClaimEventPublisher
 from nodeagent.cluster.claim_status import ClaimStatus, ClaimStatusPublisher
 from nodeagent.cluster.client.access import ClusterAccess

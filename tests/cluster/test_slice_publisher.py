@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.devices import Taint
-from nodeagent.claims.offer import WITHDRAWN, Offer, OfferContext, make_offer
-from nodeagent.claims.resource_slices import NodeReference, read_offer
-from nodeagent.claims.wanted import Mode
+from nodeagent.claims.offering.devices import Taint
+from nodeagent.claims.offering.offer import WITHDRAWN, Offer, OfferContext, make_offer
+from nodeagent.claims.offering.resource_slices import NodeReference, read_offer
+from nodeagent.claims.offering.wanted import Mode
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import FollowIntervals
 from nodeagent.cluster.slice_publisher import SlicePublisher

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeagent.claims.resource_slices import read_quantity
+from nodeagent.claims.offering.resource_slices import read_quantity
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.store import Key
 

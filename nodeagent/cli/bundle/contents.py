@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.claims.planned_places import FILE_NAME as PLACES
-from nodeagent.claims.records import FOLDER as CLAIMS
+from nodeagent.claims.files.records import FOLDER as CLAIMS
+from nodeagent.claims.offering.planned_places import FILE_NAME as PLACES
 from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, agent_address, get_text
 from nodeagent.cli.bundle.archive import LARGEST, Part
 from nodeagent.cli.bundle.withheld import shown_settings

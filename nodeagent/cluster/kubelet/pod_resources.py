@@ -20,8 +20,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from nodeagent.claims.decisions import Allocated
 from nodeagent.claims.names import DRIVER
+from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.cluster.kubelet.allocations import (
     Holding,
     PodName,

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from nodeagent.claims.allocation import LABEL, ClaimRefused
 from nodeagent.claims.model import UID
+from nodeagent.claims.serving.allocation import LABEL, ClaimRefused
 from nodeagent.text import shown
 
 _NAMESPACE: Final = re.compile(LABEL)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from typing import Final
 
-from nodeagent.claims.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_health import DeviceHealth
 
 HEARTBEAT: Final = 10.0  # seconds
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from nodeagent.claims.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.generated import dra_health_pb2 as messages
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 

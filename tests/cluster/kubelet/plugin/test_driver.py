@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from asyncinotify import Inotify, Mask
 
-from nodeagent.claims.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
 from nodeagent.cluster.kubelet.plugin.claims import ClaimName
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed

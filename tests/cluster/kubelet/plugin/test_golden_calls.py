@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from nodeagent.claims.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
 from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed

@@ -15,31 +15,15 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from nodeagent.claims.admission import require_admission
-from nodeagent.claims.allocation import ClaimRefused, read_allocation
-from nodeagent.claims.cdi import Edits, claim_of, file_name, stale
-from nodeagent.claims.cdi_files import file_names, withdraw
-from nodeagent.claims.claim_files import Capabilities, ClaimFiles
-from nodeagent.claims.claim_pods import ClaimPods
-from nodeagent.claims.daemons import ClaimDaemons
-from nodeagent.claims.decisions import (
-    Adopt,
-    Decision,
-    FinishRelease,
-    HoldBack,
-    Keep,
-    Recreate,
-    Repair,
-    ReportForeign,
-)
-from nodeagent.claims.goals import reserved_on, to_prepare, to_release, unchanged
-from nodeagent.claims.intent import intended
-from nodeagent.claims.making import (
-    begun,
-    require_lasting_unused,
-    require_there,
-    with_instances,
-    without_ids,
+from nodeagent.claims.files.cdi import Edits, claim_of, file_name, stale
+from nodeagent.claims.files.cdi_files import file_names, withdraw
+from nodeagent.claims.files.claim_files import Capabilities, ClaimFiles
+from nodeagent.claims.files.records import (
+    UnreadableRecord,
+    read_records,
+    remove_record,
+    remove_unfinished,
+    write_record,
 )
 from nodeagent.claims.model import (
     ClaimAllocation,
@@ -49,16 +33,32 @@ from nodeagent.claims.model import (
     Standing,
     standing,
 )
-from nodeagent.claims.outcomes import require_daemons, require_done
-from nodeagent.claims.planned import beside_claims
-from nodeagent.claims.records import (
-    UnreadableRecord,
-    read_records,
-    remove_record,
-    remove_unfinished,
-    write_record,
+from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.reporting.claim_pods import ClaimPods
+from nodeagent.claims.serving.admission import require_admission
+from nodeagent.claims.serving.allocation import ClaimRefused, read_allocation
+from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.serving.goals import reserved_on, to_prepare, to_release, unchanged
+from nodeagent.claims.serving.intent import intended
+from nodeagent.claims.serving.making import (
+    begun,
+    require_lasting_unused,
+    require_there,
+    with_instances,
+    without_ids,
 )
-from nodeagent.claims.terms import Terms
+from nodeagent.claims.serving.outcomes import require_daemons, require_done
+from nodeagent.claims.upkeep.decisions import (
+    Adopt,
+    Decision,
+    FinishRelease,
+    HoldBack,
+    Keep,
+    Recreate,
+    Repair,
+    ReportForeign,
+)
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import DesiredGpu, Reserved
 from nodeagent.plan.observed import Gpu, ObservedNode

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, assert_never
 
-from nodeagent.claims.attempts import Attempt, Operation
-from nodeagent.claims.claim_pods import ClaimKey, ClaimPods
-from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.reporting.attempts import Attempt, Operation
+from nodeagent.claims.reporting.claim_pods import ClaimKey, ClaimPods
+from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
@@ -19,7 +19,7 @@ from nodeagent.views.plan_report import problem_shape
 from nodeagent.views.text import time_json
 
 if TYPE_CHECKING:
-    from nodeagent.claims.records import UnreadableRecord
+    from nodeagent.claims.files.records import UnreadableRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,6 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
-from nodeagent.claims.configuration import LARGEST, Source, read_configuration, within_class
-from nodeagent.claims.decisions import ClaimState
 from nodeagent.claims.model import (
     UID,
     ClaimAllocation,
@@ -27,6 +25,8 @@ from nodeagent.claims.model import (
     standing,
 )
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
+from nodeagent.claims.serving.configuration import LARGEST, Source, read_configuration, within_class
+from nodeagent.claims.upkeep.decisions import ClaimState
 from nodeagent.documents.findings import refuse
 from nodeagent.documents.mps import read_quantity
 from nodeagent.errors import DocumentError, NodeagentError

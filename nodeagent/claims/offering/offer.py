@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.claims.counters import MEMORY, Amounts, CounterScheme, fits
-from nodeagent.claims.devices import GpuFacts, OfferedDevice, Taint
 from nodeagent.claims.names import (
     WHOLE_GPU,
     mig_device_name,
@@ -26,7 +24,9 @@ from nodeagent.claims.names import (
     pool_name,
     share_named,
 )
-from nodeagent.claims.wanted import (
+from nodeagent.claims.offering.counters import MEMORY, Amounts, CounterScheme, fits
+from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice, Taint
+from nodeagent.claims.offering.wanted import (
     Mode,
     Planned,
     Wanted,

@@ -12,8 +12,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from nodeagent.claims.allocation import read_state
-from nodeagent.claims.decisions import (
+from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.serving.allocation import read_state
+from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.upkeep.decisions import (
     Adopt,
     Allocated,
     ClaimState,
@@ -25,9 +27,7 @@ from nodeagent.claims.decisions import (
     ReportForeign,
     Snapshot,
 )
-from nodeagent.claims.model import ClaimRecord, Phase
-from nodeagent.claims.node_claims import NodeClaims
-from nodeagent.claims.reconciliation import reconcile, reconcile_claim
+from nodeagent.claims.upkeep.reconciliation import reconcile, reconcile_claim
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem

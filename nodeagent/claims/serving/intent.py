@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeagent.claims.cdi import device_id
-from nodeagent.claims.daemons import ClaimDaemons
+from nodeagent.claims.files.cdi import device_id
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
 from nodeagent.claims.names import GpuShare, Place, locate
-from nodeagent.claims.terms import Terms
+from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import Access, Gpu, ObservedNode

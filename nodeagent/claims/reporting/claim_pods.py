@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from nodeagent.claims.decisions import Allocated
 from nodeagent.claims.model import ClaimRecord
-from nodeagent.claims.reserved_for import ReservedFor
+from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.views.shapes import Pod
 
 ClaimKey = tuple[str, str]  # namespace and name

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nodeagent.claims.allocation import ClaimRefused
 from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import ANY_USER, Account
 
 if TYPE_CHECKING:
-    from nodeagent.claims.records import UnreadableRecord
+    from nodeagent.claims.files.records import UnreadableRecord
 
 
 def require_admission(

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
-from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.claims.names import DRIVER
+from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.structs import read_in_threads
 
 Json = dict[str, Any]

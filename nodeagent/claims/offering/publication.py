@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeagent.claims.api_limits import Json, SliceRefused
-from nodeagent.claims.offer import Offer
-from nodeagent.claims.resource_slices import NodeReference, compare, read_offer, resource_slices
+from nodeagent.claims.offering.api_limits import Json, SliceRefused
+from nodeagent.claims.offering.offer import Offer
+from nodeagent.claims.offering.resource_slices import (
+    NodeReference,
+    compare,
+    read_offer,
+    resource_slices,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
-from nodeagent.claims.counters import MEMORY, Amounts, CounterScheme, fits, mismatch
-from nodeagent.claims.devices import GpuFacts, OfferedDevice, mig_device, mps_share, whole_gpu
 from nodeagent.claims.names import WHOLE_GPU, GpuShare, mig_device_name, places, share_named
+from nodeagent.claims.offering.counters import MEMORY, Amounts, CounterScheme, fits, mismatch
+from nodeagent.claims.offering.devices import (
+    GpuFacts,
+    OfferedDevice,
+    mig_device,
+    mps_share,
+    whole_gpu,
+)
 from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem

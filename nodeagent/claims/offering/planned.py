@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from nodeagent.claims.model import ClaimRecord
-from nodeagent.claims.wanted import FixedInstance, Planned
+from nodeagent.claims.offering.wanted import FixedInstance, Planned
 from nodeagent.plan.desired import (
     DesiredGpu,
     Layout,

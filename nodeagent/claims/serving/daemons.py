@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.cdi import MpsClient
+from nodeagent.claims.files.cdi import MpsClient
 from nodeagent.claims.names import GpuShare
+from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.mps.accounts import accounts_of
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.launch.launcher import shm_directory

@@ -22,7 +22,7 @@ from nodeagent.plan.shares import Slot
 from nodeagent.structs import read_in_threads
 
 if TYPE_CHECKING:
-    from nodeagent.claims.records import UnreadableRecord
+    from nodeagent.claims.files.records import UnreadableRecord
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from nodeagent.claims.model import ClaimRecord, FileState
 from nodeagent.plan.observed import GpuInstance, ObservedNode, Placement
 
 if TYPE_CHECKING:
-    from nodeagent.claims.records import UnreadableRecord
+    from nodeagent.claims.files.records import UnreadableRecord
 
 # --- what was read --------------------------------------------------------------------------------
 

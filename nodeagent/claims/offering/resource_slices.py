@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from nodeagent.claims.api_limits import (
+from nodeagent.claims.names import DRIVER
+from nodeagent.claims.offering.api_limits import (
     MOST_DEVICES_WITH_COUNTERS,
     Json,
     SliceRefused,
     check_slices,
 )
-from nodeagent.claims.devices import AttributeValue, OfferedDevice, Taint, Version
-from nodeagent.claims.names import DRIVER
-from nodeagent.claims.offer import Offer
+from nodeagent.claims.offering.devices import AttributeValue, OfferedDevice, Taint, Version
+from nodeagent.claims.offering.offer import Offer
 
 API_VERSION = "resource.k8s.io/v1"
 COUNTER_SET = "gpu"  # there is one in each pool

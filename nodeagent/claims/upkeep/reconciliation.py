@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
-from nodeagent.claims.decisions import (
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
+from nodeagent.claims.serving.goals import daemon_of_shares
+from nodeagent.claims.upkeep.decisions import (
     Adopt,
     Allocated,
     ClaimState,
@@ -26,8 +28,6 @@ from nodeagent.claims.decisions import (
     ReportForeign,
     Snapshot,
 )
-from nodeagent.claims.goals import daemon_of_shares
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
 from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
 from nodeagent.plan.observed import IDLE, Access, Gpu, GpuInstance, Usage
 from nodeagent.plan.usage import as_used

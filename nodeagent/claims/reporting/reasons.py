@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from nodeagent.claims.allocation import ClaimRefused
-from nodeagent.claims.cdi_files import NoToolkitEdits
-from nodeagent.claims.outcomes import NotAdmitted
-from nodeagent.claims.records import RecordNotKept
+from nodeagent.claims.files.cdi_files import NoToolkitEdits
+from nodeagent.claims.files.records import RecordNotKept
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.serving.outcomes import NotAdmitted
 from nodeagent.errors import DriverError, NodeagentError, StillInUse, UnknownDevice
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.problems import Code

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeagent.claims.attempts import Attempt, Operation
-from nodeagent.claims.device_health import DeviceHealth
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.claims.reasons import REFUSED
+from nodeagent.claims.reporting.attempts import Attempt, Operation
+from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.reasons import REFUSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.cdi import LARGEST, Edits, file_name
+from nodeagent.claims.files.cdi import LARGEST, Edits, file_name
 from nodeagent.claims.model import FileState
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.errors import DocumentError, NodeagentError

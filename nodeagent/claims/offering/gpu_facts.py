@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeagent.claims.devices import GpuFacts, pci_address
+from nodeagent.claims.offering.devices import GpuFacts, pci_address
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nodeagent.claims.devices import LONGEST_VALUE
+from nodeagent.claims.offering.devices import LONGEST_VALUE
 from nodeagent.errors import NodeagentError
 
 MOST_DEVICES = 128

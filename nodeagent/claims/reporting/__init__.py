@@ -1,0 +1,1 @@
+"""What people, pods and the API server get to know of claims."""

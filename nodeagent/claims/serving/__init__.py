@@ -1,0 +1,1 @@
+"""Claims prepared and released: read, admitted, made, and taken down."""

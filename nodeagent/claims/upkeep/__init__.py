@@ -1,0 +1,1 @@
+"""Records, hardware, files, kubelet and API server brought together."""
