@@ -145,9 +145,20 @@ def _explained(status: Json) -> tuple[Line, ...]:
     """The command that explains all codes of what is shown, once; nothing when all is well."""
     headline: Json = status.get("headline") or {}
     first = headline.get("code") if headline.get("severity") in ("warning", "error") else None
-    codes = [first, *(problem.get("code") for problem in status.get("problems", ()))]
-    known = dict.fromkeys(str(code) for code in codes if code)
-    return (line(dim(f"more: nodeagent explain {' '.join(known)}")),) if known else ()
+    problems = (problem.get("code") for problem in status.get("problems", ()))
+    known: dict[str, str] = {}
+    for code in (first, *_causes(status), *problems):
+        if code:
+            known.setdefault(str(code).casefold(), str(code))  # a headline's begins with a capital
+    return (line(dim(f"more: nodeagent explain {' '.join(known.values())}")),) if known else ()
+
+
+def _causes(status: Json) -> Iterator[str | None]:
+    """Of the findings that leave the node or a GPU other than healthy."""
+    for holder in (status, *status.get("gpus", ())):
+        for finding in (holder.get("health") or {}).get("findings", ()):
+            if finding.get("severity", "healthy") != "healthy":
+                yield finding.get("cause")
 
 
 # --- what fits ------------------------------------------------------------------------------------

@@ -102,8 +102,12 @@ def test_one_command_explains_all_that_is_wrong() -> None:
     """The headline's code first, each once, at the end; nothing where all is well."""
     problems = [{"code": code, "message": "so"} for code in ("NotOffered", "InUse", "NotOffered")]
     headline = {"severity": "warning", "text": "so", "code": "InUse"}
-    rows = status_page({"headline": headline, "problems": problems}, 100, 40)
-    assert plain_text(rows[-1:]) == "more: nodeagent explain InUse NotOffered\n"
+    causes = {"inUse": "degraded", "xidReset": "unhealthy", "xidNote": "healthy"}
+    findings = [{"cause": cause, "severity": severity} for cause, severity in causes.items()]
+    health = {"status": "unhealthy", "findings": findings}
+    status = {"headline": headline, "problems": problems, "health": health}
+    rows = status_page(status, 100, 40)
+    assert plain_text(rows[-1:]) == "more: nodeagent explain InUse xidReset NotOffered\n"
     well = {"headline": {"severity": "ok", "text": "so", "code": "InSync"}}
     assert "explain" not in plain_text(status_page(well, 100, 40))
 
