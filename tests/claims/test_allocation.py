@@ -270,7 +270,7 @@ def outcome(claim: object, *, nvidia: bool) -> ClaimAllocation | str:
 
 
 @seed(12)
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(where=st.integers(0, 10**6), value=VALUES, nvidia=st.booleans())
 def test_any_value_in_any_place(where: int, value: object, nvidia: bool) -> None:
     """It is read or refused, in one printable line."""

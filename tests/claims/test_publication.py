@@ -131,12 +131,13 @@ def test_a_gpu_that_is_no_more_takes_its_slices_along() -> None:
     assert slice_writes([two], server.found(), NODE) == ()
 
 
-def test_random_changes_always_end_in_the_offers() -> None:
+@pytest.mark.parametrize("rounds", [60, pytest.param(600, marks=pytest.mark.full)])
+def test_random_changes_always_end_in_the_offers(rounds: int) -> None:
     """Whatever was there before, by another agent or half written: consistent, and then quiet."""
     rng = random.Random(5)
     boards = ["a30", "h100-80gb", "rtx-pro-6000"]
     server = Server()
-    for _ in range(150):
+    for _ in range(rounds):
         offers = [offer_of(rng.choice(boards), n) for n in range(3) if rng.random() < 0.8]
         offers = [tainted(o, rng.randrange(5)) if rng.random() < 0.4 else o for o in offers]
         writes = slice_writes(offers, server.found(), NODE)
