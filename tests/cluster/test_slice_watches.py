@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import FollowIntervals
+from nodeagent.cluster.client.node_follower import BEGINNING, FollowIntervals
 from nodeagent.cluster.slice_publisher import SlicePublisher
 from tests.cluster.client.rig import kubeconfig, requested, running, until
 from tests.cluster.test_slice_publisher import NODE, SLICES, offer_of, published
@@ -35,6 +35,7 @@ async def test_an_hour_without_a_change_costs_watches_alone(tmp_path: Path) -> N
             del server.requests[:]
             await asyncio.sleep(3600.0)
         assert requested(server) == "wwww"
+        assert {r.query["resourceVersion"] for r in server.requests} == {BEGINNING}
         assert publisher.problem is None
 
 
