@@ -39,6 +39,7 @@ log = structlog.get_logger(__name__)
 
 _COUNTERS = ("sharedCounters", "consumesCounters")  # as the ends of a field's path
 _TAINTS = ".taints"
+_SILENCE = 70.0  # seconds; bookmarks come every minute. The follower of the Node notices sooner.
 
 
 class SlicePublisher:
@@ -55,7 +56,7 @@ class SlicePublisher:
         node: NodeReference,
         *,
         on_change: Callable[[], None] = lambda: None,
-        intervals: FollowIntervals = FollowIntervals(),  # noqa: B008 - a frozen value
+        intervals: FollowIntervals = FollowIntervals(silence=_SILENCE),  # noqa: B008 - a frozen value
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._access = access

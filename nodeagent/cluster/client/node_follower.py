@@ -43,8 +43,8 @@ async def events(
 ) -> AsyncIterator[WatchEvent]:
     """Yield what a watch brings; end when the server ends it or nothing comes for so many seconds.
 
-    A server that lives sends a bookmark every minute, but none is promised: silence is a reason
-    to watch anew, not a fault. Raises `ConnectionCut`, or the fault that a line stands for.
+    Silence is a reason to watch anew, not a fault: no event and no bookmark is promised.
+    Raises `ConnectionCut`, or the fault that a line stands for.
     """
     while True:
         waiting = asyncio.timeout(silence)
@@ -85,18 +85,18 @@ def _event(line: bytes) -> WatchEvent:
 class FollowIntervals:
     """Times in seconds; pairs are ranges from which each time is drawn anew.
 
-    A watch that ended in time is followed by one from the beginning, which guards against events
-    that were lost. So is a silent one: a server that has stopped leaves its connections up, and
-    shows itself by not answering the next watch.
+    A silent watch is followed by one that goes on where it was: a server that has stopped leaves
+    its connections up, and shows itself by not answering. After `watch` one from the beginning
+    guards against events that were lost.
     """
 
-    watch: tuple[float, float] = (600.0, 900.0)  # how long one watch may last
-    silence: float = 70.0  # bookmarks come every minute
+    watch: tuple[float, float] = (600.0, 900.0)  # how long watches go on from one beginning
+    silence: float = 30.0
     retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
     healthy_after: float = 60.0  # a watch that lasted so long was a good one
 
     def watch_seconds(self, chance: float) -> float:
-        """How long the next watch may last; `chance` is in [0, 1)."""
+        """How long watches go on from the next beginning; `chance` is in [0, 1)."""
         low, high = self.watch
         return low + (high - low) * chance
 
@@ -136,6 +136,7 @@ class NodeFollower:
         self._reported = False
         self._view: NodeView | None = None
         self._version = ""  # what to watch from; "": list first
+        self._until = 0.0  # then watch from the beginning again, by the clock
         self.fault: ClusterFault | None = None  # why the Node cannot be followed now
         self.is_reachable = False  # not before the first answer
 
@@ -143,13 +144,15 @@ class NodeFollower:
         """Follow until cancelled."""
         while True:
             try:
-                if not self._version:
-                    self._version = await self._list()
-                if await self._watch():
+                if not self._version or self._clock() >= self._until:
+                    self._version = BEGINNING if self._version else await self._list()
+                    self._until = self._clock() + self._intervals.watch_seconds(self._jitter())
+                is_early = await self._watch()
+                if self._version == BEGINNING:
+                    self._version = ""  # nothing came, so there may be no Node any more
+                if is_early:
                     # A proxy that hangs up at once must not be asked in a circle.
                     await asyncio.sleep(self._backoff.next())
-                else:
-                    self._version = BEGINNING
             except ClusterFault as fault:
                 await self._back_off(fault)
 
@@ -162,20 +165,22 @@ class NodeFollower:
     async def _watch(self) -> bool:
         """Watch once; whether the server ended it suspiciously early."""
         intervals = self._intervals
-        seconds = intervals.watch_seconds(self._jitter())
+        seconds = max(self._until - self._clock(), 1.0)
         request = requests.watch_node(self._name, version=self._version, seconds=seconds)
         async with self._access.watch(request) as response:
-            begun = self._clock()
+            begun = last = self._clock()
             self._answered()
             try:
                 server = self._access.server
                 async for event in events(response, server=server, silence=intervals.silence):
+                    last = self._clock()
                     self._take(event)
             finally:
-                lasted = self._clock() - begun
-                if lasted >= intervals.healthy_after:
+                ended = self._clock()
+                is_silent = ended - last >= intervals.silence
+                if is_silent or ended - begun >= intervals.healthy_after:
                     self._backoff.reset()  # failures before a good watch are forgotten
-        return intervals.is_early(lasted, seconds)
+        return not is_silent and intervals.is_early(ended - begun, seconds)
 
     def _take(self, event: WatchEvent) -> None:
         known = self._view.resource_version if self._view else self._version

@@ -98,14 +98,14 @@ async def test_a_frozen_watch_is_noticed_and_replaced(
 
 
 async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_path: Path) -> None:
-    """With the times of the product: by the first bookmark that does not come."""
+    """With the times of the product: by the watch that follows a silent one."""
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
         seen = Follower(access, intervals=FollowIntervals())
         async with running(seen.follower.run()):
             await follows(server, seen, "one")
             server.faults.next(10**6, Freeze())
             server.faults.strike(Freeze())
-            await asyncio.sleep(90.0)
+            await asyncio.sleep(46.0)
             assert isinstance(seen.follower.fault, faults.ClusterUnreachable)
             server.faults.clear()
             await follows(server, seen, "two")
