@@ -59,6 +59,18 @@ def test_a_slice_with_its_daemon_beside_another() -> None:
     assert "pid 815 (train) of pod ml/trainer" in kept.problems[0].message
 
 
+def test_a_place_that_two_claims_have() -> None:
+    """Which must not be: then no release takes away what may be the other's. An administrator only
+    looks at it.
+    """
+    there = give(with_instances(H100, [("1g.10gb", 4)]), daemon(A))
+    second = replace(claim(SLICE), uid="2", name="two")
+    assert plan_gpu(to_release(claim(SLICE), there, [second]), there).verdict is Verdict.IN_SYNC
+    admin = claim(replace(SLICE, result=mig_result(admin_access=True)))
+    gone = plan_gpu(to_release(claim(SLICE), there, [admin]), there)
+    assert kinds(*gone.steps) == [StopMps, DestroyGpuInstance]
+
+
 def test_a_whole_gpu_with_a_daemon_or_turns() -> None:
     """They come with the claim, and what was set before comes back with its end."""
     bare = without_mig(H100, time_slice=TimeSlice.DEFAULT)

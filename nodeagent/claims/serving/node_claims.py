@@ -55,7 +55,6 @@ from nodeagent.claims.upkeep.decisions import (
     FinishRelease,
     HoldBack,
     Keep,
-    Recreate,
     Repair,
     ReportForeign,
 )
@@ -228,7 +227,7 @@ class NodeClaims:
             if record is None:  # released meanwhile
                 return Keep(uid)
             match decision := await decide(record):
-                case Repair() | Recreate():
+                case Repair():
                     await self._publish(await self._make(record))
                 case Adopt():
                     await self._adopt(record)

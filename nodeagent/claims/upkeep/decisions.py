@@ -70,55 +70,32 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Verify everything of a claim that is ready, and write anew what differs."""
+    """Make again what is gone of a claim that is ready, or was before, verify the rest, and write
+    anew what differs.
+    """
 
     uid: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Recreate:
-    """Make the devices of a claim that is ready, or was before, again: they are gone."""
-
-    uid: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Write down these instances, which were made before their ids could be: by the position of
-    their device in the record.
-    """
+    """Write down the ids of what was made before they could be."""
 
     uid: str
-    instances: tuple[tuple[int, GpuInstance], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MadeInstance:
-    """A GPU instance that is proven to have been made for a claim."""
-
-    gpu: str
-    id: int
-    profile: str
-    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
 class FinishRelease:
-    """Take down what the claim has: these instances and no others, its CDI file, its record."""
+    """Take down what the claim has: what was made for it, its CDI file, its record."""
 
     uid: str
-    remove: tuple[MadeInstance, ...]
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class HoldBack:
-    """Make nothing new on these GPUs (None: on any), and leave the claim as it is."""
+    """Leave the claim as it is: it is not known what it has."""
 
     uid: str
-    gpus: frozenset[str] | None
     why: str
 
 
@@ -130,4 +107,4 @@ class ReportForeign:
     instance: GpuInstance
 
 
-Decision = Keep | Repair | Recreate | Adopt | FinishRelease | HoldBack | ReportForeign
+Decision = Keep | Repair | Adopt | FinishRelease | HoldBack | ReportForeign

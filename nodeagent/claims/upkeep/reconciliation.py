@@ -22,8 +22,6 @@ from nodeagent.claims.upkeep.decisions import (
     FinishRelease,
     HoldBack,
     Keep,
-    MadeInstance,
-    Recreate,
     Repair,
     ReportForeign,
     Snapshot,
@@ -37,7 +35,7 @@ _ALLOCATION = "kubelet"  # the source of a user that is a pod's allocation
 
 def reconcile(snapshot: Snapshot) -> tuple[Decision, ...]:
     """One decision for each record, readable or not; then the foreign instances."""
-    held = [HoldBack(one.uid, one.gpus, one.reason) for one in snapshot.unreadable]
+    held = [HoldBack(one.uid, one.reason) for one in snapshot.unreadable]
     claims = [_Claim(record, snapshot) for record in snapshot.records]
     return *held, *(claim.decision() for claim in claims), *_foreign(snapshot, claims)
 
@@ -148,13 +146,13 @@ class _Claim:
 
     def decision(self) -> Decision:
         uid, end = self._record.uid, self._end()
-        unknown = {d.gpu: f.why for d, f in self.found if isinstance(f, _NotKnown)}
+        unknown = {found.why for _, found in self.found if isinstance(found, _NotKnown)}
         if unknown:
-            return HoldBack(uid, frozenset(unknown), "; ".join(sorted(unknown.values())))
+            return HoldBack(uid, "; ".join(sorted(unknown)))
         if end and (users := self._users()):
             return Keep(uid, f"{end}, but it is used by {users}")
         if end:
-            return FinishRelease(uid, tuple(self._removable()), end)
+            return FinishRelease(uid)
         for _, found in self.found:
             if isinstance(found, _InTheWay):
                 one = found.instance
@@ -189,34 +187,25 @@ class _Claim:
         allocations = self._snapshot.allocations or ()
         runs = any(one.key in keys for one in allocations if self._is_own(one))
         if runs or file is not FileState.MISSING:
-            return Recreate(self._record.uid, "it was ready before, and is not made again yet")
-        made = tuple(
-            (position, found.instance)
-            for position, (device, found) in enumerate(self.found)
-            if device.is_made and device.instance is None
-            if isinstance(found, _Present) and found.instance is not None
-        )
-        if made:
-            return Adopt(self._record.uid, made)
+            return Repair(self._record.uid)
+        unwritten = (f for device, f in self.found if device.is_made and device.instance is None)
+        if any(isinstance(found, _Present) for found in unwritten):
+            return Adopt(self._record.uid)
         return Keep(self._record.uid, "it was not finished; the kubelet asks for it again")
 
     def _ready(self) -> Decision:
-        uid, why = self._record.uid, "the machine was restarted" if self._rebooted else ""
+        uid = self._record.uid
         missing = [device for device, found in self.found if isinstance(found, _Missing)]
         planned = [d for d in missing if d.placement is not None and not d.is_made]
-        if len(missing) > len(planned):
-            return Recreate(uid, why or "its device is gone")
-        if planned:
+        if planned and planned == missing:
             return Keep(uid, f"{planned[0].result.device} is not there; the plan makes it")
-        if why or not all(_is_intact(device, found) for device, found in self.found):
-            return Repair(uid, why or "its compute instance is another one")
-        if not all(self._is_served(device, found) for device, found in self.found):
-            return Repair(uid, "its MPS daemon is not as it has to be")
-        state = self._snapshot.files.get(uid, FileState.MISSING)
-        if state is FileState.SAME:
-            return Keep(uid)
-        fault = "is missing" if state is FileState.MISSING else "is not what it should be"
-        return Repair(uid, f"its CDI file {fault}")
+        is_whole = (
+            not (missing or self._rebooted)
+            and all(_is_intact(device, found) for device, found in self.found)
+            and all(self._is_served(device, found) for device, found in self.found)
+            and self._snapshot.files.get(uid) is FileState.SAME
+        )
+        return Keep(uid) if is_whole else Repair(uid)
 
     def _is_served(self, device: ClaimedDevice, found: _Found) -> bool:
         """Whether it has the MPS daemon that it is to have, and that is Ready."""
@@ -229,15 +218,6 @@ class _Claim:
         return daemon is not None and (daemon.runs, daemon.state) == (wanted, DaemonPhase.READY)
 
     # --- one that is over -----------------------------------------------------------------------
-
-    def _removable(self) -> Iterator[MadeInstance]:
-        """What was made for this claim, unless another record has the same place."""
-        for device, found in self.found:
-            if not (device.is_made and isinstance(found, _Present) and found.instance):
-                continue
-            one = found.instance
-            if not any(device.overlaps(other) for _, other in self._others()):
-                yield MadeInstance(device.gpu, one.id, one.profile, one.placement)
 
     def _users(self) -> str:
         """Who uses the claim's devices; "" where there is no user.
@@ -278,16 +258,11 @@ class _Claim:
     def _is_administrators(self, one: Allocated) -> bool:
         """Monitors may have what others use, and do not hold it up."""
         return any(
-            (one.namespace, one.claim, one.key) == (record.namespace, record.name, other.result.key)
-            for record, other in self._others()
-            if other.result.admin_access
+            (one.namespace, one.claim, one.key) == (record.namespace, record.name, result.key)
+            for record in self._snapshot.records
+            for result in record.results
+            if result.admin_access
         )
-
-    def _others(self) -> Iterator[tuple[ClaimRecord, ClaimedDevice]]:
-        """The devices of all other records."""
-        for record in self._snapshot.records:
-            if record.uid != self._record.uid:
-                yield from ((record, device) for device in record.devices)
 
 
 def _usage(device: ClaimedDevice, found: _Found) -> Usage:

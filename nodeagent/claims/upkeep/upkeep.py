@@ -22,7 +22,6 @@ from nodeagent.claims.upkeep.decisions import (
     Decision,
     HoldBack,
     Keep,
-    Recreate,
     Repair,
     ReportForeign,
     Snapshot,
@@ -90,7 +89,7 @@ class Upkeep:
 
         async def decide(record: ClaimRecord) -> Decision:
             # What is there for a claim that goes on, is made again even while neither answers.
-            goes_on = isinstance(first, Repair | Recreate | Adopt)
+            goes_on = isinstance(first, Repair | Adopt)
             claims, allocations, _ = await self._observe_claims([] if goes_on else [record])
             node = await self._claims.observe()
             snapshot = await self._snapshot(node, claims, allocations, [record])
@@ -107,7 +106,7 @@ class Upkeep:
         match decision:
             case Keep(uid, why) if why and uid in titles:
                 return Problem(Code.IN_USE, f"{titles[uid]}: {why}", _AGAIN)
-            case HoldBack(uid, _, why) if uid in titles:
+            case HoldBack(uid, why) if uid in titles:
                 return Problem(Code.GPU_UNKNOWN, f"{titles[uid]} is left as it is: {why}", _AGAIN)
             case _:
                 return None
