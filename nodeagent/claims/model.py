@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import Final
 
 from nodeagent.claims.names import GpuShare, share_named
@@ -161,6 +161,12 @@ class ClaimRecord:
     def results(self) -> tuple[Result, ...]:
         return tuple(device.result for device in self.devices)
 
+    def is_of(self, allocation: ClaimAllocation) -> bool:
+        """Whether it is of this allocation of its claim, which keeps its uid when it is deallocated
+        and allocated to other devices.
+        """
+        return frozenset(self.results) == frozenset(allocation.results)
+
     @property
     def gpus(self) -> frozenset[str]:
         """UUIDs."""
@@ -173,19 +179,3 @@ class FileState(StrEnum):
     SAME = "same"
     DIFFERS = "differs"
     MISSING = "missing"
-
-
-class Standing(Enum):
-    """What an allocation is beside the record with its claim's uid."""
-
-    NEW = "new"
-    SAME = "same"
-    RELEASE_FIRST = "release first"  # allocated anew: what the record has goes before
-
-
-def standing(record: ClaimRecord | None, allocation: ClaimAllocation) -> Standing:
-    """A claim keeps its uid when it is deallocated and allocated to other devices."""
-    if record is None:
-        return Standing.NEW
-    same = frozenset(record.results) == frozenset(allocation.results)
-    return Standing.SAME if same else Standing.RELEASE_FIRST

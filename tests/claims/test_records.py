@@ -28,8 +28,6 @@ from nodeagent.claims.model import (
     ClaimRecord,
     Phase,
     Result,
-    Standing,
-    standing,
 )
 from nodeagent.files.state import StateFormat, write_state
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
@@ -359,13 +357,11 @@ def test_a_claim_that_is_asked_for_again() -> None:
     kept = record(mig_device(), two)
     results = kept.results
     same = ClaimAllocation(UID, "team", "trainer", results[::-1])
-    assert standing(None, same) is Standing.NEW
-    assert standing(kept, same) is Standing.SAME
+    assert kept.is_of(same)
     for other in (
         results[:1],
         (*results, mig_result(device="gpu")),
         (results[0], replace(results[1], configuration=TimeSlice.LONG)),
         (results[0], replace(results[1], share_id="1")),
     ):
-        anew = replace(same, results=other)
-        assert standing(kept, anew) is Standing.RELEASE_FIRST
+        assert not kept.is_of(replace(same, results=other))

@@ -21,8 +21,6 @@ from nodeagent.claims.model import (
     ClaimRecord,
     Configuration,
     Result,
-    Standing,
-    standing,
 )
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
 from nodeagent.claims.serving.configuration import LARGEST, Source, read_configuration, within_class
@@ -104,8 +102,7 @@ def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
         allocation = read_allocation(claim, namespace=namespace, name=name, uid=record.uid)
     except ClaimRefused:
         return ClaimState.UNKNOWN
-    same = standing(record, allocation) is Standing.SAME
-    return ClaimState.SAME if same else ClaimState.OTHER_RESULTS
+    return ClaimState.SAME if record.is_of(allocation) else ClaimState.OTHER_RESULTS
 
 
 def _unreadable(title: str, why: str) -> ClaimRefused:

@@ -30,8 +30,6 @@ from nodeagent.claims.model import (
     ClaimedDevice,
     ClaimRecord,
     Phase,
-    Standing,
-    standing,
 )
 from nodeagent.claims.offering.planned import beside_claims
 from nodeagent.claims.offering.terms import Terms
@@ -182,7 +180,7 @@ class NodeClaims:
                 read_allocation, found, namespace=namespace, name=name, uid=uid
             )
             record = self._records.get(uid)
-            if record and standing(record, allocation) is Standing.RELEASE_FIRST:
+            if record and not record.is_of(allocation):
                 await self._take_down(record)
                 record = None
             if record is None:
