@@ -20,6 +20,7 @@ from nodeagent.app.paths import Paths
 from nodeagent.claims.files.cdi import Edits
 from nodeagent.claims.files.cdi_files import ToolkitEdits
 from nodeagent.claims.files.records import FOLDER
+from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offering.offer import Offer
@@ -50,7 +51,7 @@ from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
-    from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
+    from nodeagent.cluster.kubelet.plugin.claims import ClaimName
     from nodeagent.cluster.kubelet.plugin.registration import Registration
     from nodeagent.cluster.slice_publisher import SlicePublisher
 
@@ -177,17 +178,11 @@ class ClaimsService:
 
     # --- for the kubelet --------------------------------------------------------------------------
 
-    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
-        from nodeagent.cluster.kubelet.plugin.claims import PreparedDevice
-
+    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         with self.view.attempts.attempt(Operation.PREPARE, claim.namespace, claim.name, claim.uid):
             devices = await self.claims.prepare(claim.namespace, claim.name, claim.uid)
         log.info("claim prepared", claim=str(claim), devices=[d.result.device for d in devices])
-        return tuple(
-            PreparedDevice((r.request,), r.pool, r.device, (device.cdi_id,), r.share_id)
-            for device in devices
-            for r in (device.result,)
-        )
+        return devices
 
     async def release(self, claim: ClaimName) -> None:
         with self.view.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):

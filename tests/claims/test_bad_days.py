@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.files.cdi import file_name
+from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, StillWorking
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName
 from nodeagent.errors import NodeagentError
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
@@ -50,7 +51,7 @@ class Service:
     def __init__(self, claims: NodeClaims) -> None:
         self._claims = claims
 
-    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         await self._claims.prepare(claim.namespace, claim.name, claim.uid)
         return ()
 

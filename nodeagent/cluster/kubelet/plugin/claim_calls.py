@@ -14,7 +14,8 @@ from typing import Final
 
 import structlog
 
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName, ClaimService, PreparedDevice
+from nodeagent.claims.model import ClaimedDevice
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName, ClaimService
 from nodeagent.errors import NodeagentError
 
 log = structlog.get_logger(__name__)
@@ -31,7 +32,7 @@ class _Kind(Enum):
 class _Work:
     kind: _Kind
     claim: ClaimName
-    task: asyncio.Task[tuple[PreparedDevice, ...]]
+    task: asyncio.Task[tuple[ClaimedDevice, ...]]
 
 
 class StillWorking(NodeagentError):
@@ -49,7 +50,7 @@ class ClaimCalls:
         self._answer_within = answer_within
         self._running: dict[str, _Work] = {}
 
-    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         """The claim's devices. Raises NodeagentError. A call that is cancelled stops no work."""
         return await self._call(_Kind.PREPARE, claim)
 
@@ -64,7 +65,7 @@ class ClaimCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _call(self, kind: _Kind, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+    async def _call(self, kind: _Kind, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         clock = asyncio.get_running_loop().time
         until = clock() + self._answer_within
         while True:
@@ -92,7 +93,7 @@ class ClaimCalls:
         if not work.task.cancelled():
             work.task.exception()  # perhaps no call waits for it any more
 
-    async def _perform(self, kind: _Kind, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+    async def _perform(self, kind: _Kind, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         try:
             match kind:
                 case _Kind.PREPARE:

@@ -1,4 +1,4 @@
-"""Claims as the kubelet names them, and what it gets for a prepared one. Pure."""
+"""Claims as the kubelet names them, and what serves its calls. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from nodeagent.claims.model import UID
+from nodeagent.claims.model import UID, ClaimedDevice
 from nodeagent.claims.serving.allocation import LABEL, ClaimRefused
 from nodeagent.text import shown
 
@@ -26,28 +26,13 @@ class ClaimName:
         return f"{self.namespace}/{self.name} (uid {self.uid})"
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDevice:
-    """An allocated device of a claim, ready for containers.
-
-    `requests`: the claim's requests that it is for, all where there are none. `share_id`: of a
-    device that several claims have, "" otherwise.
-    """
-
-    requests: tuple[str, ...]
-    pool: str
-    device: str
-    cdi_ids: tuple[str, ...]
-    share_id: str = ""
-
-
 class ClaimService(Protocol):
     """Makes a claim's devices and takes them down. Called again for what is done already.
 
     Both raise a NodeagentError, whose text stands in the Event of the claim's pod.
     """
 
-    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]: ...
+    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]: ...
 
     async def release(self, claim: ClaimName) -> None: ...
 

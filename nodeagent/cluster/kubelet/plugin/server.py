@@ -10,9 +10,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from nodeagent.claims.model import ClaimedDevice
 from nodeagent.cluster.kubelet.generated import dra_pb2 as messages
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-from nodeagent.cluster.kubelet.plugin.claims import PreparedDevice, read_claim_name
+from nodeagent.cluster.kubelet.plugin.claims import read_claim_name
 from nodeagent.errors import NodeagentError
 
 SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
@@ -85,14 +86,15 @@ async def _claims(
     return by_uid
 
 
-def _encoded(device: PreparedDevice) -> messages.Device:
+def _encoded(device: ClaimedDevice) -> messages.Device:
+    result = device.result
     return messages.Device(
         # The kubelet knows requests without the alternative (`firstAvailable`) that was allocated.
-        request_names=[request.partition("/")[0] for request in device.requests],
-        pool_name=device.pool,
-        device_name=device.device,
-        cdi_device_ids=device.cdi_ids,
-        share_id=device.share_id or None,
+        request_names=[result.main_request],
+        pool_name=result.pool,
+        device_name=result.device,
+        cdi_device_ids=[device.cdi_id],
+        share_id=result.share_id or None,
     )
 
 

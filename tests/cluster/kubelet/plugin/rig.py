@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
+from nodeagent.claims.model import ClaimedDevice, Result
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName
 
 
 class Claims:
@@ -20,12 +21,12 @@ class Claims:
         self.begun: list[tuple[str, str]] = []
         self.prepared: set[ClaimName] = set()
         self.errors: dict[str, Exception] = {}
-        self.devices: Callable[[ClaimName], tuple[PreparedDevice, ...]] = devices_of
+        self.devices: Callable[[ClaimName], tuple[ClaimedDevice, ...]] = devices_of
         self.seconds = 0.0
         self._open = asyncio.Event()
         self._open.set()
 
-    async def prepare(self, claim: ClaimName) -> tuple[PreparedDevice, ...]:
+    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         await self._work("prepare", claim)
         self.prepared.add(claim)
         return self.devices(claim)
@@ -48,10 +49,15 @@ class Claims:
             raise error
 
 
-def devices_of(claim: ClaimName) -> tuple[PreparedDevice, ...]:
+def devices_of(claim: ClaimName) -> tuple[ClaimedDevice, ...]:
     """One slice, in words that no two claims share."""
     cdi_id = f"nodeagent.io/claim={claim.uid}-0-mig-1g-10gb-6"
-    return (PreparedDevice(("main",), "n/gpu-1", "mig-1g-10gb-6", (cdi_id,)),)
+    return (claimed("main", "n/gpu-1", "mig-1g-10gb-6", cdi_id),)
+
+
+def claimed(request: str, pool: str, device: str, cdi_id: str, share_id: str = "") -> ClaimedDevice:
+    """A device of a claim, as far as the kubelet gets to know it."""
+    return ClaimedDevice(Result(request, pool, device, share_id), "GPU-1", cdi_id)
 
 
 def claim_name(uid: str = "a1") -> ClaimName:

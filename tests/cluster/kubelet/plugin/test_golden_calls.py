@@ -13,13 +13,13 @@ import pytest
 
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName, PreparedDevice
+from nodeagent.cluster.kubelet.plugin.claims import ClaimName
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.cluster.kubelet.plugin.health_stream import health_streams
 from nodeagent.cluster.kubelet.plugin.server import DraService
 from nodeagent.cluster.kubelet.plugin.sockets import serve
 from nodeagent.errors import NodeagentError
-from tests.cluster.kubelet.plugin.rig import Claims
+from tests.cluster.kubelet.plugin.rig import Claims, claimed
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
@@ -56,9 +56,7 @@ async def send(socket: Path, method: str, request: bytes) -> bytes:
 async def test_claims(claims: Claims, tmp_path: Path) -> None:
     """Prepared, refused, released and still used."""
     calls, socket = ClaimCalls(claims), tmp_path / "dra.sock"
-    claims.devices = lambda _: (
-        PreparedDevice(("main/small",), "n/gpu", "mig-1g-10gb-6", ("k/c=1",), "s1"),
-    )
+    claims.devices = lambda _: (claimed("main/small", "n/gpu", "mig-1g-10gb-6", "k/c=1", "s1"),)
     prepare, release = "NodePrepareResources", "NodeUnprepareResources"
     async with serve(socket, [DraService(calls).handler()]):
         assert await send(socket, prepare, REQUEST) == PREPARED

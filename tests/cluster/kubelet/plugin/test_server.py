@@ -18,11 +18,10 @@ from nodeagent.cluster.kubelet.generated.dra_pb2 import (
     NodeUnprepareResourcesResponse,
 )
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-from nodeagent.cluster.kubelet.plugin.claims import PreparedDevice
 from nodeagent.cluster.kubelet.plugin.server import MOST_CLAIMS, DraService
 from nodeagent.cluster.kubelet.plugin.sockets import LARGEST_REQUEST, serve
 from nodeagent.errors import NodeagentError
-from tests.cluster.kubelet.plugin.rig import Claims
+from tests.cluster.kubelet.plugin.rig import Claims, claimed
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
@@ -102,14 +101,14 @@ async def test_releases_are_answered_likewise(client: Client, claims: Claims) ->
 async def test_a_device_as_the_kubelet_wants_it(client: Client, claims: Claims) -> None:
     """Requests without the alternative that was allocated; a share only where there is one."""
     claims.devices = lambda _: (
-        PreparedDevice(("main/small", "side"), "n/gpu", "mps-8gi-1", ("k/c=1", "k/c=2"), "s1"),
-        PreparedDevice((), "n/gpu", "gpu", ("k/c=3",)),
+        claimed("main/small", "n/gpu", "mps-8gi-1", "k/c=1", "s1"),
+        claimed("side", "n/gpu", "gpu", "k/c=3"),
     )
     shared, whole = (await client.prepare(*named("a1"))).claims["a1"].devices
-    assert list(shared.request_names) == ["main", "side"]
-    assert list(shared.cdi_device_ids) == ["k/c=1", "k/c=2"]
+    assert list(shared.request_names) == ["main"]
+    assert list(shared.cdi_device_ids) == ["k/c=1"]
     assert (shared.pool_name, shared.device_name, shared.share_id) == ("n/gpu", "mps-8gi-1", "s1")
-    assert list(whole.request_names) == []
+    assert list(whole.request_names) == ["side"]
     assert not whole.HasField("share_id")
 
 
