@@ -5,8 +5,8 @@ The driver knows nothing of daemons. Here its readings are joined with what is k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from types import TracebackType
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from nodeagent.gpu.driver import Driver
@@ -86,7 +86,7 @@ class NodeReader:
     async def observe_changes(
         self,
         uuid: str,
-        made: Collection[Placement] = (),
+        made: Mapping[Placement, int] = MappingProxyType({}),
         gone: Collection[int] = (),
         *,
         users: bool = False,

@@ -10,8 +10,9 @@ half-way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost
@@ -60,7 +61,7 @@ class StepDriver(Protocol):
     async def observe_changes(
         self,
         uuid: str,
-        made: Collection[Placement] = (),
+        made: Mapping[Placement, int] = MappingProxyType({}),
         gone: Collection[int] = (),
         *,
         users: bool = False,
@@ -267,10 +268,12 @@ def _is_of_layout(step: Step) -> bool:
             return False
 
 
-def _made_and_gone(steps: Sequence[Step]) -> tuple[list[Placement], list[int]]:
-    """Where GPU instances are made, and the ids of those that are destroyed."""
+def _made_and_gone(steps: Sequence[Step]) -> tuple[dict[Placement, int], list[int]]:
+    """Where GPU instances are made, by the id of the profile, and the ids of those that are
+    destroyed.
+    """
     return (
-        [step.placement for step in steps if isinstance(step, CreateGpuInstance)],
+        {step.placement: step.profile_id for step in steps if isinstance(step, CreateGpuInstance)},
         [step.instance for step in steps if isinstance(step, DestroyGpuInstance)],
     )
 

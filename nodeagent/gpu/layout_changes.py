@@ -7,7 +7,7 @@ caller does.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
@@ -22,17 +22,19 @@ from nodeagent.structs import replace
 def read_changes(
     gpu: GpuDevice,
     before: Gpu,
-    made: Collection[Placement],
+    made: Mapping[Placement, int],
     gone: Collection[int],
     *,
     users: bool = False,
 ) -> Gpu | None:
     """`before` without the GPU instances of these ids, and with some at the places where they were
-    `made`, each with one MIG device that has all of it; None where more than that may have changed.
-    Raises DriverError.
+    `made`, by the id of the profile, each with one MIG device that has all of it; None where more
+    than that may have changed. Raises DriverError.
 
-    The devices of the others are as they were `before`, and so are their users unless `users` are
-    read as well: those that NVML knows. What is new has no users yet.
+    After steps only profiles are asked for of which there was or was made one: just before them all
+    were, and what another program makes meanwhile is seen when all are asked for again. The devices
+    of the others are as they were `before`, and so are their users unless `users` are read as well:
+    those that NVML knows. What is new has no users yet.
     """
     if gpu.identity().uuid != before.uuid or not before.in_mig_mode:
         return None
@@ -41,12 +43,14 @@ def read_changes(
         return None
     kept = [one for one in before.instances if one.id not in gone]
     earlier = {(one.id, one.profile_id, one.placement) for one in kept}
-    found = {(f.info.id, f.profile.id, f.info.placement): f for f in find_instances(gpu)}
+    there = {one.profile_id for one in before.instances}.union(made.values())
+    instances = find_instances(gpu, there if made or gone else None)
+    found = {(f.info.id, f.profile.id, f.info.placement): f for f in instances}
     new = {key[0]: found[key] for key in found.keys() - earlier}
-    if earlier - found.keys() or {one.info.placement for one in new.values()} != set(made):
+    if earlier - found.keys() or {f.info.placement: f.profile.id for f in new.values()} != made:
         return None
     known = {device.uuid for one in kept for device in one.compute}
-    instances = list(kept)
+    described = list(kept)
     # Drivers list devices by the ids of their GPU instances; if not, all indices are tried.
     devices = gpu.mig_devices(sum(one.id < min(new, default=0) for one in kept))
     while new and (device := next(devices, None)) is not None:
@@ -62,11 +66,11 @@ def read_changes(
         ids = KnownDevice(one.info.id, compute, slices, is_alone=slices == 1)
         gpu.recent.add(one.info.id, one.handle, uuid, ids)
         place = only_placement(gpu, one.profile)
-        instances.append(_described(one.info, one.profile, compute, uuid, place))
+        described.append(_described(one.info, one.profile, compute, uuid, place))
     if new:
         return None
-    instances.sort(key=lambda one: (one.placement, one.id))
-    now = replace(before, profiles=gpu.profiles, instances=tuple(instances))
+    described.sort(key=lambda one: (one.placement, one.id))
+    now = replace(before, profiles=gpu.profiles, instances=tuple(described))
     return _with_users(gpu, now) if users else now
 
 

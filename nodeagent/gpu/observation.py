@@ -24,7 +24,7 @@ these calls makes them contradict each other or fail; then all is read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
@@ -143,11 +143,14 @@ def _read_instances(
 # --- GPU instances --------------------------------------------------------------------------------
 
 
-def find_instances(gpu: GpuDevice) -> list[_Instance]:
-    """The GPU instances, by placement, without their MIG devices."""
+def find_instances(gpu: GpuDevice, among: Collection[int] | None = None) -> list[_Instance]:
+    """The GPU instances, by placement, without their MIG devices; those of the profiles with these
+    ids, or of all.
+    """
     found: list[_Instance] = []
     occupied = 0
-    likely_first = sorted(gpu.profiles, key=lambda p: p.id not in gpu.present_profiles)
+    asked = [one for one in gpu.profiles if among is None or one.id in among]
+    likely_first = sorted(asked, key=lambda p: p.id not in gpu.present_profiles)
     for profile in likely_first:
         if profile.placements and all(place.mask & occupied for place in profile.placements):
             continue

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
@@ -139,14 +139,15 @@ class Observer:
     async def observe_changes(
         self,
         uuid: str,
-        made: Collection[Placement] = (),
+        made: Mapping[Placement, int] = MappingProxyType({}),
         gone: Collection[int] = (),
         *,
         before: Gpu | None = None,
         users: bool = False,
     ) -> Gpu:
-        """The GPU as `before`, with the GPU instances that were made since, one device in each, and
-        without those of the ids that are `gone`. `users`: with its users as they are now.
+        """The GPU as `before`, with the GPU instances that were made since (their places, each with
+        the id of its profile), one device in each, and without those of the ids that are `gone`.
+        `users`: with its users as they are now.
 
         Where anything else may be different it is read as `read_back` does.
         """

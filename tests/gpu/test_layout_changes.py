@@ -20,26 +20,27 @@ from tests.gpu.steps_of import create, destroy, enable
 from tests.reconcile.test_gpu_changes import made, released
 
 MOST_CALLS = 30
+H100, PRO_6000 = "h100-80gb", "rtx-pro-6000"
 
 Rig = tuple[SimulatedNode, Hardware, GpuChanges, str]
 
 
 @pytest.fixture
-def node() -> Iterator[SimulatedNode]:
-    """One H100."""
-    with simulated("h100-80gb:1") as node:
+def node(request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
+    """One H100, or the card that a test names."""
+    with simulated(f"{getattr(request, 'param', H100)}:1") as node:
         yield node
 
 
 @pytest.fixture
 async def rig(node: SimulatedNode, driver: Driver) -> AsyncIterator[Rig]:
-    """An H100 in MIG mode, of which all is known that does not change, and its UUID."""
+    """A card in MIG mode, of which all is known that does not change, and its UUID."""
     hardware = Hardware(driver, lambda _: None, LastObservation())
     changes = GpuChanges(Policy(), changed=lambda: None)
     changes.open(hardware)
     gpu = (await hardware.observe()).gpus[0]
     await driver.apply(enable(gpu))
-    for profile in ("1g.10gb", "3g.40gb"):
+    for profile in ("1g.10gb", "3g.40gb") if gpu.compute_capability < (10, 0) else ("1g.24gb",):
         await changes.change(gpu.uuid, made((profile, 0)))
         await changes.change(gpu.uuid, released(profile, 0))
     await hardware.observe()
@@ -80,13 +81,15 @@ async def test_each_slice_takes_few_calls(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("node", "layout"),
     [
-        [("1g.10gb", start) for start in range(7)],
-        [("1g.10gb+me", 0), *(("1g.10gb", start) for start in range(1, 7))],
-        [("1g.10gb", 0), ("3g.40gb", 4)],
+        (H100, [("1g.10gb", start) for start in range(7)]),
+        (H100, [("1g.10gb+me", 0), *(("1g.10gb", start) for start in range(1, 7))]),
+        (H100, [("1g.10gb", 0), ("3g.40gb", 4)]),
+        (PRO_6000, [("1g.24gb", start) for start in range(0, 12, 3)]),
     ],
-    ids=["seven", "seven with media engines", "two sizes"],
+    ids=["seven", "seven with media engines", "two sizes", "of eleven profiles"],
+    indirect=["node"],
 )
 async def test_each_slice_goes_in_few_calls(
     rig: Rig, driver: Driver, layout: list[tuple[str, int]]

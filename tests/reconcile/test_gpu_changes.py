@@ -27,7 +27,7 @@ from tests.rig import SOON, Rig, open_driver, running
 CREATE = "nvmlDeviceCreateGpuInstance*"
 CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance*"
 PATH = "claim team/mine"
-SLICES = {"1g.10gb": 1, "1g.10gb+me": 1, "2g.20gb": 2, "3g.40gb": 3}
+SLICES = {"1g.10gb": 1, "1g.10gb+me": 1, "1g.24gb": 1, "2g.20gb": 2, "3g.40gb": 3}
 
 
 @pytest.fixture
