@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.claims.offering.api_limits import Json, SliceRefused, check_slices
 from nodeagent.claims.offering.devices import OfferedDevice, Taint, Version
-from nodeagent.claims.offering.offer import NO_SCHEDULE, UNHEALTHY, Offer, OfferContext, make_offer
+from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
 from nodeagent.claims.offering.wanted import Mode
 from tests.claims.boards import NODE
@@ -57,11 +57,10 @@ def _keys(count: int) -> dict[str, Any]:
             "has 33 counters, and Kubernetes takes 32",
         ),
         (
-            _device(taints=tuple(Taint(f"a/{n}", NO_SCHEDULE, 0) for n in range(17))),
+            _device(taints=tuple(Taint(f"a/{n}", 0) for n in range(17))),
             "has 17 taints, and Kubernetes takes 16",
         ),
-        (_device(taints=(Taint(UNHEALTHY, "Never", 0),)), "has the effect Never"),
-        (_device(taints=(Taint("a/", NO_SCHEDULE, 0),)), "the name of taint a/ cannot be ''"),
+        (_device(taints=(Taint("a/", 0),)), "the name of taint a/ cannot be ''"),
     ],
 )
 def test_limits_of_a_device(device: OfferedDevice, message: str) -> None:

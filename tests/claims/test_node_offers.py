@@ -11,7 +11,6 @@ from nodeagent.claims.names import pool_name
 from nodeagent.claims.offering.devices import GpuFacts
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offering.offer import (
-    NO_SCHEDULE,
     OCCUPIED,
     UNHEALTHY,
     WITHDRAWAL,
@@ -139,7 +138,7 @@ def test_a_server_without_taints() -> None:
     there = with_devices(GPU, ["mig-3g-40gb-4"])
     sick = replace(there, health_limits=HealthLimits(whole=True, why="broken"))
     tainted_device = make(offers, sick, goal=GOAL)[POOL].devices[0]
-    assert [t.effect for t in tainted_device.taints] == [NO_SCHEDULE]
+    assert [t.key for t in tainted_device.taints] == [UNHEALTHY]
     offers.keeps_taints = False
     assert make(offers, sick, goal=GOAL)[POOL].devices == ()
     [device] = make(offers, sick, goal=GOAL, records=[held])[POOL].devices

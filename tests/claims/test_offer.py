@@ -9,8 +9,6 @@ import pytest
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice, Taint
 from nodeagent.claims.offering.offer import (
-    NO_EXECUTE,
-    NO_SCHEDULE,
     OCCUPIED,
     UNHEALTHY,
     WITHDRAWAL,
@@ -108,13 +106,11 @@ def test_unhealthy_slices() -> None:
     sick = replace(gpu, health_limits=HealthLimits(slices=0b1001))
     offer = make_offer(sick, DYNAMIC)
     assert tainted(offer, UNHEALTHY) == touching(gpu, 0b1001)
-    assert device(offer, "mig-1g-10gb-3").taints == (Taint(UNHEALTHY, NO_SCHEDULE, NOON),)
+    assert device(offer, "mig-1g-10gb-3").taints == (Taint(UNHEALTHY, NOON),)
     later = replace(DYNAMIC, now=NOON + 60, previous=offer)
     again = make_offer(sick, later)
     assert again == offer  # since when it is so stays
     assert not tainted(make_offer(gpu, later), UNHEALTHY)
-    evicting = make_offer(sick, replace(later, evict=True))
-    assert device(evicting, "gpu").taints == (Taint(UNHEALTHY, NO_EXECUTE, NOON + 60),)
 
 
 def test_unhealthy_gpu() -> None:
@@ -130,7 +126,7 @@ def test_a_gpu_that_does_not_answer(access: Access) -> None:
     first = make_offer(gpu, replace(DYNAMIC, planned=fixed(gpu, "mig-1g-10gb-0")))
     second = make_offer(gpu, replace(DYNAMIC, planned=fixed(gpu, "mig-1g-10gb-1"), previous=first))
     gone = replace(gpu, access=access, access_reason="it hangs", profiles=(), instances=())
-    context = replace(DYNAMIC, now=NOON + 60, previous=second, evict=True)
+    context = replace(DYNAMIC, now=NOON + 60, previous=second)
     silent = make_offer(gone, context)
     assert set(names(silent)) == set(names(second))
     assert silent.totals == second.totals
@@ -138,7 +134,6 @@ def test_a_gpu_that_does_not_answer(access: Access) -> None:
     assert silent.reason.message == f"the driver does not answer for {gpu.title}: it hangs"
     assert silent.reason.gpu == gpu.uuid
     assert tainted(silent, UNHEALTHY) == set(names(second))
-    assert {t.effect for d in silent.devices for t in d.taints} == {NO_SCHEDULE}
     assert tainted(silent, WITHDRAWN) == tainted(second, WITHDRAWN)
     later = make_offer(gone, replace(context, now=NOON + WITHDRAWAL, previous=silent))
     assert set(names(later)) == set(names(second)) - tainted(second, WITHDRAWN)
@@ -152,7 +147,7 @@ def test_an_instance_without_a_record() -> None:
     offer = make_offer(there, DYNAMIC)
     media = {n for n, p in places(gpu).items() if "+me" in p.profile.name}
     assert tainted(offer, OCCUPIED) == touching(gpu, 0b10011) | media
-    assert device(offer, "mig-1g-10gb-me-4").taints == (Taint(OCCUPIED, NO_SCHEDULE, NOON),)
+    assert device(offer, "mig-1g-10gb-me-4").taints == (Taint(OCCUPIED, NOON),)
     for recorded in (
         replace(DYNAMIC, held=frozenset({"mig-1g-10gb-me-4", "mig-2g-20gb-0"})),
         replace(DYNAMIC, planned=fixed(gpu, "mig-1g-10gb-me-4", "mig-2g-20gb-0")),
@@ -293,7 +288,7 @@ def test_from_static_to_dynamic_beside_a_claim() -> None:
     beside = make_offer(gpu, replace(DYNAMIC, held=held, previous=static))
     assert device(beside, "mig-1g-10gb-me-0") == replace(
         device(static, "mig-1g-10gb-me-0"),
-        taints=(Taint(WITHDRAWN, NO_SCHEDULE, NOON),),
+        taints=(Taint(WITHDRAWN, NOON),),
     )
     others = set(names(beside)) - held
     assert others == {

@@ -77,7 +77,7 @@ def assert_consistent(server: Server) -> None:
 
 def tainted(offer: Offer, number: int) -> Offer:
     """One device has a taint."""
-    taint = Taint("gpu.nodeagent.io/unhealthy", "NoSchedule", 1_700_000_100)
+    taint = Taint("gpu.nodeagent.io/unhealthy", 1_700_000_100)
     devices = list(offer.devices)
     devices[number] = replace(devices[number], taints=(taint,))
     return replace(offer, devices=tuple(devices))

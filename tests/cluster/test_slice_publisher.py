@@ -174,7 +174,7 @@ async def test_an_offer_that_would_be_refused(server: ApiServer, tmp_path: Path)
 
 async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path) -> None:
     """Once the server answers, with its taints; what nobody can read is left out."""
-    taint = Taint(WITHDRAWN, "NoSchedule", 1_700_000_000)
+    taint = Taint(WITHDRAWN, 1_700_000_000)
     offer = offer_of()
     offer = replace(offer, devices=tuple(replace(d, taints=(taint,)) for d in offer.devices))
     async with publishing(server, tmp_path) as publisher:
@@ -238,7 +238,7 @@ async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> Non
     """Found out by the first taint that is lost; who makes the offers learns it."""
     server.slices.taints = False
     changes: list[None] = []
-    taint = Taint(WITHDRAWN, "NoSchedule", 1_700_000_000)
+    taint = Taint(WITHDRAWN, 1_700_000_000)
     offer = offer_of()
     sick = replace(offer, devices=(replace(offer.devices[0], taints=(taint,)), *offer.devices[1:]))
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:

@@ -137,8 +137,6 @@ def _check_taint(where: str, taint: Json) -> None:
     _check_name(where, f"the name of taint {key}", name, _TAINT_NAME, _LONGEST_LABEL)
     if slash:
         _check_name(where, f"the domain of taint {key}", domain, _SUBDOMAIN, _LONGEST_SUBDOMAIN)
-    known = taint["effect"] in {"None", "NoSchedule", "NoExecute"}
-    _require(known, f"{where}: taint {key} has the effect {taint['effect']}")
 
 
 def _check_name(where: str, what: str, text: str, form: re.Pattern[str], longest: int) -> None:

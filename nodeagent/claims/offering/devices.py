@@ -31,10 +31,9 @@ AttributeValue = bool | int | str | Version
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """`effect` is `NoSchedule` or `NoExecute`; `added` in seconds since 1970, in UTC."""
+    """Nothing new is scheduled on it; `added` in seconds since 1970, in UTC."""
 
     key: str
-    effect: str
     added: int
 
 

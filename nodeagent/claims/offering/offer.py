@@ -42,9 +42,6 @@ UNHEALTHY = "gpu.nodeagent.io/unhealthy"
 OCCUPIED = "gpu.nodeagent.io/occupied"
 WITHDRAWN = "gpu.nodeagent.io/withdrawn"
 
-NO_SCHEDULE = "NoSchedule"
-NO_EXECUTE = "NoExecute"
-
 WITHDRAWAL = 600  # seconds from the taint to the end of a device
 
 
@@ -70,7 +67,7 @@ class OfferContext:
     `planned` is None where no plan names the GPU. `held` are the names of this GPU's devices that
     claims have records of. `previous` is what was published last; what is not in it goes without
     notice. `now` in seconds since 1970. `held_back` says why nothing new may be made on the GPU
-    now, if that is so. `evict`: what is unhealthy loses its pods, too. Without `keeps_taints` the
+    now, if that is so. Without `keeps_taints` the
     API server drops taints, so that what would have one is not published, but for what claims hold.
     `share`: bytes of an MPS share, 0: there are none.
     """
@@ -83,7 +80,6 @@ class OfferContext:
     previous: Offer | None = None
     facts: GpuFacts = field(default_factory=GpuFacts)
     held_back: Problem | None = None
-    evict: bool = False
     keeps_taints: bool = True
     share: int = 0
 
@@ -103,11 +99,13 @@ def make_offer(gpu: Gpu, context: OfferContext) -> Offer:
     devices: list[OfferedDevice] = []
     ends: list[int] = []
     for name, device in {**before, **wanted.devices, **held}.items():
-        earlier = {(t.key, t.effect): t for t in before[name].taints} if name in before else {}
-        keys = _taint_effects(gpu, device, left, context)
+        earlier = {t.key: t.added for t in before[name].taints} if name in before else {}
+        keys = _taint_keys(gpu, device, left, context)
         if name not in wanted.devices:
-            keys[WITHDRAWN] = NO_SCHEDULE
-        taints = tuple(_kept(key, effect, earlier, context.now) for key, effect in keys.items())
+            keys.append(WITHDRAWN)
+        # Since when it was there; not in the future, should the clock have been put back.
+        now = context.now
+        taints = tuple(Taint(key, min(earlier.get(key, now), now)) for key in keys)
         ended = [t.added + WITHDRAWAL for t in taints if t.key == WITHDRAWN and name not in held]
         if any(end <= context.now for end in ended):
             continue
@@ -196,28 +194,21 @@ def _left_by_foreign(gpu: Gpu, context: OfferContext) -> Amounts | None:
     return scheme.left(map(scheme.taken_by, foreign)) if foreign else None
 
 
-def _taint_effects(
+def _taint_keys(
     gpu: Gpu, device: OfferedDevice, left: Amounts | None, context: OfferContext
-) -> dict[str, str]:
-    """The taints that the GPU's state asks for: effects by key. A device of a profile that is not
-    known (any more) counts as all of the GPU.
+) -> list[str]:
+    """Of the taints that the GPU's state asks for. A device of a profile that is not known (any
+    more) counts as all of the GPU.
     """
     limits, place = gpu.health_limits, places(gpu).get(device.name)
-    found: dict[str, str] = {}
-    if limits.whole or limits.slices & (place.placement.mask if place else -1):
-        found[UNHEALTHY] = NO_EXECUTE if context.evict else NO_SCHEDULE
-    elif gpu.access is not Access.OK:
-        found[UNHEALTHY] = NO_SCHEDULE
+    found: list[str] = []
+    sick = limits.whole or limits.slices & (place.placement.mask if place else -1)
+    if sick or gpu.access is not Access.OK:
+        found.append(UNHEALTHY)
     free = left is None or (place and fits(CounterScheme.of(gpu).consumption(place), left))
     if context.held_back or not free:
-        found[OCCUPIED] = NO_SCHEDULE
+        found.append(OCCUPIED)
     return found
-
-
-def _kept(key: str, effect: str, earlier: Mapping[tuple[str, str], Taint], now: int) -> Taint:
-    """The taint since when it was there; not in the future, should the clock have been put back."""
-    known = earlier.get((key, effect))
-    return Taint(key, effect, min(known.added, now) if known else now)
 
 
 # --- order ----------------------------------------------------------------------------------------

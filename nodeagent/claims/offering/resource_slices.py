@@ -26,6 +26,7 @@ from nodeagent.claims.offering.offer import Offer
 
 API_VERSION = "resource.k8s.io/v1"
 COUNTER_SET = "gpu"  # there is one in each pool
+_EFFECT = "NoSchedule"  # of all taints
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -87,7 +88,7 @@ def _device_json(device: OfferedDevice) -> Json:
         found["consumesCounters"] = [taken]
     if device.taints:
         found["taints"] = [
-            {"key": t.key, "effect": t.effect, "timeAdded": _time_text(t.added)}
+            {"key": t.key, "effect": _EFFECT, "timeAdded": _time_text(t.added)}
             for t in device.taints
         ]
     return found
@@ -168,10 +169,7 @@ def _read_device(device: Json) -> OfferedDevice:
         {key: _read_attribute(value) for key, value in device.get("attributes", {}).items()},
         _read_amounts(device.get("capacity", {})),
         consumes,
-        tuple(
-            Taint(str(t["key"]), str(t["effect"]), _read_time(t["timeAdded"]))
-            for t in device.get("taints", ())
-        ),
+        tuple(Taint(str(t["key"]), _read_time(t["timeAdded"])) for t in device.get("taints", ())),
     )
 
 
