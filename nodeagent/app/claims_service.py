@@ -205,7 +205,7 @@ class ClaimsService:
         if self._observation.node is None:
             raise NodeagentError(
                 "the node's GPUs have not been read yet",
-                remedy="nodeagent status shows what is wrong with the driver; it is tried again",
+                remedy="`nodeagent status` shows what is wrong with the driver; it is tried again",
             )
         return self._observation.node
 

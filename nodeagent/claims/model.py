@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from nodeagent.claims.names import GpuShare, share_named
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
 from nodeagent.plan.shares import TimeSlice, WantedMps
@@ -155,7 +156,12 @@ class ClaimRecord:
     @property
     def title(self) -> str:
         """What people call it, such as `claim team/trainer`."""
-        return f"claim {self.namespace}/{self.name}"
+        return str(self.reference)
+
+    @property
+    def reference(self) -> ClaimReference:
+        """By which it is found in the cluster."""
+        return ClaimReference(self.namespace, self.name)
 
     @property
     def results(self) -> tuple[Result, ...]:

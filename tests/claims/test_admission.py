@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.reference import CLASSES
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.observed import Placement
@@ -43,8 +44,9 @@ def test_one_part_of_a_gpu_is_one_claims(fixed: bool) -> None:
     """Made for it or by the plan; what an administrator has is in nobody's way."""
     held = mig_device(fixed=fixed)
     for wanted in (mig_device(), whole(), mig_device(fixed=True)):
-        with pytest.raises(ClaimRefused, match=r"mig-1g-10gb-4 of claim team/other"):
+        with pytest.raises(ClaimRefused, match=r"mig-1g-10gb-4 of claim team/other") as refused:
             require_admission(own(wanted), GPU, [other(held)], ())
+        assert own(wanted).reference.schedule_anew in refused.value.remedy
     require_admission(own(mig_device(placement=BESIDE)), GPU, [other(held)], ())
     require_admission(own(whole(admin_access=True)), GPU, [other(held)], ())
     require_admission(own(mig_device()), GPU, [other(whole(admin_access=True))], ())
@@ -64,6 +66,8 @@ def test_one_gpu_has_clients_of_one_user(theirs: WantedMps, user: str) -> None:
     message = refused.value.message
     assert message.startswith("claim team/trainer wants MPS as user 1000 on GPU 0 (")
     assert f"where it runs as user {user} for claim team/other" in message
+    assert refused.value.remedy.startswith("name a DeviceClass with the same mps.user in spec.")
+    assert CLASSES in refused.value.remedy
 
 
 def test_a_plans_daemon_on_the_gpu() -> None:
@@ -72,8 +76,11 @@ def test_a_plans_daemon_on_the_gpu() -> None:
     wanted = own(mig_device(mps=A))
     require_admission(wanted, gpu, [], ())
     begun = replace(wanted, phase=Phase.INTENT)
-    with pytest.raises(ClaimRefused, match=r"as user 1000 on .* as user 2000 for gpus\[0\].mps:"):
+    with pytest.raises(
+        ClaimRefused, match=r"as user 1000 on .* as user 2000 for gpus\[0\].mps:"
+    ) as no:
         require_admission(begun, gpu, [], ())
+    assert no.value.remedy.endswith("or write user: 1000 at gpus[0].mps")
     require_admission(begun, give(gpu, daemon(A)), [], ())
     require_admission(replace(own(mig_device()), phase=Phase.INTENT), gpu, [], ())
 

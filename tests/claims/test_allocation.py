@@ -73,7 +73,10 @@ def test_a_share_of_a_device() -> None:
         (None, "claim team/trainer cannot be read: Expected `object`, got `null`"),
         ({"metadata": {"uid": 3}}, "metadata.uid: Expected `str`, got `int`"),
         (claim_json(uid="0"), 'has the uid "0" now and not "0b8f6a3e-'),
-        (claim_json() | {"status": None}, "is not allocated (see what the scheduler says: kubectl"),
+        (
+            claim_json() | {"status": None},
+            "is not allocated (see what the scheduler says: `kubectl",
+        ),
         (claim_json() | {"status": {}}, "is not allocated"),
         (claim_json(result_json(driver="x")), "has no device of gpu.nodeagent.io"),
         (claim_json(result_json(device=None)), "devices.results[0]: Object missing required fi"),
@@ -105,6 +108,7 @@ def test_what_is_refused(claim: object, message: str) -> None:
     assert found.startswith("claim team/trainer")
     assert message in found
     assert found.endswith(")")
+    assert "`kubectl " in found
 
 
 def test_time_slices_of_a_part_of_a_gpu() -> None:

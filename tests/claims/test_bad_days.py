@@ -92,7 +92,8 @@ async def test_the_api_server_is_away(node: SimulatedNode, folder: Path) -> None
             with pytest.raises(ClaimRefused) as gone:
                 await claims.prepare(*claim)
             assert str(gone.value) == (
-                "claim team/trainer is gone (its pods are made again with it)"
+                "claim team/trainer is gone (its pods are made again with it; `kubectl get pods -n "
+                "team` shows them)"
             )
 
 
@@ -115,8 +116,10 @@ async def test_128_claims_at_once(home: Home) -> None:
                 holder = holders[pool, device]  # as a rule the first; threads may overtake others
                 assert message == (
                     f"claim team/trainer-{n} was allocated what is held already: {device} of claim "
-                    f"team/trainer-{holder} (wait until that one's pods have ended, or delete this "
-                    "one's pods so that they are scheduled anew)"
+                    f"team/trainer-{holder} (wait until the pods of claim team/trainer-{holder} "
+                    "have ended, or have this one's scheduled anew: `kubectl delete pod -n team "
+                    f"$(kubectl get resourceclaim -n team trainer-{n} -o "
+                    "jsonpath='{.status.reservedFor[*].name}')`)"
                 )
             assert sum(len(laid_out(node, gpu)) for gpu in range(8)) == 56
         node.journal.clear()
@@ -236,8 +239,8 @@ async def test_a_full_disk_at_each_write(folder: Path) -> None:
         else:
             expected = (
                 f"the record of claim team/trainer-0 cannot be kept ({record}): No space left on "
-                f"device (make room in {record.parent} and let the agent write there; it is tried "
-                "again)"
+                f"device (make room in {record.parent} (`df -h {record.parent}`) and let the agent "
+                "write there; it is tried again)"
             )
         assert messages == [expected]
         full += 1

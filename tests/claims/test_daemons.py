@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.files.cdi import MpsClient
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.files.open_directory import PathRefused
@@ -21,6 +22,7 @@ GIB = 1 << 30
 USER = "3999999999:7"  # who has no entry on any host
 DAEMONS = ClaimDaemons(USER, Path("/run/nodeagent"), True, no_daemons)
 PATH = "config[0].mps"
+TRAINER = ClaimReference("team", "a")
 
 
 def clients(memory: int | None, *, user: str | None = None) -> MpsEntry:
@@ -31,13 +33,13 @@ def clients(memory: int | None, *, user: str | None = None) -> MpsEntry:
 
 def test_limits_and_user() -> None:
     """As a plan's: the class' user or the setting's, whose account is written down with it."""
-    found = DAEMONS.wanted(clients(4 * GIB), H100, SLICE, "claim team/a")
+    found = DAEMONS.wanted(clients(4 * GIB), H100, SLICE, TRAINER)
     share = Share("clients", None, 4096, 25.0)
     assert found == WantedMps(Sharing((share,), "terminate"), Account(3999999999, 7))
     assert found.path == "claim team/a"
-    other = DAEMONS.wanted(clients(None, user="3999999998:8"), H100, None, "claim team/a")
+    other = DAEMONS.wanted(clients(None, user="3999999998:8"), H100, None, TRAINER)
     assert other.account == Account(3999999998, 8)
-    anybody = DAEMONS.wanted(clients(None, user="any"), H100, None, "claim team/a")
+    anybody = DAEMONS.wanted(clients(None, user="any"), H100, None, TRAINER)
     assert anybody.account.any_user
 
 
@@ -45,7 +47,7 @@ def test_equal_parts() -> None:
     """Of the MIG device's memory, or of the whole GPU's."""
     thirds = MpsEntry(PATH, Replicas(3, f"{PATH}.replicas"))
     for profile, memory in ((SLICE, SLICE.memory if SLICE else 0), (None, H100.memory)):
-        [share] = DAEMONS.wanted(thirds, H100, profile, "claim team/a").sharing.shares
+        [share] = DAEMONS.wanted(thirds, H100, profile, TRAINER).sharing.shares
         assert (share.count, share.memory, share.threads) == (3, memory // 3 >> 20, 33.33)
 
 
@@ -63,15 +65,15 @@ def test_equal_parts() -> None:
 def test_what_cannot_be(entry: MpsEntry, message: str) -> None:
     """With the claim, the place in its configuration, and a remedy."""
     with pytest.raises(ClaimRefused) as refused:
-        DAEMONS.wanted(entry, H100, SLICE, "claim team/a")
+        DAEMONS.wanted(entry, H100, SLICE, TRAINER)
     assert refused.value.message.startswith("claim team/a: config[0].mps")
     assert message in refused.value.message
-    assert refused.value.remedy
+    assert "`kubectl get resourceclaim -n team a -o yaml`" in refused.value.remedy
 
 
 def test_what_its_clients_get() -> None:
     """The daemon's own directories, on the node and in the container alike."""
-    wanted = DAEMONS.wanted(clients(4 * GIB), H100, SLICE, "claim team/a")
+    wanted = DAEMONS.wanted(clients(4 * GIB), H100, SLICE, TRAINER)
     found = DAEMONS.client("MIG-7", wanted)
     top = "/run/nodeagent/mps/MIG-7"
     assert isinstance(found, MpsClient)

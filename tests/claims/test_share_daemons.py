@@ -11,6 +11,7 @@ from nodeagent.claims.files.cdi import ContainerDevice, Edits, claim_document
 from nodeagent.claims.model import ClaimRecord, FileState
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.goals import daemon_of_shares, reserved_on, to_prepare, to_release
@@ -33,7 +34,7 @@ from tests.plan.daemons import CLIENT, EXCLUSIVE, OFF, A, daemon, without_mig
 GIB = 1 << 30
 L40S = card("l40s")  # 46068 MiB
 SHARE = GpuShare(8 * GIB, 2)
-TITLE = "claim team/a"
+CLAIM = ClaimReference("team", "a")
 DAEMONS = ClaimDaemons("3999999999:7", Path("/run/nodeagent"), True, no_daemons)
 
 
@@ -48,15 +49,15 @@ def clients(memory: int | None, threads: float | None) -> MpsEntry:
 
 def test_the_limits_of_a_share() -> None:
     """Its memory, and as large a part of the threads, cut down; or what is written and lower."""
-    found = DAEMONS.wanted_share(None, L40S, SHARE, TITLE)
+    found = DAEMONS.wanted_share(None, L40S, SHARE, CLAIM)
     share = Share("mps-8gi-2", None, 8192, 17.78)
     assert found == WantedMps(Sharing((share,), "report"), Account(3999999999, 7))
-    assert found.path == TITLE
-    lower = DAEMONS.wanted_share(clients(4 * GIB, 10.5), L40S, SHARE, TITLE)
+    assert found.path == str(CLAIM)
+    lower = DAEMONS.wanted_share(clients(4 * GIB, 10.5), L40S, SHARE, CLAIM)
     assert lower.sharing.shares == (replace(share, memory=4096, threads=10.5),)
-    fewer = DAEMONS.wanted_share(clients(None, 5), L40S, SHARE, TITLE)
+    fewer = DAEMONS.wanted_share(clients(None, 5), L40S, SHARE, CLAIM)
     assert fewer.sharing.shares == (replace(share, threads=5),)
-    tiny = DAEMONS.wanted_share(None, L40S, GpuShare(1 << 20, 0), TITLE)
+    tiny = DAEMONS.wanted_share(None, L40S, GpuShare(1 << 20, 0), CLAIM)
     assert tiny.sharing.shares[0].threads == 0.1  # the least that a daemon can express
 
 
@@ -77,15 +78,18 @@ def test_the_limits_of_a_share() -> None:
 def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
     """The claim, the place in its configuration and a remedy are named."""
     with pytest.raises(ClaimRefused) as refused:
-        DAEMONS.wanted_share(entry, L40S, SHARE, TITLE)
-    assert refused.value.message.startswith(f"{TITLE}: config[0].mps.")
+        DAEMONS.wanted_share(entry, L40S, SHARE, CLAIM)
+    assert refused.value.message.startswith(f"{CLAIM}: config[0].mps.")
     assert message in refused.value.message
-    assert refused.value.remedy
+    assert (
+        f"in spec.devices.config of the claim or its template, or in its DeviceClass ({CLAIM.show}"
+        in (refused.value.remedy)
+    )
 
 
 def test_what_its_containers_get() -> None:
     """The GPU, the daemon's directory, and limits and slot that are the claim's own."""
-    wanted = DAEMONS.wanted_share(None, L40S, SHARE, TITLE)
+    wanted = DAEMONS.wanted_share(None, L40S, SHARE, CLAIM)
     device = ContainerDevice(mig_device(), 3, mps=DAEMONS.client(L40S.uuid, wanted))
     [found] = json.loads(claim_document([device], Edits()))["devices"]
     edits, top = found["containerEdits"], f"/run/nodeagent/mps/{L40S.uuid}"
@@ -203,7 +207,11 @@ def test_users_of_a_share() -> None:
         with pytest.raises(StillInUse) as used:
             require_lasting_unused(ONE, replace(BARE, usage=Usage((theirs, user))), others)
         assert used.value.message.endswith(f"mps-8gi-1 of GPU 0 (NVIDIA L40S) is in use by {user}")
-        assert used.value.remedy.startswith("end it if it is this claim's")  # by no command
+        remedy = used.value.remedy
+        assert remedy.startswith(
+            "end it if it is this claim's"
+        )  # by no command: it may be another's
+        assert f"`cat /proc/{user.pid}/cgroup`" in remedy
     unknown = replace(BARE, usage=Usage(known=False, reason="it hangs"))
     with pytest.raises(StillInUse, match="unknown users"):
         require_lasting_unused(ONE, unknown, others)

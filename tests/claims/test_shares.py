@@ -16,6 +16,7 @@ from nodeagent.claims.offering.offer import WITHDRAWN, Offer, OfferContext, make
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.offering.wanted import MOST_SHARES, Mode, Planned, wanted_devices
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.desired import MigDisabled, MigEnabled
@@ -235,7 +236,7 @@ def test_shares_that_are_not_offered_any_more(terms: Terms, gpu: Gpu, why: str) 
     """The claim is refused with the reason."""
     result = mig_result(device="mps-8gi-0")
     with pytest.raises(ClaimRefused) as refused:
-        terms.admit(result, gpu, "claim team/trainer")
+        terms.admit(result, gpu, ClaimReference("team", "trainer"))
     assert "claim team/trainer does not get mps-8gi-0 of GPU 0" in refused.value.message
     assert why in refused.value.message
 
@@ -243,8 +244,8 @@ def test_shares_that_are_not_offered_any_more(terms: Terms, gpu: Gpu, why: str) 
 def test_a_share_is_the_claims_also_on_a_planned_gpu() -> None:
     """While the GPU as a whole is the plan's, which says how that is shared."""
     terms = Terms(planned=DISABLED, share=SHARE)
-    assert terms.admit(mig_result(device="mps-8gi-8"), H100, "claim team/a") is False
-    assert terms.admit(mig_result(device=WHOLE_GPU), H100, "claim team/a") is True
+    assert terms.admit(mig_result(device="mps-8gi-8"), H100, ClaimReference("team", "a")) is False
+    assert terms.admit(mig_result(device=WHOLE_GPU), H100, ClaimReference("team", "a")) is True
 
 
 def claimed(device: str, mps: WantedMps | None = A, **result: Any) -> ClaimedDevice:

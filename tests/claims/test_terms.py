@@ -7,6 +7,7 @@ import pytest
 from nodeagent.claims.model import Result
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.offering.wanted import FixedInstance, Mode, Planned
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
@@ -16,7 +17,7 @@ from tests.claims.boards import mig_off
 from tests.plan.cards import card
 
 H100 = card("h100-80gb")
-TITLE = "claim team/trainer"
+CLAIM = ClaimReference("team", "trainer")
 LAYOUT = Planned(
     Layout((), "gpus[0].mig"),
     (FixedInstance("3g.40gb", 4), FixedInstance("1g.10gb", 0, "the plan divides it")),
@@ -47,7 +48,7 @@ def result(device: str, **changes: object) -> Result:
 def test_devices_that_a_claim_may_have(terms: Terms, device: str, *, fixed: bool) -> None:
     """What the plan has, and everything in mode static, is only used."""
     gpu = mig_off(H100) if device == "gpu" else H100
-    assert terms.admit(result(device), gpu, TITLE) is fixed
+    assert terms.admit(result(device), gpu, CLAIM) is fixed
 
 
 @pytest.mark.parametrize(
@@ -74,16 +75,21 @@ def test_devices_that_are_not_offered_any_more(
 ) -> None:
     """The claim is refused, by name and with the reason; an administrator may look at any."""
     with pytest.raises(ClaimRefused) as refused:
-        terms.admit(result(device), gpu, TITLE)
-    assert TITLE in refused.value.message
+        terms.admit(result(device), gpu, CLAIM)
+    assert str(CLAIM) in refused.value.message
     assert device in refused.value.message
     assert why in refused.value.message
-    assert not terms.admit(result(device, admin_access=True), gpu, TITLE)
+    assert refused.value.remedy == (
+        "have its pods scheduled anew: `kubectl delete pod -n team $(kubectl get resourceclaim "
+        "-n team trainer -o jsonpath='{.status.reservedFor[*].name}')`"
+    )
+    assert not terms.admit(result(device, admin_access=True), gpu, CLAIM)
 
 
 def test_the_plan_says_how_its_devices_are_shared() -> None:
     """A configuration of the claim's for one is refused."""
     shared = result("gpu", configuration=TimeSlice.LONG)
-    with pytest.raises(ClaimRefused, match="which the plan does"):
-        Terms(planned=DISABLED).admit(shared, mig_off(H100), TITLE)
-    assert not Terms().admit(shared, mig_off(H100), TITLE)
+    with pytest.raises(ClaimRefused, match="which the plan does") as refused:
+        Terms(planned=DISABLED).admit(shared, mig_off(H100), CLAIM)
+    assert "`kubectl get resourceclaim -n team trainer -o yaml`" in refused.value.remedy
+    assert not Terms().admit(shared, mig_off(H100), CLAIM)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.terminal.claims_page import (
     age_words,
     claim_lines,
@@ -97,8 +98,8 @@ def test_the_example_in_the_pages_is_what_is_printed() -> None:
             "code": "ClaimRefused",
             "message": "claim team/rival was allocated what is held already: "
             "mig-1g-10gb-6 of claim team/trainer",
-            "remedy": "wait until that one's pods have ended, or delete this one's pods so that "
-            "they are scheduled anew",
+            "remedy": "wait until the pods of claim team/trainer have ended, or have this one's "
+            f"scheduled anew: {ClaimReference('team', 'rival').schedule_anew}",
         },
         "problems": [],
     }

@@ -58,7 +58,7 @@ def publish(cdi_dir: Path, uid: str, content: bytes) -> bool:
         if changed and directory.put(name, content):
             raise PathRefused(
                 f"{directory.path / name} is not what was written into it",
-                remedy="see which other program writes there",
+                remedy=f"see which other program writes there: `ls -l {directory.path}`",
             )
     return changed
 

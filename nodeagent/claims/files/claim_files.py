@@ -51,7 +51,7 @@ class ClaimFiles:
             if gpu is None or gpu.minor is None:
                 raise NodeagentError(
                     f"{record.title} cannot use {device.gpu}: its device file is not known",
-                    remedy="see ls -l /dev/nvidia* and nvidia-smi",
+                    remedy="see `ls -l /dev/nvidia*` and `nvidia-smi`",
                 )
             keys = self._keys(device, gpu.minor)
             mps = self.daemons.client(device.device_uuid, device.mps) if device.mps else None
@@ -69,7 +69,7 @@ class ClaimFiles:
         if device.instance is None:
             raise NodeagentError(
                 f"{device.result.device} is not there, so no container can be given it",
-                remedy="nodeagent status shows what keeps it from that",
+                remedy="`nodeagent status` shows what keeps it from that",
             )
         try:
             known = {what: number for number, what in self.capabilities().items()}
@@ -78,5 +78,5 @@ class ClaimFiles:
         except (OSError, KeyError) as error:
             raise NodeagentError(
                 f"the capability files of {device.result.device} are not known: {error}",
-                remedy="see cat /proc/driver/nvidia-caps/mig-minors",
+                remedy="see `cat /proc/driver/nvidia-caps/mig-minors`",
             ) from error

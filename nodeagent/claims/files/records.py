@@ -138,7 +138,8 @@ def _path(folder: Path, uid: str) -> Path:
 def _not_kept(path: Path, what: str, error: OSError) -> RecordNotKept:
     return RecordNotKept(
         f"the record {what} ({path}): {error.strerror or error}",
-        remedy=f"make room in {path.parent} and let the agent write there; it is tried again",
+        remedy=f"make room in {path.parent} (`df -h {path.parent}`) and let the agent write there; "
+        "it is tried again",
     )
 
 

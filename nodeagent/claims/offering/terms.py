@@ -13,6 +13,7 @@ from nodeagent.claims.model import Result
 from nodeagent.claims.names import WHOLE_GPU, GpuShare, share_named
 from nodeagent.claims.offering.devices import GpuFacts
 from nodeagent.claims.offering.wanted import Mode, Planned, wanted_devices
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
@@ -37,23 +38,25 @@ class Terms:
         by_plan = self.planned is not None and self.planned.fixes(device)
         return self.mode is Mode.STATIC or by_plan
 
-    def admit(self, result: Result, gpu: Gpu, title: str) -> bool:
-        """Whether the claim of that title has a device that is fixed. Raises ClaimRefused where it
-        may not have it; an administrator may look at any.
+    def admit(self, result: Result, gpu: Gpu, claim: ClaimReference) -> bool:
+        """Whether the claim has a device that is fixed. Raises ClaimRefused where it may not have
+        it; an administrator may look at any.
         """
         if result.admin_access:
             return False
         if why := self.refusal(gpu, result.device):
             raise ClaimRefused(
-                f"{title} does not get {result.device} of {gpu.title}, which is not offered any "
+                f"{claim} does not get {result.device} of {gpu.title}, which is not offered any "
                 f"more: {why}",
-                remedy="delete its pods, so that they are scheduled anew",
+                remedy=f"have its pods scheduled anew: {claim.schedule_anew}",
             )
         fixed = self.is_fixed(result.device)
         if fixed and result.configuration is not None:
             raise ClaimRefused(
-                f"{title} says how {result.device} of {gpu.title} is shared, which the plan does",
-                remedy="leave its configuration out, or share the device by the plan",
+                f"{claim} says how {result.device} of {gpu.title} is shared, which the plan does",
+                remedy="drop the configuration from spec.devices.config of the claim or its "
+                "template, or from its DeviceClass, or share the device by the plan; "
+                f"{claim.show} has it, with its source, in status.allocation.devices.config",
             )
         return fixed
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from nodeagent.claims.reporting.reasons import REPORT_FAULT
 from nodeagent.errors import NodeagentError
 from nodeagent.views.shapes import Problem
 
@@ -114,4 +115,4 @@ class Attempts:
 def _refusal(error: Exception, reason: str) -> Problem:
     if isinstance(error, NodeagentError):
         return Problem(code=reason, message=error.message, remedy=error.remedy)
-    return Problem(code=reason, message=f"it failed: {error!r}", remedy="see the agent's log")
+    return Problem(code=reason, message=f"it failed: {error!r}", remedy=REPORT_FAULT)

@@ -21,6 +21,10 @@ REFUSED: Final = "ClaimRefused"  # the claim itself is wrong, or another one is 
 CDI: Final = "Cdi"
 OTHER: Final = "Other"
 INTERNAL: Final = "Internal"  # a fault of the agent's
+REPORT_FAULT: Final = (
+    "the kubelet asks again; report it with the agent's log (`journalctl -u nodeagent`, in a "
+    "cluster `kubectl logs` of its pod) and what `nodeagent bundle nodeagent.tar.gz` writes"
+)
 
 _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (StillInUse, Code.IN_USE.value),

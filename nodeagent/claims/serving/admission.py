@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.reference import CLASSES
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import Gpu
@@ -33,27 +34,34 @@ def require_admission(
         if device := _common(record, other):
             raise ClaimRefused(
                 f"{record.title} was allocated what is held already: {device} of {other.title}",
-                remedy="wait until that one's pods have ended, or delete this one's pods so that "
-                "they are scheduled anew",
+                remedy=f"wait until the pods of {other.title} have ended, or have this one's "
+                f"scheduled anew: {record.reference.schedule_anew}",
             )
         users = _mps_user(record, gpu.uuid), _mps_user(other, gpu.uuid)
         if all(users) and len(set(users)) > 1:
             raise ClaimRefused(
                 f"{record.title} wants MPS as user {users[0]} on {gpu.title}, where it runs as "
                 f"user {users[1]} for {other.title}: one GPU has clients of one user",
-                remedy="have both use a DeviceClass with the same user, or wait until that one's "
-                "pods have ended",
+                remedy=_one_class("with the same mps.user", other),
             )
         daemons = _daemon_of_share(record, gpu.uuid), _daemon_of_share(other, gpu.uuid)
         if all(daemons) and len(set(daemons)) > 1:
             raise ClaimRefused(
                 f"{record.title} wants a share of {gpu.title} with another enforce, or with other "
                 f"groups, than {other.title} has: all shares of a GPU have one MPS daemon",
-                remedy="have both use one DeviceClass, or wait until that one's pods have ended",
+                remedy=_one_class("with the same mps.enforce and groups", other),
             )
     user = _mps_user(record, gpu.uuid)
     if user and record.phase is Phase.INTENT:  # a plan that came later does not end it
         _require_user_of_plan(record, gpu, user)
+
+
+def _one_class(alike: str, other: ClaimRecord) -> str:
+    """The remedy where two claims differ in what only a DeviceClass says."""
+    return (
+        f"name a DeviceClass {alike} in spec.devices.requests of both claims or their templates "
+        f"({CLASSES} lists them), or wait until the pods of {other.title} have ended"
+    )
 
 
 def _require_user_of_plan(record: ClaimRecord, gpu: Gpu, user: str) -> None:
@@ -61,10 +69,12 @@ def _require_user_of_plan(record: ClaimRecord, gpu: Gpu, user: str) -> None:
     for daemon in (device.mps for device in gpu.devices() if device.mps):
         theirs = _user(daemon.runs.account)
         if theirs != user:
+            path = daemon.runs.path or "the plan"
             raise ClaimRefused(
                 f"{record.title} wants MPS as user {user} on {gpu.title}, where it runs as user "
-                f"{theirs} for {daemon.runs.path or 'the plan'}: one GPU has clients of one user",
-                remedy="use a DeviceClass with the same user, or write that user in the plan",
+                f"{theirs} for {path}: one GPU has clients of one user",
+                remedy=f"name a DeviceClass with mps.user {theirs} in spec.devices.requests of the "
+                f"claim or its template ({CLASSES} lists them), or write user: {user} at {path}",
             )
 
 

@@ -23,6 +23,7 @@ from nodeagent.claims.model import (
     Result,
 )
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
+from nodeagent.claims.reference import CLASSES, ClaimReference
 from nodeagent.claims.serving.configuration import LARGEST, Source, read_configuration, within_class
 from nodeagent.claims.upkeep.decisions import ClaimState
 from nodeagent.documents.findings import refuse
@@ -55,29 +56,29 @@ def read_allocation(
     With `nvidia` configurations for NVIDIA's driver count as ones for this driver. Raises
     ClaimRefused, which names the claim, the request or field, and what to do.
     """
-    title = f"claim {namespace}/{name}"
+    reference = ClaimReference(namespace, name)
     try:
         found = convert(claim, _Claim)
     except ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         field_name = f"{where[:-1]}: " if where else ""
-        raise _unreadable(title, f"{field_name}{what:.200}") from error
+        raise _unreadable(reference, f"{field_name}{what:.200}") from error
     except RecursionError as error:
-        raise _unreadable(title, "it is nested too deeply") from error
+        raise _unreadable(reference, "it is nested too deeply") from error
     if found.metadata.uid != uid:
         raise ClaimRefused(
-            f"{title} has the uid {shown(found.metadata.uid)} now and not {shown(uid)}",
-            remedy="it was deleted and made again: wait until its pods are made again, too",
+            f"{reference} has the uid {shown(found.metadata.uid)} now and not {shown(uid)}",
+            remedy="it was deleted and made again: have its pods made again, too, by "
+            f"{reference.schedule_anew}",
         )
     if not UID.fullmatch(uid):
-        raise _unreadable(title, f"the uid {shown(uid)} is none that Kubernetes gives")
+        raise _unreadable(reference, f"the uid {shown(uid)} is none that Kubernetes gives")
     if found.status is None or found.status.allocation is None:
         raise ClaimRefused(
-            f"{title} is not allocated",
-            remedy=f"see what the scheduler says: kubectl -n {namespace} describe "
-            f"resourceclaim {name}",
+            f"{reference} is not allocated",
+            remedy=f"see what the scheduler says: {reference.describe}",
         )
-    return _Reader(title, found.status.allocation.devices, nvidia).allocation(uid, namespace, name)
+    return _Reader(reference, found.status.allocation.devices, nvidia).allocation(uid)
 
 
 def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
@@ -105,8 +106,10 @@ def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
     return ClaimState.SAME if record.is_of(allocation) else ClaimState.OTHER_RESULTS
 
 
-def _unreadable(title: str, why: str) -> ClaimRefused:
-    return ClaimRefused(f"{title} cannot be read: {why}", remedy="see who writes its status")
+def _unreadable(claim: ClaimReference, why: str) -> ClaimRefused:
+    return ClaimRefused(
+        f"{claim} cannot be read: {why}", remedy=f"see who writes its status: {claim.show_writers}"
+    )
 
 
 # --- the object, as far as it matters -------------------------------------------------------------
@@ -172,11 +175,11 @@ class _Claim(Struct):
 class _Reader:
     """Reads the allocated devices of one claim."""
 
-    title: str
+    claim: ClaimReference
     devices: _Devices
     nvidia: bool
 
-    def allocation(self, uid: str, namespace: str, name: str) -> ClaimAllocation:
+    def allocation(self, uid: str) -> ClaimAllocation:
         configurations = tuple(self._configurations())
         results = tuple(
             self._result(number, one, configurations)
@@ -185,11 +188,12 @@ class _Reader:
         )
         if not results:
             raise ClaimRefused(
-                f"{self.title} has no device of {DRIVER}",
-                remedy="see which driver its device classes choose",
+                f"{self.claim} has no device of {DRIVER}",
+                remedy=f"{self.claim.show} has the drivers in status.allocation.devices.results; "
+                f"name a DeviceClass of this one in spec.devices.requests ({CLASSES} lists them)",
             )
         self._check_together(results)
-        return ClaimAllocation(uid, namespace, name, results)
+        return ClaimAllocation(uid, self.claim.namespace, self.claim.name, results)
 
     # --- results --------------------------------------------------------------------------------
 
@@ -222,18 +226,26 @@ class _Reader:
         interval = result.configuration
         if isinstance(interval, TimeSlice) and share_named(one.device):
             raise ClaimRefused(
-                f"{self.title}: request {one.request} asks for timeSlice on {one.device}, which "
+                f"{self.claim}: request {one.request} asks for timeSlice on {one.device}, which "
                 "is shared by MPS",
-                remedy="drop timeSlice, or ask for a whole GPU",
+                remedy=self._without_time_slice,
             )
         changes = isinstance(interval, TimeSlice) and interval is not TimeSlice.DEFAULT
         if changes and result.device != WHOLE_GPU:
             raise ClaimRefused(
-                f"{self.title}: request {one.request} asks for timeSlice on {one.device}, but the "
+                f"{self.claim}: request {one.request} asks for timeSlice on {one.device}, but the "
                 "interval is one of a whole GPU, and the driver's default on its parts",
-                remedy="drop timeSlice, or ask for a whole GPU",
+                remedy=self._without_time_slice,
             )
         return result
+
+    @property
+    def _without_time_slice(self) -> str:
+        return (
+            "drop timeSlice from spec.devices.config of the claim or its template, or from its "
+            f"DeviceClass, or ask for a whole GPU (deviceClassName: {DRIVER}); {self.claim.show} "
+            "has it, with its source, in status.allocation.devices.config"
+        )
 
     def _capacities(self, number: int, one: _AllocatedDevice) -> Iterator[tuple[str, int]]:
         for name, quantity in sorted((one.consumed_capacity or {}).items()):
@@ -255,10 +267,11 @@ class _Reader:
         for request, count in shared.items():
             if count > 1:
                 raise ClaimRefused(
-                    f"{self.title}: request {request} has {count} devices with MPS, but a program "
+                    f"{self.claim}: request {request} has {count} devices with MPS, but a program "
                     "is a client of one MPS daemon",
-                    remedy="ask for each device in a request of its own, and give each container "
-                    "one of the requests",
+                    remedy="ask for each device in a request of its own in spec.devices.requests "
+                    f"of the claim or its template ({self.claim.show}), and name one of the "
+                    "requests in resources.claims of each container",
                 )
 
     # --- configurations -------------------------------------------------------------------------
@@ -282,17 +295,21 @@ class _Reader:
 
     def _refused_configuration(self, one: _Configuration, error: DocumentError) -> ClaimRefused:
         """The first fault in full, and how many more there are."""
-        writer = "a DeviceClass" if one.source is Source.CLASS else "the claim"
+        if one.source is Source.CLASS:
+            writer, where = "a DeviceClass", f"in spec.config of the DeviceClass ({CLASSES})"
+        else:
+            writer = "the claim"
+            where = f"in spec.devices.config of the claim or its template ({self.claim.show})"
         requests = f" for {', '.join(map(shown, one.requests[:3]))}" if one.requests else ""
         more = len(error.problems) - 1
         rest = f" (and {more} more)" if more else ""
         return ClaimRefused(
-            f"{self.title}: configuration of {writer}{requests}: {error.message}{rest}",
-            remedy=error.remedy,
+            f"{self.claim}: configuration of {writer}{requests}: {error.message}{rest}",
+            remedy=" ".join(filter(None, (error.remedy, where))),
         )
 
     def _refuse(self, field_name: str, why: str) -> ClaimRefused:
-        return _unreadable(self.title, f"status.allocation.devices.{field_name}: {why}")
+        return _unreadable(self.claim, f"status.allocation.devices.{field_name}: {why}")
 
 
 def _has_mps(result: Result) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nodeagent.claims.files.cdi import MpsClient
 from nodeagent.claims.names import GpuShare
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.mps.accounts import accounts_of
 from nodeagent.mps.files.directories import directories_of
@@ -41,9 +42,9 @@ class ClaimDaemons:
     poll: Callable[[], Awaitable[None]]
 
     def wanted(
-        self, entry: MpsEntry, gpu: Gpu, profile: GpuInstanceProfile | None, title: str
+        self, entry: MpsEntry, gpu: Gpu, profile: GpuInstanceProfile | None, claim: ClaimReference
     ) -> WantedMps:
-        """The daemon of the GPU, or of a MIG device of the `profile`, for the claim of that title.
+        """The daemon of the GPU, or of a MIG device of the `profile`, for the claim.
 
         Raises ClaimRefused where there can be none like it. May block on the user database.
         """
@@ -54,33 +55,33 @@ class ClaimDaemons:
             found = wanted_mps(
                 on, entry, memory=profile.memory, device=profile.name, slices=profile.slices
             )
-        return _without_problems(found, on, title)
+        return _without_problems(found, on, claim)
 
     def wanted_share(
-        self, entry: MpsEntry | None, gpu: Gpu, share: GpuShare, title: str
+        self, entry: MpsEntry | None, gpu: Gpu, share: GpuShare, claim: ClaimReference
     ) -> WantedMps:
-        """What the GPU's daemon has to be for the claim of that title, which has a share of it: its
-        clients have the share's memory and as large a part of the threads, or what `entry` has
-        lower.
+        """What the GPU's daemon has to be for the claim, which has a share of it: its clients have
+        the share's memory and as large a part of the threads, or what `entry` has lower.
 
         Raises ClaimRefused where there can be none like it. May block on the user database.
         """
         entry = entry or _AS_IT_IS
         on = self._on(gpu, entry)
-        found = _without_problems(wanted_mps(on, entry, memory=share.memory), on, title)
+        found = _without_problems(wanted_mps(on, entry, memory=share.memory), on, claim)
         one, *more = found.sharing.shares
         if more or one.count is not None:
             raise ClaimRefused(
-                f"{title}: {entry.clients.path}: {share.name} of {gpu.title} is one share already, "
+                f"{claim}: {entry.clients.path}: {share.name} of {gpu.title} is one share already, "
                 "for all clients of the claim",
-                remedy="write clients, with memory and threads no more than the share's",
+                remedy="write clients, with memory and threads no more than the share's, "
+                f"{_where(claim)}",
             )
         threads = max(10_000 * share.memory // gpu.memory / 100, LEAST_THREADS)
         if one.threads is not None and one.threads > threads:
             raise ClaimRefused(
-                f"{title}: {one.path}.threads: found {percentage_text(one.threads)}% of the "
+                f"{claim}: {one.path}.threads: found {percentage_text(one.threads)}% of the "
                 f"threads, but {share.name} of {gpu.title} has {percentage_text(threads)}%",
-                remedy="write no more than that, or leave it out",
+                remedy=f"write no more than that, or leave it out, {_where(claim)}",
             )
         limits = Share(
             share.name, None, one.memory or share.memory // MIB, one.threads or threads, one.path
@@ -102,9 +103,18 @@ class ClaimDaemons:
         return MpsClient(spec, wanted.sharing.slots[0], str(shm))
 
 
-def _without_problems(found: WantedMps | None, on: OnGpu, title: str) -> WantedMps:
-    """For the claim of that title; raises ClaimRefused with the first of the problems."""
+def _where(claim: ClaimReference) -> str:
+    """In which object the configuration is written."""
+    return (
+        "in spec.devices.config of the claim or its template, or in its DeviceClass "
+        f"({claim.show} has it, with its source, in status.allocation.devices.config)"
+    )
+
+
+def _without_problems(found: WantedMps | None, on: OnGpu, claim: ClaimReference) -> WantedMps:
+    """For the claim; raises ClaimRefused with the first of the problems."""
     if found is None or on.problems:
         first = on.problems[0]
-        raise ClaimRefused(f"{title}: {first.path}: {first.message}", remedy=first.remedy)
-    return replace(found, path=title)
+        remedy = " ".join(filter(None, (first.remedy, _where(claim))))
+        raise ClaimRefused(f"{claim}: {first.path}: {first.message}", remedy=remedy)
+    return replace(found, path=str(claim))

@@ -8,8 +8,9 @@ from nodeagent.claims.files.cdi import device_id
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
 from nodeagent.claims.names import GpuShare, Place, locate
 from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.errors import NodeagentError
+from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 
@@ -25,24 +26,29 @@ def intended(
 ) -> ClaimRecord:
     """The claim's first record. Raises NodeagentError. May block on the user database."""
     uid, namespace, name = allocation.uid, allocation.namespace, allocation.name
-    title = f"claim {namespace}/{name}"
+    claim = ClaimReference(namespace, name)
 
     def device(result: Result) -> ClaimedDevice:
-        located = locate(result.pool, result.device, node, observed.gpus)
+        try:
+            located = locate(result.pool, result.device, node, observed.gpus)
+        except UnknownDevice as error:
+            anew = f"have its pods scheduled anew: {claim.schedule_anew}"
+            remedy = "; ".join(filter(None, (error.remedy, anew)))
+            raise UnknownDevice(f"{claim}: {error.message}", remedy=remedy) from error
         gpu, part = located.gpu, located.part
         if gpu.access is not Access.OK:
             raise NodeagentError(
-                f"{title} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
-                remedy="nodeagent status shows what is wrong with it",
+                f"{claim} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
+                remedy=f"`nodeagent status --gpu {gpu.index}` shows what is wrong with it",
             )
-        fixed = terms(gpu).admit(result, gpu, title)
+        fixed = terms(gpu).admit(result, gpu, claim)
         place = part if isinstance(part, Place) else None
         profile, mps = place.profile if place else None, None
         entry = result.configuration if isinstance(result.configuration, MpsEntry) else None
         if isinstance(part, GpuShare) and not result.admin_access:
-            mps = daemons.wanted_share(entry, gpu, part, title)
+            mps = daemons.wanted_share(entry, gpu, part, claim)
         elif entry:
-            mps = daemons.wanted(entry, gpu, profile, title)
+            mps = daemons.wanted(entry, gpu, profile, claim)
         return ClaimedDevice(
             result,
             gpu.uuid,

@@ -6,10 +6,12 @@ from collections.abc import Collection
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.plan.observed import Gpu, GpuInstance
+from nodeagent.plan.observed import Gpu, GpuInstance, Usage
 from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.usage import as_used
 from nodeagent.structs import replace
+
+_MOST = 8  # processes in one command; the rest are named when these are gone
 
 
 def without_ids(record: ClaimRecord) -> ClaimRecord:
@@ -60,9 +62,6 @@ def _is_its(instance: GpuInstance, device: ClaimedDevice) -> bool:
     return (instance.profile, instance.placement) == (device.profile, device.placement)
 
 
-_BY_PLAN = "the plan makes it; if none has it any more, delete the claim's pods; "
-
-
 def require_there(record: ClaimRecord, gpu: Gpu) -> None:
     """Raise NodeagentError where a device of the claim's on the GPU is not there, as read back."""
     for device in record.devices:
@@ -73,17 +72,23 @@ def require_there(record: ClaimRecord, gpu: Gpu) -> None:
         else:
             missing = not any(i.compute and _is_its(i, device) for i in gpu.instances)
         if missing:
-            by_plan = "" if device.is_held else _BY_PLAN
+            anew = f"if none has it any more, run {record.reference.schedule_anew}; "
+            by_plan = "" if device.is_held else f"the plan makes it; {anew}"
             raise NodeagentError(
                 f"{record.title} has to wait: {device.result.device} of {gpu.title} is not there",
-                remedy=f"{by_plan}nodeagent status shows what keeps it from that",
+                remedy=f"{by_plan}`nodeagent status --gpu {gpu.index}` shows what keeps it from "
+                "that",
             )
 
 
-_MAY_BE_ANOTHERS = (
-    "end it if it is this claim's, or wait for its end: before the agent has the kubelet's list of "
-    "pods, a minute after its start, it may be another claim's"
-)
+def _may_be_anothers(usage: Usage) -> str:
+    """The remedy for users of a share: which claim's they are may not be known yet."""
+    files = " ".join(f"/proc/{user.pid}/cgroup" for user in usage.processes[:_MOST] if user.pid)
+    shows = f" (`cat {files}` shows its pod)" if files else ""
+    return (
+        f"end it if it is this claim's{shows}, or wait for its end: before the agent has the "
+        "kubelet's list of pods, a minute after its start, it may be another claim's"
+    )
 
 
 def require_lasting_unused(
@@ -111,5 +116,5 @@ def require_lasting_unused(
             name = f"{device.result.device} of " if device.placement or device.share else ""
             raise StillInUse(
                 f"{record.title} is not released: {name}{gpu.title} is in use by {usage}",
-                remedy=_MAY_BE_ANOTHERS if device.share else in_use_remedy(usage),
+                remedy=_may_be_anothers(usage) if device.share else in_use_remedy(usage),
             )

@@ -172,10 +172,13 @@ class NodeClaims:
         Raises NodeagentError, and goes on from where it was when it is called again.
         """
         async with self._turn(uid):
-            title = f"claim {namespace}/{name}"
             found = await self.fetch(namespace, name)
             if found is None:
-                raise ClaimRefused(f"{title} is gone", remedy="its pods are made again with it")
+                raise ClaimRefused(
+                    f"claim {namespace}/{name} is gone",
+                    remedy="its pods are made again with it; "
+                    f"`kubectl get pods -n {namespace}` shows them",
+                )
             allocation = await asyncio.to_thread(
                 read_allocation, found, namespace=namespace, name=name, uid=uid
             )

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from nodeagent.claims.model import ClaimedDevice
+from nodeagent.claims.reporting.reasons import REPORT_FAULT
 from nodeagent.cluster.kubelet.plugin.claims import ClaimName, ClaimService
 from nodeagent.errors import NodeagentError
 
@@ -106,5 +107,5 @@ class ClaimCalls:
         except Exception as error:  # a fault of ours must not end the others' calls
             log.exception("work on a claim failed", work=kind.value, claim=str(claim))
             raise NodeagentError(
-                f"{kind.value} claim {claim} failed: {error!r}", remedy="see the agent's log"
+                f"{kind.value} claim {claim} failed: {error!r}", remedy=REPORT_FAULT
             ) from error

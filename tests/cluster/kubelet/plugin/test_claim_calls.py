@@ -152,9 +152,10 @@ async def test_a_fault_of_ours_is_an_answer_too(claims: Claims, calls: ClaimCall
     claims.errors[CLAIM.uid] = KeyError("slices")
     with structlog.testing.capture_logs() as logs, pytest.raises(NodeagentError) as caught:
         await calls.prepare(CLAIM)
-    assert str(caught.value) == (
-        "preparing claim team/claim-a1 (uid a1) failed: KeyError('slices') (see the agent's log)"
+    assert (
+        caught.value.message == "preparing claim team/claim-a1 (uid a1) failed: KeyError('slices')"
     )
+    assert "`journalctl -u nodeagent`" in caught.value.remedy
     assert [(line["event"], line["claim"]) for line in logs] == [
         ("work on a claim failed", str(CLAIM))
     ]
