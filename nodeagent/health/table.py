@@ -49,8 +49,8 @@ class Row(Struct, frozen=True):
     """One cause.
 
     `words` follow their subject in a sentence (`GPU 0 fell off the bus`). `when`: what raises it.
-    `advice`: what to do, in sentences; `{reboot}` and `{reset}` stand for the sentences about these
-    two. `subject` is that of a finding of no single GPU.
+    `advice`: what to do, in sentences; `{reboot}`, `{reset}` and `{restart}` stand for the
+    sentences about these. `subject` is that of a finding of no single GPU.
     """
 
     cause: str
@@ -81,7 +81,7 @@ _SUPPLY = "Check the power supply, its cables and the power limit."
 # fmt: off
 ROWS: tuple[Row, ...] = (
     Row("xidApplication", Check.XID, _H, _APP, _APPLICATION, "reported an error of an application",
-        "an XID of the class application", "Restart the application. The GPU is healthy."),
+        "an XID of the class application", "{restart} The GPU is healthy."),
     Row("xidReset", Check.XID, _U, _RESET, _REPAIRED, "reported an error that needs a GPU reset",
         "an XID of the class gpuReset", _RESET_ADVICE),
     Row("xidReboot", Check.XID, _U, _REBOOT, _REPAIRED, "reported an error that needs a reboot",
@@ -155,7 +155,7 @@ ROWS: tuple[Row, ...] = (
     Row("retiredPagesPending", Check.RETIRED_PAGES, _D, _RESET, _GONE_OR_RESET,
         "has a memory page that waits to be taken out of use", "retirement pending", _RESET_ADVICE),
     Row("poison", Check.POISON, _H, _APP, _APPLICATION, "gave poisoned data to an application",
-        "event 0x1000", "Restart the application. The GPU is healthy."),
+        "event 0x1000", "{restart} The GPU is healthy."),
     Row("poisonFatal", Check.POISON, _U, _RESET, _REPAIRED, "has poisoned data",
         "event 0x2000; healthy where the driver asks for no recovery", _RESET_ADVICE),
     Row("throttledByHeat", Check.THERMAL, _D, _INSPECT, _GONE, "is slowed down by heat",
@@ -240,7 +240,7 @@ def new_finding(
 
 _OTHERWISE = {
     Action.NONE: "",
-    Action.RESTART_APPLICATION: "Restart the application. The GPU goes on.",
+    Action.RESTART_APPLICATION: "{restart} The GPU goes on.",
     Action.RESET_GPU: _RESET_ADVICE,
     Action.REBOOT: "{reboot}",
     Action.INSPECT_HARDWARE: _RMA,
@@ -249,14 +249,22 @@ _OTHERWISE = {
 
 REBOOT_NODE = "Drain and reboot the node."
 RESET_GPU = "Drain the GPU, then reset it."
+RESTART = "Restart the application."
 
 
-def advice(cause: str, action: Action, *, reboot: str = REBOOT_NODE, reset: str = RESET_GPU) -> str:
-    """What to do about a cause, in sentences; `reboot` and `reset` say how that is done.
+def advice(
+    cause: str,
+    action: Action,
+    *,
+    reboot: str = REBOOT_NODE,
+    reset: str = RESET_GPU,
+    restart: str = RESTART,
+) -> str:
+    """What to do about a cause, in sentences; `reboot`, `reset` and `restart` say how that is done.
 
     Where another action than the usual one is suggested, such as after the driver's own recovery
     action or the second time, the advice for that action.
     """
     row = BY_CAUSE[cause]
     text = row.advice if action is row.action else _OTHERWISE[action]
-    return text.format(reboot=reboot, reset=reset)
+    return text.format(reboot=reboot, reset=reset, restart=restart)

@@ -15,16 +15,14 @@ from nodeagent.health.findings import Action, Finding
 from nodeagent.health.findings import Severity as Health
 from nodeagent.health.reporting import GONE, by_urgency, sentence
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE, REBOOT_NODE, advice
+from nodeagent.health.table import BY_CAUSE
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.remedies import end_commands
-from nodeagent.structs import Struct
 from nodeagent.views.devices import device_words, gpu_of, located
+from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.node_state import SHOWN_ONLY, WAITING, NodeState, Phase
 from nodeagent.views.shapes import Headline
 from nodeagent.views.shapes import HeadlineSeverity as Severity
-from nodeagent.views.text import users
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 _PASSING = WAITING | SHOWN_ONLY
@@ -32,7 +30,7 @@ _PASSING = WAITING | SHOWN_ONLY
 
 def headline(state: NodeState, *, in_cluster: bool) -> Headline:
     """The worst thing; in a cluster the remedies are kubectl's."""
-    remedies = _Remedies(state.node, in_cluster, state.observed)
+    remedies = HealthRemedies(state.node, in_cluster, state.observed)
     ranked = chain(_errors(state, remedies), _warnings(state, remedies), _notes(state, remedies))
     return next(ranked, _all_well(state))
 
@@ -40,7 +38,7 @@ def headline(state: NodeState, *, in_cluster: bool) -> Headline:
 # --- the ranking ----------------------------------------------------------------------------------
 
 
-def _errors(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
+def _errors(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
     # GPUs that fell off the bus, are lost, or are not listed any more.
     unhealthy = [_of_finding(ERROR, f, state, remedies) for f in _findings(state, Health.UNHEALTHY)]
     gone = {BY_CAUSE[cause].reason for cause in GONE}
@@ -65,7 +63,7 @@ def _errors(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
         yield _of_problem(ERROR, problem, text)
 
 
-def _warnings(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
+def _warnings(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
     yield from _unknown(WARNING, state, remedies)  # the driver does not say how a GPU is
     yield from _problems(WARNING, state, WAITING)  # in use, needs a reset, another program's
     if state.phase in (Phase.BLOCKED, Phase.FAILED, Phase.REJECTED):  # no problem says why
@@ -87,7 +85,7 @@ def _warnings(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
     yield from _refused_claims(state)
 
 
-def _notes(state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
+def _notes(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
     if state.observed_at is None:
         yield Headline(INFO, "The GPUs were not looked at yet.", code="NotObservedYet")
     if state.phase is Phase.WORKING:
@@ -123,15 +121,15 @@ def _findings(state: NodeState, severity: Health) -> list[Finding]:
 
 
 def _of_finding(
-    severity: Severity, finding: Finding, state: NodeState, remedies: _Remedies
+    severity: Severity, finding: Finding, state: NodeState, remedies: HealthRemedies
 ) -> Headline:
     known, gpu = state.health.gpus if state.health else {}, finding.place.gpu
-    remedy = remedies.of(finding.cause, finding.action, known[gpu].index if gpu in known else None)
+    remedy = remedies.of_finding(finding, known[gpu].index if gpu in known else None)
     text = _sentence(sentence(finding, known))
     return Headline(severity, text, remedy, gpu, BY_CAUSE[finding.cause].reason)
 
 
-def _unknown(severity: Severity, state: NodeState, remedies: _Remedies) -> Iterator[Headline]:
+def _unknown(severity: Severity, state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
     """GPUs whose state the driver does not report."""
     for finding in _findings(state, Health.UNKNOWN):
         yield _of_finding(severity, finding, state, remedies)
@@ -139,7 +137,7 @@ def _unknown(severity: Severity, state: NodeState, remedies: _Remedies) -> Itera
 
 
 def _silent(
-    severity: Severity, access: Access, state: NodeState, remedies: _Remedies
+    severity: Severity, access: Access, state: NodeState, remedies: HealthRemedies
 ) -> Iterator[Headline]:
     """GPUs that do not answer, before a health check has a finding of it."""
     row = BY_CAUSE["gpuLost" if access is Access.LOST else "gpuUnknown"]
@@ -148,57 +146,6 @@ def _silent(
             text = f"GPU {gpu.index} {row.words}."
             remedy = remedies.of(row.cause, row.action, gpu.index)
             yield Headline(severity, text, remedy, gpu.uuid, row.reason)
-
-
-class _Remedies(Struct, frozen=True):
-    """What to do about a cause of ill health, in the commands of this node."""
-
-    node: str
-    in_cluster: bool
-    observed: ObservedNode
-
-    def of(self, cause: str, action: Action, gpu: int | None = None) -> str:
-        return advice(cause, action, reboot=self._reboot(), reset=self._reset(gpu))
-
-    def _reset(self, gpu: int | None) -> str:
-        """The driver resets no GPU that anything has open, this agent included."""
-        which = "the GPU" if gpu is None else f"GPU {gpu}"
-        reset = f"`nvidia-smi --gpu-reset -i {'NUMBER' if gpu is None else gpu}`"
-        if not self.in_cluster:
-            stop, start = "`systemctl stop nodeagent`", "`systemctl start nodeagent`"
-            end = f"end its users{self._commands(gpu)}"
-            return f"Reset {which}: {end}, then {stop}, {reset}, {start}."
-        label = f"kubectl label node {self.node} nodeagent.io/off"
-        return (
-            f"Reset {which}: `{self._drain} && {label}=`, then run {reset} on the node, then "
-            f"`{label}- && {self._uncordon}`; or reboot the node."
-        )
-
-    def _reboot(self) -> str:
-        reboot = REBOOT_NODE.removesuffix(".")
-        if not self.in_cluster:
-            return (
-                f"{reboot}: end the users of its GPUs{self._commands()}, then `systemctl reboot`."
-            )
-        return (
-            f"{reboot}: `{self._drain}`, then `systemctl reboot` on the node, then "
-            f"`{self._uncordon}`."
-        )
-
-    def _commands(self, gpu: int | None = None) -> str:
-        """What ends the users of this GPU, or of all, in brackets; no Node shows these pids."""
-        gpus = (one for one in self.observed.gpus if gpu in (None, one.index))
-        found = (user for one in gpus for user in users(one))
-        commands = end_commands((user.pid, user.namespace, user.pod) for user in found)
-        return f" ({commands})" if commands else ""
-
-    @property
-    def _drain(self) -> str:
-        return f"kubectl drain {self.node} --ignore-daemonsets --delete-emptydir-data"
-
-    @property
-    def _uncordon(self) -> str:
-        return f"kubectl uncordon {self.node}"  # a drained node is cordoned
 
 
 def gpus_not_read(observed: ObservedNode, health: HealthState | None) -> tuple[Gpu, ...]:
@@ -219,7 +166,7 @@ def not_read_words(gpus: tuple[Gpu, ...]) -> str:
 # --- the driver, the plan and MPS -----------------------------------------------------------------
 
 
-def _driver(state: NodeState, remedies: _Remedies) -> Headline:
+def _driver(state: NodeState, remedies: HealthRemedies) -> Headline:
     """The driver answers for no GPU."""
     problem = next((p for p in state.problems if p.message == state.driver_error), None)
     code = problem.code if problem else Code.DRIVER

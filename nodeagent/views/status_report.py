@@ -10,7 +10,7 @@ from msgspec import structs
 from nodeagent.health.findings import Finding, Moment, in_order, worst
 from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE, Check, advice
+from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
 from nodeagent.structs import replace
@@ -18,6 +18,7 @@ from nodeagent.views import shapes, status_shapes
 from nodeagent.views.claims import Claim
 from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline
+from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.mps_report import daemon_shapes
 from nodeagent.views.node_state import NodeState, Reading
 from nodeagent.views.plan_report import mode_shape, problem_shape
@@ -34,10 +35,11 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     less = [problem_shape(p) for p in state.less_offered if gpu is None or p.gpu == gpu]
     where = located(state.observed)
     daemons = [d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu]
-    refusal = state.refusal
+    refusal, in_cluster = state.refusal, state.cluster is not None
+    remedies = HealthRemedies(state.node, in_cluster, state.observed)
     report = status_shapes.Status(
         node=state.node,
-        headline=headline(state, in_cluster=state.cluster is not None),
+        headline=headline(state, in_cluster=in_cluster),
         phase=state.phase,
         message=state.sentence,
         source=state.source,
@@ -51,8 +53,8 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         observed_at=time_json(state.observed_at) if state.observed_at else "",
         driver_version=state.observed.driver_version,
         cluster=state.cluster,
-        health=health_shape(of_gpu(state.health, "")) if state.health else None,
-        gpus=[_gpu(g, state.health, state.readings) for g in gpus],
+        health=health_shape(of_gpu(state.health, ""), remedies) if state.health else None,
+        gpus=[_gpu(g, state.readings, _health(g, state.health, remedies)) for g in gpus],
         mps=daemon_shapes(daemons, state.observed),
         claims=None if state.claims is None else [c for c in state.claims if _concerns(c, gpu)],
         less_offered=less or None,
@@ -73,7 +75,7 @@ _Readings = Mapping[tuple[str, int | None], Reading]
 _NOT_READ = Reading()
 
 
-def _gpu(gpu: Gpu, health: HealthState | None, readings: _Readings) -> status_shapes.Gpu:
+def _gpu(gpu: Gpu, readings: _Readings, health: status_shapes.Health) -> status_shapes.Gpu:
     """One GPU with its instances."""
     answers = gpu.access is Access.OK
     found: _Readings = readings if answers else {}
@@ -104,7 +106,7 @@ def _gpu(gpu: Gpu, health: HealthState | None, readings: _Readings) -> status_sh
         free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
         if answers
         else None,
-        health=_health(gpu, health),
+        health=health,
     )
 
 
@@ -199,18 +201,23 @@ def _device(
 # --- health ---------------------------------------------------------------------------------------
 
 
-def health_shape(findings: Iterable[Finding]) -> status_shapes.Health:
-    """`health` of a GPU, or of the node: the status that the findings make, and the findings."""
+def health_shape(
+    findings: Iterable[Finding], remedies: HealthRemedies, gpu: int | None = None
+) -> status_shapes.Health:
+    """`health` of the GPU with that index, or of the node: the status that the findings make, and
+    the findings.
+    """
     ordered = in_order(findings)
     return status_shapes.Health(
-        status=worst(f.severity for f in ordered), findings=[_finding(f) for f in ordered]
+        status=worst(f.severity for f in ordered),
+        findings=[_finding(f, remedies.of_finding(f, gpu)) for f in ordered],
     )
 
 
-def _health(gpu: Gpu, health: HealthState | None) -> status_shapes.Health:
+def _health(gpu: Gpu, health: HealthState | None, remedies: HealthRemedies) -> status_shapes.Health:
     """What the checks found; and that the driver does not answer, where they know not yet."""
     found = of_gpu(health, gpu.uuid) if health and gpu.uuid else ()
-    report = health_shape(found)
+    report = health_shape(found, remedies, gpu.index)
     if gpu.access is Access.OK or any(f.check == Check.GPU_ACCESS for f in found):
         return report
     row = BY_CAUSE["gpuLost" if gpu.access is Access.LOST else "gpuUnknown"]
@@ -221,13 +228,13 @@ def _health(gpu: Gpu, health: HealthState | None) -> status_shapes.Health:
         message=row.words,
         evidence=gpu.access_reason or "the driver does not answer for it",
         suggested_action=row.action,
-        advice=advice(row.cause, row.action),
+        advice=remedies.of(row.cause, row.action, gpu.index),
     )
     status = worst((report.status, row.severity))
     return structs.replace(report, status=status, findings=[silence, *report.findings])
 
 
-def _finding(finding: Finding) -> status_shapes.HealthFinding:
+def _finding(finding: Finding, advice: str) -> status_shapes.HealthFinding:
     place, is_xid = finding.place, finding.check == "xid"
     lies = place.placement
     return status_shapes.HealthFinding(
@@ -237,7 +244,7 @@ def _finding(finding: Finding) -> status_shapes.HealthFinding:
         message=BY_CAUSE[finding.cause].words,
         evidence=finding.evidence,
         suggested_action=finding.action,
-        advice=advice(finding.cause, finding.action),
+        advice=advice,
         since=_time(finding.since),
         last_seen=_time(finding.last),
         count=finding.count,

@@ -15,7 +15,9 @@ from nodeagent.health.xids import default_table
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentMetric
 from nodeagent.metrics.node_metrics import health_samples
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import replace
+from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.status_report import health_shape
 from tests.health.rig import GPU, RIGHT, Node, gpu
@@ -24,7 +26,8 @@ from tests.health.test_check_table import RAISING
 
 def health_json(findings: Iterable[Finding]) -> Json:
     """As answers have them."""
-    return as_json(health_shape(findings))
+    remedies = HealthRemedies("gpu-node-0", in_cluster=True, observed=ObservedNode())
+    return as_json(health_shape(findings, remedies, 3))
 
 
 def samples(node: Node, metric: AgentMetric) -> dict[tuple[str, ...], float]:
@@ -54,7 +57,10 @@ def test_a_finding_as_json() -> None:
                 "message": "reported an error that needs a GPU reset",
                 "evidence": "XID 95 (Uncontained memory error), pid 7 (python): Uncont.",
                 "suggestedAction": "reset GPU",
-                "advice": "Drain the GPU, then reset it.",
+                "advice": "Reset GPU 3: `kubectl drain gpu-node-0 --ignore-daemonsets "
+                "--delete-emptydir-data && kubectl label node gpu-node-0 nodeagent.io/off=`, then "
+                "run `nvidia-smi --gpu-reset -i 3` on the node, then `kubectl label node "
+                "gpu-node-0 nodeagent.io/off- && kubectl uncordon gpu-node-0`; or reboot the node.",
                 "since": "2023-11-14T22:30:02.000Z",
                 "lastSeen": "2023-11-14T22:30:02.000Z",
                 "count": 1,

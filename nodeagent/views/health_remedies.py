@@ -1,0 +1,119 @@
+"""What to do about what the health checks find, in sentences with this node's commands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeagent.health.findings import Action, Finding, Pod, Severity
+from nodeagent.health.table import BY_CAUSE, REBOOT_NODE, RESTART, Check, advice
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.remedies import end_commands
+from nodeagent.structs import Struct
+from nodeagent.views.text import users
+
+# Beside advice that is no command itself, because hands or people are needed.
+_SHOWS = {
+    Check.XID: "See `dmesg | grep -i xid`.",
+    Check.ECC: "See `nvidia-smi -q -d ECC -i {gpu}`.",
+    Check.ROW_REMAP: "See `nvidia-smi -q -d ROW_REMAPPER -i {gpu}`.",
+    Check.RETIRED_PAGES: "See `nvidia-smi -q -d PAGE_RETIREMENT -i {gpu}`.",
+    Check.POISON: "See `dmesg | grep -i xid`.",
+    Check.POWER: "See `nvidia-smi -q -d POWER,PERFORMANCE -i {gpu}`.",
+    Check.THERMAL: "See `nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {gpu}`.",
+    Check.TEMPERATURE: "See `nvidia-smi -q -d TEMPERATURE -i {gpu}`.",
+    Check.CLOCKS: "See `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu}`.",
+    Check.PCIE: "See `nvidia-smi --query-gpu=pcie.link.gen.current,"
+    "pcie.link.width.current --format=csv -i {gpu}`.",
+    Check.MODES: "See who uses it: `nodeagent status --gpu {gpu}`.",
+}
+_SHOWS_ALL = "See `nvidia-smi -q -i {gpu}`."
+_BIND = "Run `echo {pci} > /sys/bus/pci/drivers/nvidia/bind` as root."
+
+
+class HealthRemedies(Struct, frozen=True):
+    """What to do about a cause of ill health, in the commands of this node; in a cluster they are
+    kubectl's. `gpu` is an index, None where it is of no single GPU.
+    """
+
+    node: str
+    in_cluster: bool
+    observed: ObservedNode
+
+    def of_finding(self, finding: Finding, gpu: int | None = None) -> str:
+        """Of a finding; one of an application names the pods that it hit."""
+        return self.of(finding.cause, finding.action, gpu, finding.pods)
+
+    def of(
+        self, cause: str, action: Action, gpu: int | None = None, pods: Iterable[Pod] = ()
+    ) -> str:
+        """The advice, with the command that shows the figures where there is none that mends."""
+        deleted = end_commands((0, pod.namespace, pod.name) for pod in pods)
+        text = advice(
+            cause,
+            action,
+            reboot=self._reboot(),
+            reset=self._reset(gpu),
+            restart=f"{RESTART.removesuffix('.')}: {deleted}." if deleted else RESTART,
+        )
+        row = BY_CAUSE[cause]
+        if text and "`" not in text:
+            shows = _BIND if cause == "gpuUnbound" else _SHOWS.get(row.check, _SHOWS_ALL)
+            text = f"{text} {shows.format(gpu=_number(gpu), pci=self._address(gpu))}"
+        if action is Action.INSPECT_HARDWARE and row.severity is Severity.UNHEALTHY:
+            return f"{self._cordon}{text}"
+        return text
+
+    @property
+    def _cordon(self) -> str:
+        """Nothing new comes to a GPU that is looked at; what runs on the others goes on."""
+        command = f"Keep new pods away: `kubectl cordon {self.node}`. "
+        return command if self.in_cluster else ""
+
+    def _address(self, gpu: int | None) -> str:
+        """On the PCI bus, as the kernel writes it."""
+        found = (one.pci_bus_id for one in self.observed.gpus if one.index == gpu)
+        return next(found, "").lower().removeprefix("0000") or "ADDRESS"
+
+    def _reset(self, gpu: int | None) -> str:
+        """The driver resets no GPU that anything has open, this agent included."""
+        which = "the GPU" if gpu is None else f"GPU {gpu}"
+        reset = f"`nvidia-smi --gpu-reset -i {_number(gpu)}`"
+        if not self.in_cluster:
+            stop, start = "`systemctl stop nodeagent`", "`systemctl start nodeagent`"
+            end = f"end its users{self._commands(gpu)}"
+            return f"Reset {which}: {end}, then {stop}, {reset}, {start}."
+        label = f"kubectl label node {self.node} nodeagent.io/off"
+        return (
+            f"Reset {which}: `{self._drain} && {label}=`, then run {reset} on the node, then "
+            f"`{label}- && {self._uncordon}`; or reboot the node."
+        )
+
+    def _reboot(self) -> str:
+        reboot = REBOOT_NODE.removesuffix(".")
+        if not self.in_cluster:
+            return (
+                f"{reboot}: end the users of its GPUs{self._commands()}, then `systemctl reboot`."
+            )
+        return (
+            f"{reboot}: `{self._drain}`, then `systemctl reboot` on the node, then "
+            f"`{self._uncordon}`."
+        )
+
+    def _commands(self, gpu: int | None = None) -> str:
+        """What ends the users of this GPU, or of all, in brackets; no Node shows these pids."""
+        gpus = (one for one in self.observed.gpus if gpu in (None, one.index))
+        found = (user for one in gpus for user in users(one))
+        commands = end_commands((user.pid, user.namespace, user.pod) for user in found)
+        return f" ({commands})" if commands else ""
+
+    @property
+    def _drain(self) -> str:
+        return f"kubectl drain {self.node} --ignore-daemonsets --delete-emptydir-data"
+
+    @property
+    def _uncordon(self) -> str:
+        return f"kubectl uncordon {self.node}"  # a drained node is cordoned
+
+
+def _number(gpu: int | None) -> str:
+    return "NUMBER" if gpu is None else str(gpu)
