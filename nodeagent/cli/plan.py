@@ -63,16 +63,17 @@ def report(
     found: NodePlan, document: PlanDocument, output: Output, policy: Policy | None = None
 ) -> None:
     """Show the plan; a document that was rejected is complained about. `policy` is the plan's."""
+    policy = policy or Policy()
     if not output.is_text:
         from nodeagent.views.plan_report import plan_json
 
-        output.document(plan_json(found, digest=document.digest, source=SOURCE))
+        output.document(plan_json(found, digest=document.digest, source=SOURCE, policy=policy))
     if is_rejection(found):
         complain_about(found.problems)
     elif output.is_text:
         from nodeagent.terminal.plan_page import plan_page
 
-        output.page(plan_page(found, output.width, policy or Policy()))
+        output.page(plan_page(found, output.width, policy))
 
 
 def is_rejection(found: NodePlan) -> bool:

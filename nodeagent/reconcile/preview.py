@@ -54,5 +54,5 @@ def preview(
     else:
         made = plan(beside_all(resolved, observed, beside), observed, policy)
         verdict = made.verdict
-        report = plan_json(made, digest=document.digest, source=_SOURCE)
+        report = plan_json(made, digest=document.digest, source=_SOURCE, policy=policy)
     return Preview(readable=True, verdict=verdict, report=report)

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping
 from msgspec import structs
 
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
-from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, StepReport, Verdict
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    Policy,
+    StepReport,
+    Verdict,
+)
+from nodeagent.plan.planner import once_free
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -29,10 +38,26 @@ from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import MODE_WORD
 
 
-def plan_json(plan: NodePlan, *, digest: str, source: str) -> Json:
-    """The whole plan."""
+def plan_json(plan: NodePlan, *, digest: str, source: str, policy: Policy | None = None) -> Json:
+    """The whole plan; with the `policy` that it was made by also what blocked GPUs come to when
+    they are free, which takes as long as some plans more.
+    """
     problems = (*plan.problems, *(p for gpu in plan.gpus for p in gpu.problems))
-    return _answer(plan.verdict, map(_gpu_plan, plan.gpus), problems, digest, source)
+    gpus = (
+        structs.replace(_gpu_plan(gpu), once_free=_once_free(gpu, policy) if policy else None)
+        for gpu in plan.gpus
+    )
+    return _answer(plan.verdict, gpus, problems, digest, source)
+
+
+def _once_free(plan: GpuPlan, policy: Policy) -> shapes.OnceFree | None:
+    """None where it is not blocked, or not by users alone."""
+    free = once_free(plan, policy)
+    if free is None:
+        return None
+    return shapes.OnceFree(
+        mig=mode_shape(free.after), after=_places(free.after), steps=list(map(_step, free.steps))
+    )
 
 
 def rejection_json(

@@ -231,6 +231,12 @@ class ModeChange(Shape, frozen=True, kw_only=True):
     after: ModeState | None
 
 
+class OnceFree(Shape, frozen=True, kw_only=True):
+    mig: Annotated[ModeState | None, Meta(description="afterwards")] = None
+    after: list[Place]
+    steps: list[Step]
+
+
 class GpuPlan(Shape, frozen=True, kw_only=True):
     index: int
     uuid: str = ""
@@ -240,6 +246,13 @@ class GpuPlan(Shape, frozen=True, kw_only=True):
     before: list[Place]
     after: list[Place]
     steps: list[Step]
+    once_free: (
+        Annotated[
+            OnceFree,
+            Meta(description="of a blocked GPU: what is done when those in its way are gone"),
+        ]
+        | None
+    ) = None
     restored: list[Step] | None = None
 
 

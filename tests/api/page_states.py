@@ -22,6 +22,7 @@ from tests.views.example_node import AT, BLOCKED, DAEMON, FIRST, IN_SYNC, OBSERV
 _GIB = 1 << 30
 MARKUP = "<img src=x onerror=alert(1)>"  # a process may call itself so
 WANTED = "version: v1\ngpus: [{devices: [0], mig: {2g.20gb: 3, 1g.10gb: 1}}]\n"
+BESIDE = "version: v1\ngpus: [{devices: [0], mig: {3g.40gb: 1, 2g.20gb: 2}}]\n"  # what is in use
 
 _divided, _shared = OBSERVED.gpus
 _idle_node = ObservedNode(

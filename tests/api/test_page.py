@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
+from nodeagent.plan.plan import Policy
+from nodeagent.reconcile.preview import preview
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.plan_report import plan_json
 from nodeagent.views.status_report import status_json
-from tests.api.page_states import BUSY, IDLE, LOST, SICK, STATES, WORKING
+from tests.api.page_states import BUSY, IDLE, LOST, SICK, STATES, WANTED, WORKING
 from tests.api.serving import api
+from tests.views.example_node import OBSERVED
 
 TEXT = PAGE.decode()
 NODE = shutil.which("node")
@@ -136,6 +139,20 @@ def test_what_goes_and_what_is_new() -> None:
         ("1g.10gb", 1, "fresh"),
         *[("2g.20gb", 2, "fresh")] * 3,
     ]
+
+
+@needs_node
+def test_what_is_in_the_way_of_a_blocked_plan() -> None:
+    """It is marked where it is used; the layout that is wanted stands beside it."""
+    found = preview(WANTED.encode(), None, OBSERVED, Policy()).report["gpus"][0]
+    goal = json.dumps({**found, **found["onceFree"]})
+    now, then = _computed(f"[boxesBefore({goal}), boxesAfter({goal})]")
+    assert [(box["start"], box["states"]) for box in now] == [
+        (0, ["going", "idle"]),
+        (1, ["going", "idle"]),
+        (4, ["blocking", "used"]),
+    ]
+    assert sorted(box["name"] for box in then) == ["1g.10gb", "2g.20gb", "2g.20gb", "2g.20gb"]
 
 
 @needs_node

@@ -13,7 +13,7 @@ from nodeagent.api.listening import listen
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.views.status_report import status_json
 from tests.api.browser import CHROMIUM, Tab, tab
-from tests.api.page_states import BUSY, IDLE, MARKUP, STATES, WANTED
+from tests.api.page_states import BESIDE, BUSY, IDLE, MARKUP, STATES, WANTED
 from tests.api.serving import Agent
 from tests.views.example_node import FIRST, OBSERVED
 
@@ -25,6 +25,10 @@ FITS = "document.documentElement.scrollWidth <= document.documentElement.clientW
 
 async def _headline_is(page: Tab, text: str) -> None:
     await page.until(f"byId('headline').textContent.includes({json.dumps(text)})")
+
+
+async def _preview(page: Tab, plan: str) -> None:
+    await page.value(f"byId('pasted').value = {json.dumps(plan)}; byId('preview').click()")
 
 
 async def _fits_every_screen(page: Tab, name: str, pictures: Path | None) -> None:
@@ -78,8 +82,15 @@ async def test_the_page_follows_the_agent_and_says_when_it_is_gone(
         assert await page.value(f"byId('gpus').textContent.includes({json.dumps(MARKUP)})")
         assert await page.value("document.querySelectorAll('img').length") == 0
 
-        await page.value(f"byId('pasted').value = {json.dumps(WANTED)}; byId('preview').click()")
+        await _preview(page, BESIDE)
+        await page.until("byId('previewed').textContent.includes('can be applied')")
+        assert await page.value("byId('previewed').querySelectorAll('.box.is-fresh').length") == 2
+        await _fits_every_screen(page, "preview", pictures)
+        await _preview(page, WANTED)
         await page.until("byId('previewed').textContent.includes('has to wait')")
+        assert await page.value("byId('previewed').querySelectorAll('.is-blocking').length") == 1
+        assert await page.value("byId('previewed').querySelectorAll('.box.is-fresh').length") == 4
+        await _fits_every_screen(page, "preview-blocked", pictures)
         assert page.errors == []
 
         await agents.aclose()

@@ -62,6 +62,23 @@ def test_contract_keys() -> None:
     json.dumps(result)
 
 
+def test_a_blocked_gpu_shows_what_is_wanted() -> None:
+    """Where only users are in the way: the steps that lead there, and what stays in use."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
+    blocked = planned(gpu, wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 1)]))
+    assert "onceFree" not in plan_json(blocked, digest="", source="file")["gpus"][0]
+    (one,) = plan_json(blocked, digest="", source="file", policy=Policy())["gpus"]
+    assert (one["verdict"], one["steps"], one["after"]) == ("blocked", [], one["before"])
+    free = one["onceFree"]
+    assert [step["kind"] for step in free["steps"]] == ["destroyInstance", "createInstance"]
+    new, kept = sorted(free["after"], key=lambda place: place.get("inUse", False))
+    assert (new["profile"], "inUse" in new) == ("3g.40gb", False)
+    assert (kept["profile"], kept["inUse"]) == ("1g.10gb", True)
+    assert free["mig"] == {"current": "enabled", "pending": "enabled"}
+    lost = planned(replace(gpu, access=Access.LOST), wanted(gpu, [("7g.80gb", 1)]))
+    assert "onceFree" not in plan_json(lost, digest="", source="", policy=Policy())["gpus"][0]
+
+
 def test_modes_and_resets() -> None:
     """Mode changes and resets are steps of their own kinds."""
     gpu = replace(card("a100-40gb"), mig=MigMode(current=False, pending=False))

@@ -64,11 +64,13 @@ function boxesNow(gpu, steps) {
   return byPlace(gpu.instances).map((devices) => box(devices, statesOf(gpu, devices, steps)));
 }
 
-/* The layouts of a plan's GPU: before its steps, and after them. */
+/* The layouts of a plan's GPU: before its steps, and after them. Who uses what would have to go
+   is what a blocked one waits for. */
 function boxesBefore(planned) {
   return byPlace(planned.before).map((devices) => {
     const use = devices.some((device) => device.inUse) ? "used" : "idle";
-    return box(devices, isGoing(devices, planned.steps) ? ["going", use] : [use]);
+    const goes = planned.onceFree && use === "used" ? "blocking" : "going";
+    return box(devices, isGoing(devices, planned.steps) ? [goes, use] : [use]);
   });
 }
 

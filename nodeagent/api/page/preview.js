@@ -4,16 +4,18 @@ const LARGEST_PLAN = 64 * 1024; // bytes
 const PREVIEW_WITHIN = 60000; // milliseconds; previews wait for each other
 
 function previewCard(gpu, slots) {
-  const verdict = VERDICTS[gpu.verdict];
-  const before = boxesBefore(gpu);
-  const changed = [["before", before], ["after", boxesAfter(gpu)]];
-  const lanes = gpu.steps.length ? changed : [["", before]];
-  const ends = [...gpu.before, ...gpu.after].map((place) => place.start + place.size);
+  const verdict = VERDICTS[gpu.verdict], isBlocked = gpu.onceFree !== undefined;
+  const goal = { ...gpu, ...gpu.onceFree };
+  const [now, then] = isBlocked ? ["now", "wanted"] : ["before", "after"];
+  const before = boxesBefore(goal);
+  const lanes = goal.steps.length ? [[now, before], [then, boxesAfter(goal)]] : [["", before]];
+  const ends = [...goal.before, ...goal.after].map((place) => place.start + place.size);
   const width = Math.max(slots.get(gpu.index) || 1, ...ends);
-  const steps = gpu.steps.map((step) => [stepWords(step) + ": " + step.reason]);
+  const steps = goal.steps.map((step) => [stepWords(step) + ": " + step.reason]);
   return element("article", {},
     element("h3", {}, "GPU " + gpu.index + " " + (gpu.name || "") + ": " + verdict.word),
     ends.length ? picture(lanes, width) : "",
+    isBlocked ? element("p", {}, "Nothing is done yet. When it is free:") : "",
     steps.length ? element("ol", {}, steps.map((step) => element("li", {}, step))) : "");
 }
 

@@ -8,6 +8,7 @@ const STATES = {
   idle: { word: "idle", glyph: "○" },
   fresh: { word: "new", glyph: "+" },
   going: { word: "going", glyph: "×" },
+  blocking: { word: "in the way", glyph: "▲" },
   half: { word: "half made", glyph: "◐" },
   sick: { word: "sick", glyph: "!" },
   lost: { word: "lost", glyph: "?" },
