@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -78,6 +79,39 @@ def test_bash_completes(program: Program) -> None:
     found = dict(zip(LINES, done.stdout.splitlines(), strict=True))
     assert {k: set(v.split()) for k, v in found.items()} == {
         k: set(v.split()) for k, v in LINES.items()
+    }
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish on this machine")
+def test_fish_completes(program: Program) -> None:
+    """The same; where a value follows at once, the option stays before it."""
+    script = _script(program, "fish")
+    (program.directory / "a folder").mkdir()
+    program.file("", "a.tar.gz")
+    expected = {line.replace(" = ", "="): words for line, words in LINES.items()}
+    expected |= {
+        "nodeagent plan --reset=wh": "--reset=whenIdle",
+        "nodeagent plan -o ": "text json yaml",
+        "nodeagent bundle a": "a.tar.gz a folder/",
+        "nodeagent run --run-dir a": "a folder/",
+    }
+    del expected["nodeagent plan -o ="]
+    lines = "".join(
+        f"complete -C '{line}' | string split -f1 \\t | string unescape | string join ' '\necho .\n"
+        for line in expected
+    )
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source {script.name}\n{lines}"],
+        cwd=program.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HOME": str(program.directory)},
+    )
+    assert done.stderr == ""
+    found = dict(zip(expected, done.stdout.split(".\n")[:-1], strict=True))
+    assert {k: set(v.split()) for k, v in found.items()} == {
+        k: set(v.split()) for k, v in expected.items()
     }
 
 

@@ -45,7 +45,8 @@ def _rows(command: Command) -> Iterator[str]:
         names = " ".join(_name(name) for name in word.names)
         yield f"{here} {names}{_value(word)} -d {_quoted(word.meaning)}"
     for word in command.arguments:
-        yield f"{here}{_value(word).replace(' -r', '')} -d {_quoted(word.meaning)}"
+        words = _value(word).removeprefix(" -x").removeprefix(" -r")
+        yield f"{here}{words} -d {_quoted(word.meaning)}"
 
 
 def _name(name: str) -> str:
@@ -53,13 +54,14 @@ def _name(name: str) -> str:
 
 
 def _value(word: Word) -> str:
+    """With `-r` it takes a value, which may be a file; with `-x` one that is none."""
     if not word.value:
         return ""
     if word.choices:
-        return f" -r -a {_quoted(' '.join(word.choices))}"
-    if word.takes_file or word.takes_directory:
-        return " -r -F" if word.takes_file else " -r -a '(__fish_complete_directories)'"
-    return " -r"
+        return f" -x -a {_quoted(' '.join(word.choices))}"
+    if word.takes_file:
+        return " -r -F"
+    return " -x -a '(__fish_complete_directories)'" if word.takes_directory else " -x"
 
 
 def _quoted(text: str) -> str:
