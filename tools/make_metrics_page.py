@@ -92,9 +92,11 @@ reports no process' share of the time.
 
 - A value that the driver does not give is absent, never 0. One field is 0 at first, as it is there:
   `DCGM_FI_DEV_XID_ERRORS`, with `err_code="0"` and `err_msg="No Error"`. Each XID ends that series
-  and begins one with its own number and name, and so it stays. Alert on `> 0`, or for XIDs of the
-  last five minutes on `time() - nodeagent_gpu_xid_last_timestamp_seconds < 300`; `increase()` of a
-  count sees an XID only when that number was there before.
+  and begins one with its own number and name, and so it stays. Alert on `> 0`, or on any XID of the
+  last five minutes, the first one too, by `increase(nodeagent_gpu_xid_events_total[5m]) > 0`: that
+  counter is there for each GPU from the start. `nodeagent_gpu_xid_total` begins with the first XID
+  of a number, which `increase()` does not see; which numbers came just now is
+  `time() - nodeagent_gpu_xid_last_timestamp_seconds < 300`. The shipped rules go by findings.
 - A value of the whole GPU is exported once. dcgm-exporter repeats it for each GPU instance, which
   makes sums of power wrong.
 - A field that is exported for GPU instances is not exported for their GPU too.

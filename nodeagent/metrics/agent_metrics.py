@@ -185,6 +185,11 @@ GPU_FINDING = _gauge(
     "1 for each finding there is",
     *(*_GPU, "GPU_I_ID", "compute_instance", "check", "cause", "code", "severity", "action"),
 )
+XID_EVENTS = _counter(
+    "nodeagent_gpu_xid_events_total",
+    "XIDs of any number, each counted once; 0 before the first",
+    *_GPU,
+)
 XID_TOTAL = _counter(
     "nodeagent_gpu_xid_total", "XIDs by number, each counted once", "xid", *_GPU, "GPU_I_ID"
 )

@@ -133,6 +133,12 @@ def health_samples(state: HealthState) -> Iterator[AgentSample]:
             finding.action.value,
         )
         yield AgentSample(agent_metrics.GPU_FINDING, 1.0, labels)
+    events = Counter(dict.fromkeys(state.gpus, 0))
+    for count in state.xids:
+        events[count.gpu] += count.count
+    for gpu in sorted(events):
+        labels = _known_gpu(state, gpu)
+        yield AgentSample(agent_metrics.XID_EVENTS, float(events[gpu]), labels)
     for count in sorted(state.xids, key=lambda c: (c.gpu, c.xid, _number(c.instance))):
         labels = (str(count.xid), *_known_gpu(state, count.gpu), _number(count.instance))
         yield AgentSample(agent_metrics.XID_TOTAL, float(count.count), labels)

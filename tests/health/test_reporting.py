@@ -214,6 +214,7 @@ def test_the_metrics() -> None:
         ("ecc", "0", GPU): 1.0,
         ("temperature", "0", GPU): 1.0,
     }
+    assert samples(node, agent_metrics.XID_EVENTS) == {("0", GPU): 2.0}
     assert samples(node, agent_metrics.XID_TOTAL) == {
         ("43", "0", GPU, ""): 1.0,
         ("95", "0", GPU, "2"): 1.0,
@@ -225,6 +226,15 @@ def test_the_metrics() -> None:
     ((_, finding),) = [(s.value, s.labels) for s in health_samples(node.state) if len(s.labels) > 5]
     place = ("0", GPU, "2", "")
     assert finding == (*place, "xid", "xidReset", "95", "unhealthy", "reset GPU")
+
+
+def test_the_first_xid_is_an_increase() -> None:
+    """A GPU that had none has a counter all the same, so that the first one makes it grow."""
+    node = Node()
+    node.read(gpu())
+    assert samples(node, agent_metrics.XID_EVENTS) == {("0", GPU): 0.0}
+    node.xid(79)
+    assert samples(node, agent_metrics.XID_EVENTS) == {("0", GPU): 1.0}
 
 
 def test_a_check_that_cannot_be_read_any_more_has_no_figure() -> None:

@@ -41,12 +41,20 @@ AGENT_ROWS: Rows = (
                 },
                 about="A gap: the driver does not say.",
             ),
-            graph(
+            Panel(
                 "XIDs",
-                f"increase(nodeagent_gpu_xid_total{{{GPU}}}[$__rate_interval])",
-                f"{NAME}/{{{{GPU_I_ID}}}} XID {{{{xid}}}}",
+                (
+                    (
+                        f"increase(nodeagent_gpu_xid_events_total{{{GPU}}}[$__rate_interval])",
+                        f"{NAME} any XID",
+                    ),
+                    (
+                        f"increase(nodeagent_gpu_xid_total{{{GPU}}}[$__rate_interval])",
+                        f"{NAME}/{{{{GPU_I_ID}}}} XID {{{{xid}}}}",
+                    ),
+                ),
                 height=12,
-                about="The very first of a number is not seen here, but in the next table.",
+                about="The first of a number is counted with any XID; the next table names it.",
             ),
             table(
                 "When which XID was last seen",
