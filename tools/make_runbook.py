@@ -5,12 +5,13 @@ python -m tools.make_runbook
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from nodeagent.runbook.entries import Entry, Kind
+from nodeagent.runbook.entries import Entry, Kind, read_actions
 from nodeagent.runbook.lookup import runbook
 
 PAGE = Path(__file__).parents[1] / "docs/runbook.md"
@@ -49,10 +50,12 @@ TITLES = {
         "Reasons",
         "Of conditions, and what else a headline says. Phases, problems and findings are others.",
     ),
-    Kind.CHECK: (
-        "Health checks",
-        "With their findings. When each is raised and how it ends: [health.md](health.md#checks).",
+    Kind.EVENT: (
+        "Events",
+        "On the Node, on claims and in `/v1/events`. Phases, problems and reasons are others.",
     ),
+    Kind.CHECK: ("Health checks", "How the findings of each end: [health.md](health.md#checks)."),
+    Kind.FINDING: ("Findings", "Of the health checks."),
     Kind.XID: (
         "XIDs",
         "The usual ones. The classes are in [health.md](health.md#xids); the command knows all.",
@@ -62,74 +65,100 @@ TITLES = {
     Kind.CLAIM: ("Claims", "The phases of a claim, in `nodeagent claims` ([dra.md](dra.md))."),
     Kind.DAEMON: ("MPS daemons", "Their states, in `nodeagent mps status` ([mps.md](mps.md))."),
 }
+ACTIONS = {
+    "{restart}": "Restart an application",
+    "{reset}": "Reset a GPU",
+    "{reboot}": "Reboot the node",
+    "{inspect}": "Inspect the hardware",
+}
+_IN_FULL = (Kind.PROBLEM, Kind.ALERT)  # where people are sent to; the rest is in tables
 
 
 def page() -> str:
     """The whole page."""
-    entries = [entry for entry in runbook().entries if entry.kind is not Kind.FINDING]
-    sections = (_section(kind, list(found)) for kind, found in groupby(entries, lambda e: e.kind))
-    return HEAD + "".join(sections)
+    sections = (_section(kind, list(found)) for kind, found in groupby(runbook().entries, _kind))
+    return f"{HEAD}{_actions()}{''.join(sections)}"
+
+
+def _kind(entry: Entry) -> Kind:
+    return entry.kind
+
+
+def _actions() -> str:
+    """What the tables refer to."""
+    known = read_actions()
+    parts = (f"\n### {title}\n\n{_block(known[name])}" for name, title in ACTIONS.items())
+    return f"\n## What mends most\n{''.join(parts)}"
 
 
 def _section(kind: Kind, entries: list[Entry]) -> str:
     title, sentence = TITLES[kind]
-    body = _xids(entries) if kind is Kind.XID else "".join(map(_entry, entries))
+    body = "".join(map(_entry, entries)) if kind in _IN_FULL else f"\n{_table(kind, entries)}"
     return f"\n## {title}\n\n{_filled(sentence)}\n{body}"
 
 
 def _entry(entry: Entry) -> str:
-    see = f"\nSee also {_links(entry.see)}.\n" if entry.see else ""
-    findings = _findings(entry.code) if entry.kind is Kind.CHECK else ""
-    return f"\n### `{entry.code}`\n\n{_filled(entry.means)}\n\n{_commands(entry)}{see}{findings}"
+    see = f" See also {_links(entry.see)}." if entry.see else ""
+    block = _block((*entry.look, "# what mends it:", *entry.mend))
+    return f"\n### `{entry.code}`\n\n{_filled(entry.means + see)}\n\n{block}"
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
-def _commands(entry: Entry) -> str:
-    parts = (("# to look at", entry.look), ("# what mends it", entry.mend))
-    lines = (f"{line}\n" for label, rows in parts for line in (label, *rows))
-    return f"```sh card\n{''.join(lines)}```\n"
+def _block(lines: Iterable[str]) -> str:
+    return "\n".join(("```sh card", *lines, "```", ""))
 
 
 def _links(codes: Iterable[str]) -> str:
-    """Each code with a link to where it stands: its heading, or the table that it is in."""
+    """Each code with a link to where it stands: its heading, or that of its table."""
     return ", ".join(f"[`{code}`](#{_anchor(code)})" for code in codes)
 
 
 def _anchor(code: str) -> str:
     entry = runbook().of(code)[0]
-    match entry.kind:
-        case Kind.XID:
-            return "xids"
+    heading = entry.code if entry.kind in _IN_FULL else TITLES[entry.kind][0]
+    return heading.lower().replace(" ", "-")
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _table(kind: Kind, entries: Iterable[Entry]) -> str:
+    """A row for each; findings and XIDs have no commands of their own to look at."""
+    match kind:
         case Kind.FINDING:
-            return entry.see[0].lower()  # its check
+            heads = ("finding", "check", "means", "advice")
+            rows = ((e.code, _links(e.see), e.means, e.mend[0].removeprefix("# ")) for e in entries)
+        case Kind.XID:
+            heads = ("XID", "means", "finding", "what mends it")
+            rows = ((e.code, e.means, _links(e.see), _cell(e.mend)) for e in entries)
         case _:
-            return entry.code.lower().replace(" ", "-")
+            heads = (kind.value, "means", "to look at", "what mends it")
+            rows = ((e.code, _means(e), _cell(e.look), _cell(e.mend)) for e in entries)
+    lines = (heads, *((f"`{code}`", *cells) for code, *cells in rows))
+    head, *body = (f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{head}|{'---|' * len(heads)}\n{''.join(body)}"
 
 
-def _findings(check: str) -> str:
-    rows = (
-        f"| `{found.code}` | {found.means} | {found.mend[0].removeprefix('# ')} |\n"
-        for found in runbook().entries
-        if found.kind is Kind.FINDING and found.see == (check,)
-    )
-    return "\n| finding | means | advice |\n|---|---|---|\n" + "".join(rows)
+def _means(entry: Entry) -> str:
+    return f"{entry.means} See also {_links(entry.see)}." if entry.see else entry.means
 
 
-def _xids(entries: list[Entry]) -> str:
-    """A table for all that the same commands mend."""
-    by_mend: dict[tuple[str, ...], list[Entry]] = {}
-    for entry in entries:
-        by_mend.setdefault(entry.mend, []).append(entry)
-    return "".join(_xid_table(alike) for alike in by_mend.values())
+def _cell(lines: Sequence[str]) -> str:
+    """Lines for a shell side by side; those that are an action as a link to it."""
+    text = "\n".join(lines)
+    for name, action in read_actions().items():
+        text = text.replace("\n".join(action), name)
+    return "<br>".join(map(_inline, text.splitlines())).replace("|", "\\|")
 
 
-def _xid_table(entries: list[Entry]) -> str:
-    rows = (f"| {e.code} | {e.means} | {_links(e.see)} |\n" for e in entries)
-    table = "| XID | means | finding |\n|---|---|---|\n" + "".join(rows)
-    return f"\n{table}\n{_commands(entries[0])}"
+def _inline(line: str) -> str:
+    if title := ACTIONS.get(line):
+        return f"[{title}](#{title.lower().replace(' ', '-')})"
+    command, *comment = re.split(r"(?:^|\s+)# ", line, maxsplit=1)
+    return ": ".join(filter(None, (f"`{command}`" if command else "", *comment)))
 
 
 if __name__ == "__main__":

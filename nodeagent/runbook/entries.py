@@ -22,6 +22,7 @@ class Kind(StrEnum):
     CHECK = "check"  # of health
     FINDING = "finding"  # of such a check
     XID = "xid"
+    EVENT = "event"  # the reason of an Event that is none of the others
     ALERT = "alert"
     PREFLIGHT = "preflight"  # what `nodeagent check` looks at
     CLAIM = "claim"  # the phase of a claim

@@ -28,6 +28,7 @@ class Runbook:
             *checks.values(),
             *findings(checks, actions),
             *map(self._xids.entry, self._xids.usual),
+            *read_entries("events", actions),
             *read_entries("alerts", actions),
             *read_entries("preflight", actions),
             *(entry for entry in states if entry.kind in (Kind.CLAIM, Kind.DAEMON)),

@@ -16,6 +16,7 @@ from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import default_table
 from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
 from nodeagent.plan.problems import Code
+from nodeagent.reconcile.event_log import EventType
 from nodeagent.runbook.entries import Entry, Kind, document, read_actions
 from nodeagent.runbook.lookup import runbook
 from nodeagent.views.claims import ClaimPhase
@@ -26,7 +27,7 @@ from tools.make_runbook import HEAD, PAGE, page
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = runbook().entries
-TEXTS = ("states", "problems", "health", "alerts", "preflight")
+TEXTS = ("states", "problems", "events", "health", "alerts", "preflight")
 # What a line of a shell may begin with, and the words in capitals that stand for values.
 PROGRAMS = {
     *("nodeagent", "kubectl", "systemctl", "journalctl", "nvidia-smi", "nvidia-ctk"),
@@ -72,6 +73,12 @@ def _reasons() -> set[str]:
     return found - {*Phase, *Code, *(row.reason for row in BY_CAUSE.values())}
 
 
+def _events() -> set[str]:
+    """Reasons of Events, but for those that other entries explain."""
+    of_claims = re.findall(r'"(Claim[A-Z]\w+)"', _source("claims/reporting/claim_news.py"))
+    return {*EventType, *of_claims} - {*Phase, *Code, *_reasons(), REFUSED}
+
+
 def _alerts() -> set[str]:
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     return {rule["alert"] for group in groups for rule in group["rules"]}
@@ -82,6 +89,7 @@ THERE_ARE: dict[Kind, Iterable[str]] = {
     Kind.PROBLEM: {*Code, REFUSED, CDI, OTHER, INTERNAL},
     Kind.CONDITION: {PARTITIONS_READY, HEALTHY},
     Kind.REASON: _reasons(),
+    Kind.EVENT: _events(),
     Kind.CHECK: Check,
     Kind.FINDING: BY_CAUSE,
     Kind.XID: map(str, document("xids")["usual"]),
@@ -176,6 +184,12 @@ def test_a_code_of_several_subjects_has_several_entries() -> None:
     kinds = {entry.kind for entry in runbook().find(["driver"])}
     assert kinds == {Kind.PROBLEM, Kind.CHECK, Kind.PREFLIGHT}
     assert runbook().find(["MPS", "shm"]) == runbook().find(["mps shm"])
+
+
+@pytest.mark.parametrize("reason", [*EventType, "ClaimWaiting", "ClaimRefused"])
+def test_reasons_of_events_are_explained(reason: str) -> None:
+    """Each, also where a phase or a problem has the name."""
+    assert runbook().find([reason])[0].code in (reason, reason.lower())
 
 
 def test_several_codes() -> None:
