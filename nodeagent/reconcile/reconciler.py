@@ -140,7 +140,8 @@ class Reconciler:
         except Exception as error:  # a fault of ours; it is tried again after a while
             log.exception("reconciliation failed")
             fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
-            return self._failed(Problem(Code.STEP_FAILED, fault, "see the agent's log"))
+            remedy = "report it with the agent's log: `journalctl -u nodeagent`, or `kubectl logs`"
+            return self._failed(Problem(Code.STEP_FAILED, fault, remedy))
         if all(gpu.access is Access.OK for gpu in self.states.newest.observed.gpus):
             self._failures = 0
             return pause

@@ -158,7 +158,7 @@ def _silent(gpu: Gpu) -> Problem:
     return Problem(
         Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN,
         f"the driver does not answer for {gpu.title}{why}",
-        "see its health in nodeagent status",
+        f"see its health: `nodeagent status --gpu {gpu.index}`",
         gpu.uuid,
     )
 

@@ -142,7 +142,7 @@ def _inexact(gpu: Gpu, difference: str) -> Problem:
     return Problem(
         Code.UNSUPPORTED,
         f"nothing is made on {gpu.title}: {difference}",
-        "cut this GPU by a plan, and report what nodeagent profiles -o json says of it",
+        "cut this GPU by a plan, and report what `nodeagent profiles -o json` says of it",
         gpu.uuid,
     )
 
