@@ -97,7 +97,7 @@ class ServiceLauncher(Launcher):
         try:
             async with asyncio.timeout(self.deadline):
                 await self._clear(unit)
-                log = await asyncio.to_thread(open_log, spec)
+                log = open_log(spec)
                 try:
                     await self._run(unit, start, log)
                 finally:

@@ -110,7 +110,7 @@ class _KeptSocket:
 @asynccontextmanager
 async def _bound(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> AsyncIterator[None]:
     """Serve at this path as long as this lasts."""
-    directory = await asyncio.to_thread(_open, socket.parent)
+    directory = _open(socket.parent)
     server = grpc.aio.server(
         handlers=handlers, options=_OPTIONS, maximum_concurrent_rpcs=MOST_CALLS
     )
