@@ -93,9 +93,12 @@ class Home:
         )
 
     def daemons(self) -> list[dict[str, Any]]:
-        """What the agent answers; without one, what `mps status` prints."""
-        with contextlib.suppress(OSError):
+        """What the agent answers, none while it starts; without one, what `mps status` prints."""
+        try:
             return list(self.get("/v1/mps")["daemons"])
+        except OSError:
+            if self.agent is not None and self.agent.poll() is None:
+                return []
         answer = self.ask("mps", "status")
         return answer["daemons"] if answer else []
 
