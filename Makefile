@@ -37,7 +37,7 @@ test: lint  ## everything that has to pass: lint, types, layers, tests
 	@$(MAKE) --no-print-directory --jobs --output-sync=target types layers $(PARTS)
 
 test-full: lint  ## with the long tests too, those marked `full`
-	@$(MAKE) --no-print-directory --jobs --output-sync=target CHOICE= types layers $(PARTS)
+	@NODEAGENT_TEST_FULL=1 $(MAKE) --no-print-directory --jobs --output-sync=target CHOICE= types layers $(PARTS)
 
 install: $(DEV)  ## the environment with all tools
 

@@ -26,8 +26,8 @@ def documented(board: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "board",
     [
-        "h100-80gb",
-        pytest.param("a30", marks=pytest.mark.full),
+        pytest.param("h100-80gb", marks=pytest.mark.full),
+        "a30",
         pytest.param("t4", marks=pytest.mark.full),
     ],
 )

@@ -47,7 +47,7 @@ class Scenario:
 
 SCENARIOS = [
     Scenario("h100-80gb:1", "disabled", "{3g.40gb: 1, 1g.10gb: 2}"),
-    Scenario("h100-80gb:1", "{3g.40gb: 2}", "disabled"),
+    pytest.param(Scenario("h100-80gb:1", "{3g.40gb: 2}", "disabled"), marks=pytest.mark.full),
 ]
 
 

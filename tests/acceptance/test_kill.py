@@ -33,7 +33,7 @@ def in_use_and_all(state: Path) -> tuple[set[str], set[str]]:
     return used, there
 
 
-@pytest.mark.parametrize("moments", [4, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("moments", [2, pytest.param(20, marks=pytest.mark.full)])
 def test_killed_at_any_moment(tmp_path: Path, moments: int) -> None:
     """Killed at moments spread over an `apply`, the next `apply` reaches the plan, and the devices
     in use are the same ones throughout.

@@ -137,7 +137,7 @@ def _counters(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("scrapes", "changes"), [(150, 30), pytest.param(500, 100, marks=pytest.mark.full)]
+    ("scrapes", "changes"), [(30, 6), pytest.param(500, 100, marks=pytest.mark.full)]
 )
 async def test_scrapes_during_changes(tmp_path: Path, scrapes: int, changes: int) -> None:
     """So many scrapes while so many plans come into force, one after the other."""

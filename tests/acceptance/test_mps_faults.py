@@ -40,7 +40,8 @@ AFTER_THEIR_WORK = CHANGING if THOROUGH else CHANGING[:2]
 
 
 @pytest.mark.timeout(1800 if THOROUGH else 600)  # some dozen whole rounds, with real processes
-@pytest.mark.parametrize("spread", [0, pytest.param(SPREAD, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("spread", [0, SPREAD])
 async def test_every_kind_of_driver_call_fails_once(spread: int) -> None:
     """Calls that change something, instead of their work and after it, and others spread over the
     whole round: never a lie, never a wedge, never a client's daemon ended.

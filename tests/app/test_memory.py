@@ -9,6 +9,7 @@ import pytest
 from bench.soak import counts, slopes
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)  # a whole agent for some thousand rounds, on a machine that may be busy
 def test_a_round_leaves_nothing_behind() -> None:
     """Samples, scrapes, reconciliations, daemons, health, tenants: none leaves objects behind.

@@ -29,6 +29,7 @@ from tests.claims.samples import (
     record,
     result_json,
 )
+from tests.draws import draws
 
 
 def refused(claim: object, *, uid: str = UID) -> str:
@@ -274,7 +275,7 @@ def outcome(claim: object, *, nvidia: bool) -> ClaimAllocation | str:
 
 
 @seed(12)
-@settings(max_examples=200)
+@settings(max_examples=draws(200))
 @given(where=st.integers(0, 10**6), value=VALUES, nvidia=st.booleans())
 def test_any_value_in_any_place(where: int, value: object, nvidia: bool) -> None:
     """It is read or refused, in one printable line."""

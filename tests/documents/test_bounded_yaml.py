@@ -20,6 +20,7 @@ from nodeagent.documents.bounded_yaml import (
 from nodeagent.documents.findings import MOST_PROBLEMS
 from nodeagent.errors import DocumentError
 from nodeagent.plan.problems import Problem
+from tests.draws import draws
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)
@@ -154,7 +155,7 @@ def test_refused_quickly(text: str) -> None:
     assert min(seconds() for _ in range(3)) < 0.5
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(200))
 @given(st.one_of(st.text(), st.binary(), st.text("{}[]:,&*!|>-? \n#'\"%@`a0~", max_size=40)))
 def test_only_document_errors(text: str | bytes) -> None:
     """Whatever the text is, it is read or refused; nothing else ever comes out."""
@@ -174,7 +175,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(200))
 @given(JSON)
 def test_json_reads_as_json(value: object) -> None:
     """JSON means here what it means to a JSON reader."""

@@ -18,6 +18,7 @@ from nodeagent.documents.reading import LARGEST_PLAN, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MigDisabled, MigEnabled, MigLayout, PlanEntry
 from nodeagent.plan.problems import Code, Problem
+from tests.draws import draws
 
 PLAN = "version: v1\ngpus: [{devices: all, mig: disabled}]\n"
 FILE = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}\n"
@@ -183,14 +184,14 @@ NEARLY_FILES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=draws(150))
 @given(st.text() | st.binary())
 def test_any_text(text: str | bytes) -> None:
     """Whatever comes, it is read or refused; nothing else ever comes out."""
     assert all(problem.message for problem in problems_of(text))
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(300))
 @given(TREES | NEARLY_PLANS | NEARLY_FILES, st.none() | st.text(max_size=2))
 def test_any_tree(tree: object, configuration: str | None) -> None:
     """The same for texts that are well formed and full of the right words at wrong places."""
@@ -256,7 +257,7 @@ def expected(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150)
+@settings(max_examples=draws(150))
 @given(PLANS)
 def test_plans_read_back_as_written(plan: dict[str, Any]) -> None:
     """What a valid plan says is what is read, nothing more and nothing less."""

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from nodeagent.documents.plan import PLAN, plan_schema
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
+from tests.draws import draws
 
 VALIDATOR = Draft202012Validator(plan_schema())
 
@@ -193,7 +194,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(300))
 @given(ENTRIES)
 def test_of_one_mind(entry: dict[str, object]) -> None:
     """What the reader takes, the schema takes; so what the schema refuses is refused."""

@@ -106,6 +106,7 @@ def _case_and_end(test: ET.Element) -> tuple[str, str]:
     return case, "passed" if skipped is None else skipped.attrib["message"]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     Path("/proc/driver/nvidia-caps/mig-minors").exists(),
     reason="this machine has capability files of real instances, which the stand-in's have not",
@@ -121,6 +122,7 @@ def test_the_contract_holds_across_c(
     assert ends["library", "passed"] + ends["gpu", "passed"] == ends["simulator", "passed"]
 
 
+@pytest.mark.full
 def test_a_library_that_lacks_most_functions_leaves_gaps(
     contract: Callable[[Path], Counter[tuple[str, str]]], minimal: Path
 ) -> None:

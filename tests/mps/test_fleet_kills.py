@@ -14,7 +14,7 @@ from nodeagent.mps.processes import CONTROL
 from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, limits, ready, status, until, wanted
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.full)])
 async def test_kills(kills: int) -> None:
     """Ready again with its limits, whether it had a server or not; how soon, `make bench` says."""
     with FleetRig() as rig:

@@ -19,6 +19,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.mps.processes import CONTROL
+from tests.draws import draws
 from tests.mps.fleet_rig import (
     GPU,
     POLICY,
@@ -184,7 +185,7 @@ async def _end_well(rig: Watched, fleet: Fleet) -> None:
 
 
 @settings(
-    max_examples=6,
+    max_examples=draws(8),
     suppress_health_check=list(HealthCheck),
     database=None,
 )

@@ -21,6 +21,7 @@ from nodeagent.plan.steps import (
     SetMigMode,
 )
 from nodeagent.structs import replace
+from tests.draws import draws
 from tests.plan.cards import (
     Place,
     card,
@@ -213,7 +214,7 @@ def test_too_much_is_too_much_sick_or_not() -> None:
     assert result.problems[0].code is Code.DOES_NOT_FIT
 
 
-@settings(max_examples=150)
+@settings(max_examples=draws(150))
 @given(st.data())
 def test_divided_layouts_put_nothing_new_on_sick_slices(data: st.DataObject) -> None:
     """Whatever is divided how, and whatever is asked: every creation keeps off, and what it took

@@ -31,6 +31,7 @@ from nodeagent.plan.steps import (
     after,
 )
 from nodeagent.structs import replace
+from tests.draws import draws
 from tests.plan.cards import (
     IN_USE,
     NOT_KNOWN,
@@ -233,7 +234,7 @@ def picture(gpu: Gpu) -> object:
     return places(gpu), present(gpu), shared, own
 
 
-@settings(max_examples=400)
+@settings(max_examples=draws(400))
 @given(st.data())
 def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
     """After any number of its steps, planning anew ends where the whole plan would have; and
@@ -270,7 +271,7 @@ def test_a_time_slice_that_was_the_same_before_can_be_gone_back_to() -> None:
     assert plan_gpu(layout_of(whole.after), done, Policy()).verdict is Verdict.IN_SYNC
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(300))
 @given(st.data())
 def test_the_way_back_restores_the_daemons(data: st.DataObject) -> None:
     """From any cut the earlier picture can be had again, unless users are in the way."""
@@ -288,7 +289,7 @@ def test_the_way_back_restores_the_daemons(data: st.DataObject) -> None:
             assert Counter(map(repr, now)) == Counter(map(repr, before))
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(300))
 @given(st.data())
 def test_what_is_as_wanted_is_not_touched(data: st.DataObject) -> None:
     """A plan for another device of the GPU names no device whose daemon is equal and stays."""
@@ -304,7 +305,7 @@ def test_what_is_as_wanted_is_not_touched(data: st.DataObject) -> None:
     assert not kept & touched
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(200))
 @given(st.data())
 def test_nothing_about_sharing_is_nothing_to_do(data: st.DataObject) -> None:
     """Without daemons and earlier settings a plan without MPS has no step of MPS."""
@@ -331,7 +332,7 @@ def test_nothing_about_sharing_is_nothing_to_do(data: st.DataObject) -> None:
 # --- the least --------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@settings(max_examples=draws(150))
 @given(
     st.lists(WANTED, min_size=1, max_size=4),
     st.lists(WANTED, min_size=1, max_size=4),

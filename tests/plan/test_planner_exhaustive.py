@@ -50,6 +50,7 @@ def test_destroys_the_fewest(board: str) -> None:
             assert places(result.after) in ways
 
 
+@pytest.mark.full
 def test_destroys_the_fewest_from_any_placement() -> None:
     """The same holds when the instances lie where the planner itself would not have put them."""
     empty = card("h100-80gb")

@@ -13,6 +13,7 @@ from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.steps import DestroyComputeInstance, DestroyGpuInstance, after
 from nodeagent.structs import replace
+from tests.draws import draws
 from tests.plan.cards import (
     IN_USE,
     NOT_KNOWN,
@@ -83,7 +84,7 @@ def check(gpu: Gpu, result: GpuPlan) -> None:
             assert (step.instance, step.compute) not in used
 
 
-@settings(max_examples=400)
+@settings(max_examples=draws(400))
 @given(st.data())
 def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
     """After any number of its steps, planning anew ends where the whole plan would have."""
@@ -104,7 +105,7 @@ def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
         assert done.verdict is Verdict.IN_SYNC
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(300))
 @given(st.data())
 def test_a_half_made_instance_in_any_step_heals(data: st.DataObject) -> None:
     """A step cut in its middle (a GPU instance made, its compute instances not) is completed or
@@ -127,7 +128,7 @@ def test_a_half_made_instance_in_any_step_heals(data: st.DataObject) -> None:
         assert present(whole.after) == present(again.after)
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(300))
 @given(st.data())
 def test_in_use_survives(data: st.DataObject) -> None:
     """Whatever is in use is still there at the end, at the same place, under the same UUID."""
@@ -137,7 +138,7 @@ def test_in_use_survives(data: st.DataObject) -> None:
     assert {c.uuid for i in gpu.instances for c in i.compute if c.usage.in_use} <= kept
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(200))
 @given(st.data())
 def test_deterministic(data: st.DataObject) -> None:
     """The order in which the driver lists instances makes no difference to the end."""
@@ -150,7 +151,7 @@ def test_deterministic(data: st.DataObject) -> None:
     assert Counter(map(type, one.steps)) == Counter(map(type, other.steps))
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(200))
 @given(st.data())
 def test_a_user_of_unknown_instance_protects_all_devices(data: st.DataObject) -> None:
     """A process on the GPU of which no instance is known may use any: no device is destroyed."""
@@ -160,7 +161,7 @@ def test_a_user_of_unknown_instance_protects_all_devices(data: st.DataObject) ->
     assert there <= {c.uuid for i in result.after.instances for c in i.compute}
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(200))
 @given(st.data())
 def test_unknown_use_keeps_the_mode(data: st.DataObject) -> None:
     """While it is not known who uses the GPU, no mode is changed and nothing is reset."""

@@ -63,6 +63,7 @@ async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAc
     assert len([request for request in server.requests if request.write]) <= 201
 
 
+@pytest.mark.full
 async def test_a_fleet_comes_back_spread_out(tmp_path: Path) -> None:
     """Sixty followers with the real intervals lose their server for a second and find it again."""
     chance = random.Random(4).random

@@ -46,6 +46,7 @@ from nodeagent.mps.lifecycle.model import (
     SweepOrphans,
 )
 from nodeagent.mps.shares import DaemonSpec
+from tests.draws import draws
 from tests.mps.lifecycle.life import OTHER_LIMITS, OTHER_USER, POLICY, SPEC, Life
 
 # An event as a test draws it: `late` makes it come from an earlier process or read-back.
@@ -318,7 +319,7 @@ ANSWER: Draw = ("answered", 0, False, 0.0)
 PROOF: Draw = ("proof", 0, False, 0.0)
 
 
-@settings(max_examples=600)
+@settings(max_examples=draws(600))
 @given(DRAWS)
 @example([PLAN, ANSWER, PROOF, ("exited", 0, False, 100.0), ("deadline", 0, False, 1.0), PROOF])
 def test_no_sequence_breaks_a_rule(draws: list[Draw]) -> None:
@@ -328,7 +329,7 @@ def test_no_sequence_breaks_a_rule(draws: list[Draw]) -> None:
     live(draws)
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(300))
 @given(DRAWS)
 def test_from_everywhere_there_is_a_way_to_ready(draws: list[Draw]) -> None:
     """However it got there: with a plan and a daemon that obeys, it becomes Ready."""
