@@ -108,7 +108,8 @@ async def test_a_daemon_that_does_not_start(knob: str) -> None:
     """It fails alone, the layout is as planned, the report says which and why; when its trouble is
     over it is Ready, and no other daemon or client was disturbed.
     """
-    async with bench(policy=quick(start_deadline=2.0, limit_deadline=2.0)) as made:
+    # Those that are well have to start in this time, too, on a machine that is busy.
+    async with bench(policy=quick(start_deadline=10.0, limit_deadline=5.0)) as made:
         assert not problems(await made.agent.reach(BEFORE, parallel=2))
         made.goal = AFTER
         await _no_start(made, knob)
@@ -132,7 +133,7 @@ async def _no_start(made: Bench, knob: str) -> None:
     for knobs in others:
         knobs.clear()
     fleet.retry()
-    await until(lambda: all(daemon.is_ready for daemon in fleet.statuses()), 15)
+    await until(lambda: all(daemon.is_ready for daemon in fleet.statuses()))
     again = await made.agent.reach(AFTER)
     made.check_reported(again.gpus, knob)
     assert not problems(again), knob
