@@ -17,7 +17,6 @@ _LONGEST_LINE = 120  # of `#!`, in bytes
 _SCRIPT = """\
 import sys
 sys.path.insert(0, {root!r})
-sys.dont_write_bytecode, sys.pycache_prefix = False, {cache!r}
 from nodeagent.simulation.mps.{module} import main
 sys.exit(main(version={version!r}, installation={installation!r}))
 """
@@ -42,7 +41,6 @@ def install(directory: Path, *, version: str = "550", python: Path | None = None
     for name, module in ((CONTROL_PROGRAM, "control"), (SERVER_PROGRAM, "server")):
         script = _SCRIPT.format(
             root=str(Path(__file__).parents[3]),
-            cache=str(directory / "cache"),
             module=module,
             version=version,
             installation=str(directory),

@@ -10,9 +10,12 @@ import json
 import os
 import socket
 import struct
-from typing import Any
 
-Message = dict[str, Any]
+TYPE_CHECKING = False  # as type checkers know it; the module `typing` takes milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+    Message = dict[str, Any]
 
 CONTROL = "control"
 PRIVILEGED = "control_privileged"
