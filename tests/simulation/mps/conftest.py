@@ -55,7 +55,7 @@ def every(
     return chosen(request.param, installed, real)
 
 
-@pytest.fixture(params=["535", "550", "real"])
+@pytest.fixture(params=[pytest.param("535", marks=pytest.mark.full), "550", "real"])
 def compared(
     request: pytest.FixtureRequest,
     installed: Callable[[str], Programs],
