@@ -135,7 +135,8 @@ $(RUN): requirements/run.txt requirements/build.txt pyproject.toml | $(BIN)/pyth
 
 $(DEV): requirements/dev.txt $(RUN)
 	@echo "installing requirements/dev.txt"
-	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@# Most of it is never imported: what is, is compiled then.
+	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
