@@ -1,10 +1,15 @@
-"""How often a property test draws."""
+"""What the long run does more often than the normal one."""
 
 from __future__ import annotations
 
 import os
 
 
+def long_run() -> bool:
+    """Whether this is `make test-full`."""
+    return bool(os.environ.get("NODEAGENT_TEST_FULL"))
+
+
 def draws(often: int) -> int:
-    """So often in the long run, `make test-full`; a quarter of it in the normal one."""
-    return often if os.environ.get("NODEAGENT_TEST_FULL") else often // 4
+    """So many examples of a property in the long run, a quarter of them in the normal one."""
+    return often if long_run() else often // 4
