@@ -22,8 +22,9 @@ from nodeagent.mps.setup import (
     make_fleet,
     make_publisher,
 )
-from nodeagent.plan.observed import ObservedNode, User
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.remedies import end_commands
+from nodeagent.plan.users import User
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import BAD, event_of
 from nodeagent.settings import MpsSettings

@@ -15,12 +15,12 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import Destruction, SetComputeMode, StartMps, Step, StopMps
-from nodeagent.plan.usage import as_used
 
 
 class HealthWatch(Protocol):

@@ -19,8 +19,8 @@ from nodeagent.plan.observed import (
     MpsDaemon,
     ObservedNode,
     Placement,
-    Usage,
 )
+from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 
 DaemonOf = Callable[[str], MpsDaemon | None]

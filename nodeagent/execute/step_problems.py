@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
-from nodeagent.plan.observed import Access, Device, Gpu, Placement, Usage
+from nodeagent.plan.observed import Access, Device, Gpu, Placement
 from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands, in_use_remedy
@@ -27,6 +27,7 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
+from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 from nodeagent.views.text import gpu_words, layout_words, step_words, user_words, users
 

@@ -16,7 +16,8 @@ from typing import Final, Generic, TypeVar
 from nodeagent.errors import DriverError
 from nodeagent.gpu.users import MigDevice, UnknownUsers, UsageReading, WholeGpu, with_users
 from nodeagent.gpu.workers import Worker
-from nodeagent.plan.observed import Access, Gpu, Usage, User
+from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.users import Usage, User
 from nodeagent.processes import name_of, sees_all_processes
 from nodeagent.structs import Struct, field
 

@@ -43,9 +43,9 @@ from nodeagent.plan.observed import (
     Memory,
     MigMode,
     Placement,
-    Usage,
 )
 from nodeagent.plan.shares import ComputeMode
+from nodeagent.plan.users import Usage
 from nodeagent.structs import Struct, field, replace
 
 _ATTEMPTS = 3

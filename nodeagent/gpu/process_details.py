@@ -13,7 +13,8 @@ from pathlib import PurePosixPath
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.workers import Worker
-from nodeagent.plan.observed import Gpu, Usage, User
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.users import Usage, User
 from nodeagent.processes import command_of
 from nodeagent.structs import Struct, replace
 

@@ -16,7 +16,8 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import Device
 from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.gpu.nvml_processes import PROCESS_KINDS, NvmlProcess, device_processes
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
+from nodeagent.plan.users import Usage, User
 from nodeagent.processes import name_of
 from nodeagent.structs import Struct, replace
 

@@ -23,9 +23,9 @@ from nodeagent.plan.observed import (
     HealthLimits,
     ObservedNode,
     Placement,
-    User,
     users_of,
 )
+from nodeagent.plan.users import User
 from nodeagent.structs import Struct, replace
 
 

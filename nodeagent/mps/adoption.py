@@ -31,8 +31,9 @@ from nodeagent.mps.lifecycle.model import Phase
 from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec, spec_for
-from nodeagent.plan.observed import IDLE, MpsDaemon, Usage, User
+from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.processes import command_of, groups_of
 
 SHARE = "unrecorded"  # the name of the one share that such a daemon is taken to have

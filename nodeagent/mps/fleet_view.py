@@ -5,7 +5,8 @@ from __future__ import annotations
 from nodeagent.mps.adoption import usage_of
 from nodeagent.mps.lifecycle.model import WITH_PROCESS, Phase
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.plan.observed import IDLE, MpsDaemon, Usage
+from nodeagent.plan.observed import MpsDaemon
+from nodeagent.plan.users import IDLE, Usage
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.shapes import MpsServer
 

@@ -16,8 +16,8 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
 )
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.plan.observed import Usage, User
 from nodeagent.plan.remedies import in_use_remedy
+from nodeagent.plan.users import Usage, User
 from nodeagent.processes import name_of
 
 _KILLS = 3  # repeated kills, after which its end is not waited for any longer

@@ -21,7 +21,7 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.layouts import Card, free_slots
 from nodeagent.plan.names import device_name
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Usage
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.remedies import in_use_remedy
@@ -37,6 +37,7 @@ from nodeagent.plan.steps import (
     Step,
     after,
 )
+from nodeagent.plan.users import Usage
 
 _Steps = tuple[Step, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.plan.observed import Usage
+from nodeagent.plan.users import Usage
 
 _MOST = 8  # pods, or processes, in one command; the rest are named when these are gone
 

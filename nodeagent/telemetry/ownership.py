@@ -14,7 +14,8 @@ from types import MappingProxyType
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.sources import Number
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode, User
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode
+from nodeagent.plan.users import User
 from nodeagent.structs import Struct, field, replace
 from nodeagent.telemetry.samples import Process
 from nodeagent.views.claims import Claim

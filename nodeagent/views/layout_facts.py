@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from nodeagent.plan.layouts import Card, creatable, free_slots
+from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.usage import as_used
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.status_report import nvlink_shape

@@ -12,7 +12,8 @@ from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.plan.layouts import Card, creatable, free_slots
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Usage, User
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views import shapes, status_shapes
 from nodeagent.views.claims import Claim

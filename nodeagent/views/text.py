@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, assert_never
 
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, User, users_of
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, users_of
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -21,6 +21,7 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
+from nodeagent.plan.users import User
 
 MODE_WORD = {True: "enabled", False: "disabled"}  # of MIG
 

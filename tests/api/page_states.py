@@ -8,10 +8,11 @@ from nodeagent.health.findings import Moment
 from nodeagent.health.readings import GpuReading, NodeReading
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, Memory, ObservedNode, Usage, User
+from nodeagent.plan.observed import Access, Memory, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.mps_state import ClientState

@@ -11,15 +11,8 @@ from nodeagent.app.health_service import HealthPaths, HealthService
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import NodeReading, Source, XidEvent
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    ObservedNode,
-    Placement,
-    Usage,
-    User,
-)
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode, Placement
+from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.structs import replace

@@ -20,9 +20,10 @@ from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.gpu.users import UsageReading
-from nodeagent.plan.observed import Gpu, ObservedNode, User
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import Destruction, Step
+from nodeagent.plan.users import User
 from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.reconcile.reconciler import NodeDriver

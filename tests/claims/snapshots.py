@@ -14,16 +14,14 @@ from nodeagent.claims.upkeep.decisions import (
 )
 from nodeagent.claims.upkeep.reconciliation import reconcile
 from nodeagent.plan.observed import (
-    IDLE,
     ComputeInstance,
     Gpu,
     GpuInstance,
     MigMode,
     ObservedNode,
     Placement,
-    Usage,
-    User,
 )
+from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, UID, mig_device, mig_result, record
 

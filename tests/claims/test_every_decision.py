@@ -21,7 +21,8 @@ from nodeagent.claims.upkeep.decisions import (
     Snapshot,
 )
 from nodeagent.claims.upkeep.reconciliation import reconcile
-from nodeagent.plan.observed import Access, Placement, Usage
+from nodeagent.plan.observed import Access, Placement
+from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 from tests.claims.samples import UID, mig_device, record
 from tests.claims.snapshots import BUSY, NOT_KNOWN, OURS, PLACE, THEIRS, gpu, instance, snapshot

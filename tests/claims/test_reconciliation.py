@@ -21,7 +21,8 @@ from nodeagent.claims.upkeep.decisions import (
     ReportForeign,
 )
 from nodeagent.claims.upkeep.reconciliation import reconcile
-from nodeagent.plan.observed import Access, MigMode, MpsDaemon, ObservedNode, Placement, Usage, User
+from nodeagent.plan.observed import Access, MigMode, MpsDaemon, ObservedNode, Placement
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
 from tests.claims.snapshots import BUSY, OURS, THEIRS, decide, gpu, instance, snapshot

@@ -19,11 +19,12 @@ from nodeagent.claims.serving.making import require_lasting_unused
 from nodeagent.claims.upkeep.decisions import ClaimState, Keep, Repair
 from nodeagent.errors import StillInUse
 from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
-from nodeagent.plan.observed import Gpu, MpsDaemon, Usage, User
+from nodeagent.plan.observed import Gpu, MpsDaemon
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.steps import SetComputeMode, StartMps, StopMps
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.claims.machine import no_daemons
 from tests.claims.samples import GPU, mig_device, mig_result, record

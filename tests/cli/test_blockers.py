@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from nodeagent.cli.blockers import wait_for_blockers
-from nodeagent.plan.observed import Usage, User
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.plan.cards import card
 

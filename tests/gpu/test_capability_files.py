@@ -15,14 +15,8 @@ import pytest
 
 from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, UsageProbe
 from nodeagent.gpu.users import MigDevice, UsageReading, with_users
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    Placement,
-    Usage,
-    User,
-)
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
+from nodeagent.plan.users import Usage, User
 from tests.processes.real import running
 
 MINORS = """\

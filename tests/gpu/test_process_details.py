@@ -17,7 +17,8 @@ from nodeagent.gpu.process_details import (
     script_in,
     script_of,
 )
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 
 TRAIN, OTHER = User(4711, "python3"), User(4712, "serve")

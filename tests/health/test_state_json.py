@@ -10,15 +10,8 @@ from msgspec import ValidationError
 from nodeagent.health.findings import Pod
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import decode, encode
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    ObservedNode,
-    Placement,
-    Usage,
-    User,
-)
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode, Placement
+from nodeagent.plan.users import Usage, User
 from tests.health.rig import GPU, Node, gpu
 from tests.health.test_check_table import RAISING
 

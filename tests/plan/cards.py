@@ -20,9 +20,8 @@ from nodeagent.plan.observed import (
     GpuInstanceProfile,
     MigMode,
     Placement,
-    Usage,
-    User,
 )
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 
 IN_USE = Usage((User(4711, "python"),))

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    MigMode,
-    MpsDaemon,
-    Usage,
-    User,
-)
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, MigMode, MpsDaemon
 from nodeagent.plan.plan import GpuPlan
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.plan.cards import card
 

@@ -15,7 +15,7 @@ from nodeagent.plan.desired import (
     WantedInstance,
 )
 from nodeagent.plan.mps_assignment import STOP, cost_of
-from nodeagent.plan.observed import Gpu, MpsDaemon, Placement, Usage, User
+from nodeagent.plan.observed import Gpu, MpsDaemon, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
@@ -30,6 +30,7 @@ from nodeagent.plan.steps import (
     StopMps,
     after,
 )
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.draws import draws
 from tests.plan.cards import (

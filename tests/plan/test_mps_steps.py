@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.plan.observed import Gpu, MpsDaemon, Usage, User
+from nodeagent.plan.observed import Gpu, MpsDaemon
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import TimeSlice, WantedMps
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, StopMps
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.plan.cards import IN_USE, NOT_KNOWN
 from tests.plan.daemons import (

@@ -11,7 +11,7 @@ from nodeagent.plan.desired import (
     MigEnabled,
     WhenInUse,
 )
-from nodeagent.plan.observed import Access, MigMode, ObservedNode, Usage, User
+from nodeagent.plan.observed import Access, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan, plan_gpu
 from nodeagent.plan.problems import Code
@@ -23,6 +23,7 @@ from nodeagent.plan.steps import (
     ResetGpu,
     SetMigMode,
 )
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.plan.cards import (
     NOT_KNOWN,

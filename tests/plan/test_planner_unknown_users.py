@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from nodeagent.plan.desired import DesiredGpu, MigDisabled
-from nodeagent.plan.observed import IDLE, Gpu, Usage
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code
@@ -19,6 +19,7 @@ from nodeagent.plan.steps import (
     ResetGpu,
     SetMigMode,
 )
+from nodeagent.plan.users import IDLE, Usage
 from nodeagent.structs import replace
 from tests.plan.cards import (
     IN_USE,

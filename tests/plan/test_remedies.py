@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.plan.observed import Usage, User
 from nodeagent.plan.remedies import end_commands, in_use_remedy
+from nodeagent.plan.users import Usage, User
 
 TRAINER = User(4711, "python", namespace="ml", pod="train-0")
 WORKER = User(4712, "python", namespace="ml", pod="train-0")

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from nodeagent.backoff import Backoff
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, MigEnabled
-from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Usage, User
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import WorkQueue

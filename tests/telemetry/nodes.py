@@ -13,9 +13,8 @@ from nodeagent.plan.observed import (
     MpsDaemon,
     ObservedNode,
     Placement,
-    Usage,
-    User,
 )
+from nodeagent.plan.users import Usage, User
 from tests.metrics.node import gpu as identity
 
 MIB = 1 << 20

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.plan.observed import (
-    IDLE,
     ComputeInstance,
     Gpu,
     GpuInstance,
     GpuInstanceProfile,
     MigMode,
     Placement,
-    Usage,
-    User,
 )
+from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.structs import replace
 
 GIB = 1 << 30

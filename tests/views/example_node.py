@@ -9,18 +9,12 @@ import pytest
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import DesiredNode
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    MigMode,
-    NvLinks,
-    ObservedNode,
-    Usage,
-    User,
-)
+from nodeagent.plan.observed import ComputeInstance, MigMode, NvLinks, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal

@@ -18,8 +18,9 @@ from nodeagent.health.readings import (
 )
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, ObservedNode, Usage, User
+from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.headline import headline

@@ -22,11 +22,10 @@ from nodeagent.plan.observed import (
     NvLinks,
     ObservedNode,
     Placement,
-    Usage,
-    User,
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase, Reading, Refusal

@@ -7,16 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.observed import (
-    Access,
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    MigMode,
-    Placement,
-    Usage,
-    User,
-)
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, MigMode, Placement
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import (
     CreateGpuInstance,
@@ -27,6 +18,7 @@ from nodeagent.plan.steps import (
     StartMps,
     StopMps,
 )
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.text import (
     compact_json,

@@ -6,9 +6,10 @@ from collections.abc import Collection
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.plan.observed import Gpu, GpuInstance, Usage
+from nodeagent.plan.mps_users import as_used
+from nodeagent.plan.observed import Gpu, GpuInstance
 from nodeagent.plan.remedies import in_use_remedy
-from nodeagent.plan.usage import as_used
+from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 
 _MOST = 8  # processes in one command; the rest are named when these are gone

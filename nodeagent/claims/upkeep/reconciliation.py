@@ -27,8 +27,9 @@ from nodeagent.claims.upkeep.decisions import (
     Snapshot,
 )
 from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
-from nodeagent.plan.observed import IDLE, Access, Gpu, GpuInstance, Usage
-from nodeagent.plan.usage import as_used
+from nodeagent.plan.mps_users import as_used
+from nodeagent.plan.observed import Access, Gpu, GpuInstance
+from nodeagent.plan.users import IDLE, Usage
 
 _ALLOCATION = "kubelet"  # the source of a user that is a pod's allocation
 

@@ -14,11 +14,12 @@ from typing import TypeVar
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, WhenInUse
-from nodeagent.plan.observed import ComputeInstance, Gpu, Usage, User, users_of
+from nodeagent.plan.observed import ComputeInstance, Gpu, users_of
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 
 

@@ -27,7 +27,8 @@ from nodeagent.gpu.users import (
     mig_device_of,
     whole_gpu,
 )
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Usage, User
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 
 Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod

@@ -20,8 +20,9 @@ from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.gpu.users import UsageReading
 from nodeagent.plan.names import ProfileName
-from nodeagent.plan.observed import GpuInstanceProfile, Placement, Usage
+from nodeagent.plan.observed import GpuInstanceProfile, Placement
 from nodeagent.plan.remedies import in_use_remedy
+from nodeagent.plan.users import Usage
 from nodeagent.structs import Struct
 
 _READ_AGAIN = 2  # times, before a failure to read back is one of the step

@@ -18,7 +18,7 @@ from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, other_than_planned
 from nodeagent.gpu.users import MigDevice, ProcessLists, WholeGpu
-from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Usage
+from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -26,6 +26,7 @@ from nodeagent.plan.steps import (
     DestroyGpuInstance,
     Destruction,
 )
+from nodeagent.plan.users import Usage
 from nodeagent.structs import Struct
 
 # For a moment after its last compute instance went, the driver may still refuse to destroy a GPU

@@ -19,9 +19,10 @@ from nodeagent.gpu.steps.change import (
 )
 from nodeagent.gpu.steps.instances import require_idle
 from nodeagent.gpu.users import WholeGpu, whole_gpu, with_users
-from nodeagent.plan.observed import MigMode, Usage
+from nodeagent.plan.observed import MigMode
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode, SetMigMode
+from nodeagent.plan.users import Usage
 
 _READ_AGAIN = (0.05, 0.2)  # seconds between readings of a pending mode that is not the one set
 

@@ -12,8 +12,9 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.drain.finished_pods import ended_pods
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import WhenInUse
-from nodeagent.plan.observed import Gpu, Usage, User
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code
+from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
 from tests.cluster.client.rig import kubeconfig, until

@@ -8,10 +8,11 @@ from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evict
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
-from nodeagent.plan.observed import Gpu, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.observed import Gpu, MpsDaemon, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.plan.cards import NOT_KNOWN, card, wanted, with_instances
 

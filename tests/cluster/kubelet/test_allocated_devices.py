@@ -13,7 +13,8 @@ from nodeagent.cluster.kubelet.allocations import (
 )
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import MigDevice, WholeGpu
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement, Usage, User
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
+from nodeagent.plan.users import Usage, User
 
 ID = "1b2c3d4e-0000-5111-8222-33334444555"
 GPU, MIG, OTHER = f"GPU-{ID}0", f"MIG-{ID}1", f"MIG-{ID}2"

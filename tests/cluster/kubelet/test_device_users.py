@@ -16,7 +16,8 @@ from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UnknownUsers
-from nodeagent.plan.observed import Gpu, User
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.users import User
 from nodeagent.settings import KubeletSettings
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out

@@ -12,7 +12,8 @@ from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.users import MigDevice, WholeGpu
-from nodeagent.plan.observed import Gpu, Usage, User
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import simulated
 from tests.gpu.steps_of import destroy, laid_out
 

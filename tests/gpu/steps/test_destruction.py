@@ -11,7 +11,8 @@ from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, I
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
 from nodeagent.gpu.users import MigDevice, UsageReading, WholeGpu
-from nodeagent.plan.observed import Placement, Usage, User
+from nodeagent.plan.observed import Placement
+from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
 from tests.gpu.steps_of import create, destroy, destroy_compute, laid_out, layout

@@ -25,9 +25,10 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     status_keys,
 )
 from nodeagent.documents.reading import digest_of
-from nodeagent.plan.observed import Access, Gpu, MpsDaemon, User
+from nodeagent.plan.mps_users import as_used
+from nodeagent.plan.observed import Access, Gpu, MpsDaemon
 from nodeagent.plan.shares import MIB, Share
-from nodeagent.plan.usage import as_used
+from nodeagent.plan.users import User
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase

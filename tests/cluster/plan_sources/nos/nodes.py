@@ -9,9 +9,10 @@ from typing import Any
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan
 from nodeagent.documents.reading import digest_of
-from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.plan_update import PlanText, PlanUpdate
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState, DaemonState

@@ -9,9 +9,10 @@ import pytest
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
 from nodeagent.documents.reading import digest_of
-from nodeagent.plan.observed import Access, Gpu, MpsDaemon, ObservedNode, Usage, User
+from nodeagent.plan.observed import Access, Gpu, MpsDaemon, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase, Refusal

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nodeagent.plan.observed import Gpu, MpsDaemon, Usage, User
+from nodeagent.plan.observed import Gpu, MpsDaemon
+from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 
 _MPS = "mps"  # the source of a user who is a client
