@@ -26,7 +26,7 @@ def run(options: Options, output: Output) -> ExitCode:
     """Show the daemons or their clients, or have one restarted or drained."""
     address = agent_address(options)
     try:
-        match options.mps:
+        match options.subcommand:
             case "status" | "clients" as what:
                 query = f"?{urlencode({'device': options.device})}" if options.device else ""
                 answer = get(address, _PATH + query)
@@ -42,7 +42,7 @@ def run(options: Options, output: Output) -> ExitCode:
                 answer = post(address, f"{_PATH}/drain", body, patience=patience)
                 page = _done(answer)
             case _:
-                raise UsageError(f"there is no mps {options.mps}")
+                raise UsageError(f"there is no mps {options.subcommand}")
     except AgentRefused as refusal:
         if refusal.status in _BAD_USAGE:  # such as a device that is not there
             raise UsageError(refusal.message, remedy=refusal.remedy) from None

@@ -26,8 +26,7 @@ class Options(argparse.Namespace):
     subject: str
     codes: list[str]
     shell: str
-    simulation: str
-    mps: str
+    subcommand: str
     device: str
     pid: int | None
     process_command: str

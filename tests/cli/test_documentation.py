@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cli.parser import COMMANDS, MPS_COMMANDS, Parser, build_parser
-from nodeagent.cli.simulate.parser import SIMULATIONS
+from nodeagent.cli.commands import COMMANDS, MPS_COMMANDS
+from nodeagent.cli.parser import Parser, build_parser
+from nodeagent.cli.simulate.options import SIMULATIONS
 
 PAGE = (Path(__file__).parents[2] / "docs/commands.md").read_text(encoding="utf-8")
 NAMES = [

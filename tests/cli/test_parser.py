@@ -8,7 +8,8 @@ import pytest
 
 from nodeagent import __version__
 from nodeagent.cli import main
-from nodeagent.cli.parser import COMMANDS, parse
+from nodeagent.cli.commands import COMMANDS
+from nodeagent.cli.parser import parse
 from nodeagent.cli.program import command
 from nodeagent.errors import UsageError
 

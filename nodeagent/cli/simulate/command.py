@@ -17,7 +17,7 @@ from nodeagent.text import did_you_mean
 
 def run(options: Options, output: Output) -> ExitCode:
     """Do one thing to the node in the state file, or list the boards."""
-    match options.simulation:
+    match options.subcommand:
         case "boards":
             _boards(output)
         case "client":

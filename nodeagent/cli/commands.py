@@ -1,0 +1,198 @@
+"""The commands: what each does in a line, and the options that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodeagent.cli.declarations import Command, Option, choice, duration, flag, option, path
+from nodeagent.cli.values import positive
+from nodeagent.settings.sources import choices
+
+
+def _configuration(default: str) -> Option:
+    meaning = f"which configuration of an nvidia-mig-parted file (default: {default})"
+    return option("-c", "--configuration", "--selected-config", metavar="NAME", help=meaning)
+
+
+_FILE = option(
+    "-f",
+    "--file",
+    "--config-file",
+    metavar="FILE",
+    help="the plan, or a file of nvidia-mig-parted; - reads standard input "
+    "(default: $MIG_PARTED_CONFIG_FILE)",
+)
+_DOCUMENT = (_FILE, _configuration("$MIG_PARTED_SELECTED_CONFIG, else the only one"))
+_RESET = choice(
+    "--reset",
+    choices("reset"),
+    "whether a GPU proven idle may be reset, where a mode change needs it (default: never)",
+)
+_PARALLEL = option(
+    "--parallel",
+    metavar="N",
+    type=positive,
+    help="how many GPUs are changed side by side (default: 8)",
+)
+_SETTINGS = path("--settings", "the agent's settings")
+_PLAN = path("--plan", "the plan file to follow")
+_PLAN_NAME = _configuration("the only one")
+_LISTEN = option("--listen", metavar="ADDRESS", help="the API's address (default: 127.0.0.1:9470)")
+_RUN_DIR = path(
+    "--run-dir", "where sockets and the lock lie (default: /run/nodeagent)", metavar="DIR"
+)
+_STATE_DIR = path(
+    "--state-dir",
+    "where what must survive a restart lie (default: /var/lib/nodeagent)",
+    metavar="DIR",
+)
+_DIRECTORIES = (_RUN_DIR, _STATE_DIR)
+_CLUSTER = (
+    choice(
+        "--source",
+        choices("plan.source"),
+        "where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
+    ),
+    path("--kubeconfig", "the cluster that the node belongs to"),
+    option("--node-name", metavar="NAME", help="how this node is called"),
+)
+_RECONCILING = (
+    choice(
+        "--drift",
+        choices("drift"),
+        "what to do about changes that others made (default: mend)",
+    ),
+    _RESET,
+    _PARALLEL,
+    duration("--resync", "how often to look again when nothing wakes the agent (default: 60)"),
+)
+_SHELL = choice("shell", ("bash", "zsh", "fish"), "for which shell")
+_ARCHIVE = path("archive", "the archive to write (tar.gz); it must not exist")
+_WAIT = duration("--wait", "wait so long for those who use what must go (default: 0)", default=0.0)
+_FORMAT = choice(
+    "--format",
+    ("plan", "mig-parted"),
+    "which kind of document (default: plan)",
+    dest="export_format",
+    default="plan",
+)
+_SUBJECT = choice(
+    "subject", ("plan", "settings"), "of what (default: plan)", nargs="?", default="plan"
+)
+_CODES = option(
+    "codes",
+    nargs="*",
+    metavar="CODE",
+    help="such as InUse, ecc, Blocked or XID 79; capitals do not count (default: list all)",
+)
+
+
+def _simulations() -> Mapping[str, Command]:
+    from nodeagent.cli.simulate.options import SIMULATIONS
+
+    return SIMULATIONS
+
+
+COMMANDS = {
+    "run": Command(
+        "the agent: keep the node as the plan says",
+        (_SETTINGS, _PLAN, _PLAN_NAME, *_CLUSTER, _LISTEN, *_DIRECTORIES, *_RECONCILING),
+    ),
+    "plan": Command(
+        "show the steps that would be taken, and why; touches nothing",
+        (*_DOCUMENT, _RESET, _SETTINGS, *_DIRECTORIES),
+    ),
+    "apply": Command(
+        "take the steps once, without an agent",
+        (*_DOCUMENT, _RESET, _PARALLEL, _WAIT, _SETTINGS, *_DIRECTORIES),
+    ),
+    "assert": Command("is the node as the document says?", (*_DOCUMENT, _SETTINGS, *_DIRECTORIES)),
+    "export": Command(
+        "write the node as it is, as a document", (_FORMAT, _SETTINGS, *_DIRECTORIES)
+    ),
+    "profiles": Command("what each GPU offers and how many more fit now", (_SETTINGS,)),
+    "status": Command(
+        "the running agent's picture of the node",
+        (
+            flag("--watch", "follow the changes"),
+            option("--gpu", dest="one_gpu", metavar="GPU", help="one in full: an index or a UUID"),
+            *(_SETTINGS, _LISTEN, _RUN_DIR),
+        ),
+    ),
+    "mps": Command(
+        "the MPS daemons of the running agent: show, restart, drain them",
+        subcommands=lambda: MPS_COMMANDS,
+    ),
+    "claims": Command(
+        "the resource claims that the running agent serves: state, pods, devices, what is wrong",
+        (_SETTINGS, _LISTEN, _RUN_DIR),
+    ),
+    "check": Command(
+        "preflight: what would keep the agent from working, with a remedy for each",
+        (_SETTINGS, _PLAN, *_CLUSTER, *_DIRECTORIES),
+    ),
+    "explain": Command(
+        "what a code, check, phase, alert or XID means, and the commands that mend it", (_CODES,)
+    ),
+    "schema": Command("JSON Schema of the plan or of the settings", (_SUBJECT,)),
+    "bundle": Command(
+        "one archive with what a maintainer would ask for; nothing secret in it",
+        (_ARCHIVE, _SETTINGS, _LISTEN, *_DIRECTORIES),
+    ),
+    "completion": Command("the script by which a shell completes this command line", (_SHELL,)),
+    "demo": Command(
+        "a guided tour on a simulated node, in seconds; shows each command as it can be typed"
+    ),
+    "simulate": Command(
+        "boards that can be simulated; processes, MPS clients, faults, reboots of a node",
+        subcommands=_simulations,
+    ),
+}
+
+_DEVICE_SPELLINGS = "a GPU by index or UUID, or a MIG device by UUID or by GPU:SLICE (0:4)"
+_DEVICE = option("device", metavar="DEVICE", help=_DEVICE_SPELLINGS)
+_ANY_DEVICE = option(
+    "device", nargs="?", default="", metavar="DEVICE", help=f"{_DEVICE_SPELLINGS} (default: all)"
+)
+_LOSS = "even if clients lose their work"
+
+MPS_COMMANDS: dict[str, Command] = {
+    "status": Command(
+        "the daemons: state, user, restarts, shares", (_ANY_DEVICE, _SETTINGS, _LISTEN, _RUN_DIR)
+    ),
+    "clients": Command(
+        "who uses a device through MPS, with limits and use",
+        (_ANY_DEVICE, _SETTINGS, _LISTEN, _RUN_DIR),
+    ),
+    "restart": Command(
+        "end a device's daemon and start it anew",
+        (_DEVICE, flag("--force", _LOSS), _SETTINGS, _RUN_DIR),
+    ),
+    "drain": Command(
+        "let no new clients in, wait for those that are there, then end the daemon",
+        (
+            _DEVICE,
+            duration("--timeout", "wait so long for the clients (default: however long it takes)"),
+            flag("--force", f"at the end of the time, {_LOSS}"),
+            _SETTINGS,
+            _RUN_DIR,
+        ),
+    ),
+}
+
+GLOBAL_OPTIONS = (
+    option(
+        "--simulate",
+        metavar="BOARDS",
+        help="simulated GPUs in place of the driver, such as h100-80gb:8 or a100-40gb:2,t4:1",
+    ),
+    path("--state", "keep the simulated node in FILE, between commands and beside a running agent"),
+    option(
+        "-o",
+        "--output",
+        choices=("text", "json", "yaml"),
+        default="text",
+        help="format of the answer (default: text)",
+    ),
+    flag("--no-color", "no colours"),
+)
