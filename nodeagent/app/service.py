@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.app.api_adapter import ApiAdapter
 from nodeagent.app.cluster_service import ClusterService
+from nodeagent.app.driver import make_driver
 from nodeagent.app.health_service import HealthPaths, HealthService
 from nodeagent.app.metrics_service import MetricsService, owners_of
 from nodeagent.app.mps_service import MpsService
@@ -20,16 +21,12 @@ from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.presence import is_in_cluster
-from nodeagent.cluster.kubelet.device_users import kubelet_users
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.execute.writer_lock import WriterLock
 from nodeagent.files.watch import changes
-from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
-from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
-from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
@@ -99,25 +96,15 @@ class Agent:
             if in_cluster
             else None
         )
-        kubelet = kubelet_users(
-            settings.kubelet,
-            in_cluster=in_cluster,
-            simulated=simulation is not None,
-            finished=self._cluster.hooks.finished_pods.among if self._cluster else None,
-        )
         # One for life: a driver that hangs is not called again and again in new threads.
         mps_places = simulation.mps if simulation else places_of(settings)
         original = OriginalSettings(mps_places.memory)
-        deadline = settings.driver.observe_deadline
-        opened = None if simulation else CapabilityUsers(UsageProbe().read, deadline=deadline)
-        driver = Driver(
-            observe_deadline=deadline,
-            step_deadline=settings.driver.step_deadline,
-            sources=[source for source in (opened, kubelet) if source],
-            topology=Topology(),
-            processes=None if simulation else ProcessDetails(),
+        driver = make_driver(
+            settings,
+            simulated_smi=simulation.nvidia_smi if simulation else None,
             original=original,
-            nvidia_smi=simulation.nvidia_smi if simulation else settings.nvidia_smi,
+            topology=Topology(),
+            finished=self._cluster.hooks.finished_pods.among if self._cluster else None,
         )
         follows_log = simulation is None or "kernel_log" in settings.health.given
         self._health = HealthService(

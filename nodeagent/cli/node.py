@@ -9,17 +9,16 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.app import driver
 from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
-from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.settings import Settings
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
-    from nodeagent.gpu.users import UsageSource
     from nodeagent.simulation import SimulatedNode
 
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
@@ -53,40 +52,17 @@ def make_driver(
     time_slices: bool = False,
 ) -> Driver:
     """The driver, real or simulated, to be entered."""
-    simulated = is_simulated(options)
-    return Driver(
-        observe_deadline=settings.driver.observe_deadline,
-        step_deadline=settings.driver.step_deadline,
-        sources=tuple(_sources(settings, simulated=simulated)),
-        nvidia_smi=SIMULATED_SMI if simulated else settings.nvidia_smi,
-        original=original,
-        time_slices=time_slices,
-        processes=None if simulated else ProcessDetails(),
+    smi = SIMULATED_SMI if is_simulated(options) else None
+    return driver.make_driver(
+        settings, simulated_smi=smi, original=original, time_slices=time_slices
     )
-
-
-def _sources(settings: Settings, *, simulated: bool) -> Iterator[UsageSource]:
-    """Those that know users beside NVML. Simulated processes have no files."""
-    if not simulated:
-        from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
-
-        yield CapabilityUsers(UsageProbe().read, deadline=settings.driver.observe_deadline)
-    if settings.kubelet.use == "never" or (simulated and settings.kubelet.use == "auto"):
-        return  # as it would say itself; but most commands can do without importing it
-    from nodeagent.cluster.client.presence import is_in_cluster
-    from nodeagent.cluster.kubelet.device_users import kubelet_users
-
-    in_cluster = is_in_cluster(settings.kubernetes)
-    kubelet = kubelet_users(settings.kubelet, in_cluster=in_cluster, simulated=simulated)
-    if kubelet:
-        yield kubelet
 
 
 async def observed_node(options: Options, settings: Settings) -> ObservedNode:
     """The GPUs as they are now; raises DriverUnavailable or UsageError."""
     with simulation(options, shared=settings.reset != "never"):
-        async with make_driver(options, settings) as driver:
-            return await driver.observe()
+        async with make_driver(options, settings) as gpus:
+            return await gpus.observe()
 
 
 @contextmanager

@@ -1,0 +1,69 @@
+"""The driver as the settings have it, with the sources that know users whom NVML does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from nodeagent.gpu.driver import Driver
+
+if TYPE_CHECKING:
+    from nodeagent.cluster.kubelet.device_users import FinishedAmong
+    from nodeagent.gpu.original_settings import OriginalSettings
+    from nodeagent.gpu.process_details import ProcessDetails
+    from nodeagent.gpu.topology import Topology
+    from nodeagent.gpu.users import UsageSource
+    from nodeagent.settings import Settings
+
+
+def make_driver(
+    settings: Settings,
+    *,
+    simulated_smi: Sequence[str] | None,
+    original: OriginalSettings | None = None,
+    topology: Topology | None = None,
+    time_slices: bool = False,
+    finished: FinishedAmong | None = None,
+) -> Driver:
+    """The driver, to be entered; not to be made again in a process where one may hang.
+
+    `simulated_smi` is the stand-in for nvidia-smi where the GPUs are simulated, None where they are
+    real; simulated processes have no files. The rest is as `Driver` and `kubelet_users` have it.
+    """
+    simulated = simulated_smi is not None
+    return Driver(
+        observe_deadline=settings.driver.observe_deadline,
+        step_deadline=settings.driver.step_deadline,
+        sources=tuple(_sources(settings, finished, simulated=simulated)),
+        nvidia_smi=settings.nvidia_smi if simulated_smi is None else simulated_smi,
+        topology=topology,
+        original=original,
+        time_slices=time_slices,
+        processes=None if simulated else _process_details(),
+    )
+
+
+def _process_details() -> ProcessDetails:
+    from nodeagent.gpu.process_details import ProcessDetails
+
+    return ProcessDetails()
+
+
+def _sources(
+    settings: Settings, finished: FinishedAmong | None, *, simulated: bool
+) -> Iterator[UsageSource]:
+    if not simulated:
+        from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
+
+        yield CapabilityUsers(UsageProbe().read, deadline=settings.driver.observe_deadline)
+    if settings.kubelet.use == "never" or (simulated and settings.kubelet.use == "auto"):
+        return  # as it would say itself; but most commands can do without importing it
+    from nodeagent.cluster.client.presence import is_in_cluster
+    from nodeagent.cluster.kubelet.device_users import kubelet_users
+
+    in_cluster = is_in_cluster(settings.kubernetes)
+    kubelet = kubelet_users(
+        settings.kubelet, in_cluster=in_cluster, simulated=simulated, finished=finished
+    )
+    if kubelet:
+        yield kubelet
