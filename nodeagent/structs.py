@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 else:
 
     def replace(value, /, **changes):
-        """A copy with other values, of a struct or a dataclass; `copy.replace` of Python 3.13."""
-        if isinstance(value, Struct):
+        """A copy with other values, as `copy.replace` of Python 3.13 makes it."""
+        if hasattr(value, "__replace__"):
             return value.__replace__(**changes)
-        import dataclasses
+        import dataclasses  # whose own have this method since 3.13
 
         return dataclasses.replace(value, **changes)
 

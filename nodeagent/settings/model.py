@@ -2,7 +2,6 @@
 
 # Without postponed annotations: `fields` gives the kinds themselves, and no string is evaluated.
 import os
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -278,11 +277,9 @@ class HealthSettings(Group):
 class Settings(Group):
     """Everything that can be set."""
 
-    node_name: Text = field(
-        default_factory=lambda: os.uname().nodename.lower(),  # noqa: PLW0108  asked when needed
-        metadata={
-            "description": "The node's name. Default: the variable NODE_NAME, else the host name."
-        },
+    node_name: Text = setting(
+        os.uname().nodename.lower(),
+        "The node's name. Default: the variable NODE_NAME, else the host name.",
     )
     api: ApiSettings = ApiSettings()
     run: RunSettings = RunSettings()

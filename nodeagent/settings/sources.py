@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeagent.errors import DocumentError, UsageError
-from nodeagent.settings.group import Group
+from nodeagent.settings.group import Group, fields
 from nodeagent.settings.model import Settings
 from nodeagent.settings.values import Kind, kind_of
 from nodeagent.text import did_you_mean, listed, nearest, shown
@@ -87,15 +86,15 @@ def written(settings: Settings, name: str) -> object:
 
 def _group_schema(group: Group) -> dict[str, Any]:
     properties: dict[str, Any] = {}
-    for field in fields(group):
-        value = getattr(group, field.name)
+    for name, field in fields(group).items():
+        value = getattr(group, name)
         if isinstance(value, Group):
-            properties[field.name] = _group_schema(value)
-        elif "description" in field.metadata:
-            kind = kind_of(field.type)
-            properties[field.name] = {**field.metadata, **kind.schema}
-            if field.name != "node_name":  # which is each node's own
-                properties[field.name]["default"] = kind.written(value)
+            properties[name] = _group_schema(value)
+        elif field.description:
+            kind = kind_of(field.kind)
+            properties[name] = {"description": field.description, **kind.schema}
+            if name != "node_name":  # which is each node's own
+                properties[name]["default"] = kind.written(value)
     return {
         "type": "object",
         "description": type(group).__doc__,
@@ -108,13 +107,13 @@ def _group_schema(group: Group) -> dict[str, Any]:
 def _kinds() -> Mapping[str, Kind]:
     """The kind of each setting, by its name."""
     found = {}
-    for field in fields(Settings):
+    for name, field in fields(Settings).items():
         if isinstance(field.default, Group):
-            for inner in fields(field.default):
-                if "description" in inner.metadata:
-                    found[f"{field.name}.{inner.name}"] = kind_of(inner.type)
-        elif "description" in field.metadata:
-            found[field.name] = kind_of(field.type)
+            for inner in fields(field.default).values():
+                if inner.description:
+                    found[f"{name}.{inner.name}"] = kind_of(inner.kind)
+        elif field.description:
+            found[name] = kind_of(field.kind)
     return found
 
 
@@ -219,10 +218,10 @@ def _settings_of(given: Mapping[str, _Given]) -> Settings:
     plain = values.pop("", {})
     settings = Settings(given=frozenset(plain), **plain)
     groups = {
-        name: replace(getattr(settings, name), given=frozenset(inner), **inner)
+        name: getattr(settings, name).__replace__(given=frozenset(inner), **inner)
         for name, inner in values.items()
     }
-    return replace(settings, **groups)
+    return settings.__replace__(**groups)
 
 
 def _nearest_variable(variable: str) -> str:

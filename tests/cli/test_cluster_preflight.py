@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from nodeagent.cli.checks.findings import Finding
 from nodeagent.cli.checks.host import kubelet_findings
 from nodeagent.cli.checks.plan import node_finding
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
+from nodeagent.structs import replace
 from tests.cluster.client.rig import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet

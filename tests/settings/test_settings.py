@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -188,7 +187,7 @@ def test_nothing_said_is_nothing_set(tmp_path: Path) -> None:
 def test_groups_cannot_be_changed() -> None:
     """A part that was handed its group cannot change it for others."""
     group = load_settings(NOTHING, {}, {}).plan
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         group.name = "x"  # type: ignore[misc]  # that is the point
 
 
