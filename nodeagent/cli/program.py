@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +16,7 @@ from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain, complain_about, discard_standard_output
 from nodeagent.cli.parser import parse
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
+from nodeagent.left_out import left_out
 
 Command = Callable[[Options, Output], ExitCode]
 
@@ -26,6 +27,9 @@ _MODULES = {
     "completion": "completion.command",
     "simulate": "simulate.command",
 }
+
+# Those that may speak TLS. asyncio and http.client do without `ssl`, which takes 15 ms to import.
+_WITH_TLS = frozenset({"run", "check", "bundle"})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,7 +84,9 @@ def _main(argv: list[str] | None) -> int:
         # structlog loads rich where there is one, for tracebacks that the agent does not paint:
         # 3 MiB for as long as it runs.
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None: not to be found
-    code = command(options.command)(options, output)
+    with nullcontext() if argv is not None or options.command in _WITH_TLS else left_out("ssl"):
+        run = command(options.command)
+    code = run(options, output)
     if output.failure is not None:
         complain(f"the answer could not be written: {output.failure.strerror}")
         return max(code, ExitCode.FAILED)

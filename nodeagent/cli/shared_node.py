@@ -7,7 +7,6 @@ by the document, or because an agent left daemons here.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     ChangeableNode: TypeAlias = Driver | NodeController
 
 _RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
-_PART = re.compile(r"\d+c\.", re.ASCII)  # of a compute instance that is not all of its GPU instance
 
 
 @asynccontextmanager
@@ -158,9 +156,7 @@ def _make_sharing(
 
 def _divides(entry: PlanEntry) -> bool:
     """Whether it asks for parts of GPU instances, such as 1c.3g.40gb."""
-    return isinstance(entry.mig, MigLayout) and any(
-        _PART.match(i.profile) for i in entry.mig.instances
-    )
+    return isinstance(entry.mig, MigLayout) and any("c." in i.profile for i in entry.mig.instances)
 
 
 def _was_shared(settings: Settings, directory: Path | None) -> bool:

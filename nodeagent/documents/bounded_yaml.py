@@ -238,10 +238,11 @@ _BOOLEANS = {
     for spelling in (word, word.capitalize(), word.upper())
 }
 _NULLS = {"", "~", "null", "Null", "NULL"}
-_INTEGER = re.compile(r"[-+]?[0-9]+")
-_HEXADECIMAL = re.compile(r"[-+]?0[xX][0-9A-Fa-f]+")
-_REAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)|[-+]?Infinity|NaN")
+# Compiled when a document has something like it, as `re` keeps what it compiled.
+_INTEGER = r"[-+]?[0-9]+"
+_HEXADECIMAL = r"[-+]?0[xX][0-9A-Fa-f]+"
+_REAL = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+_NOT_FINITE = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)|[-+]?Infinity|NaN"
 
 _LONGEST_NUMBER = 24  # characters; no key takes a number beyond 64 bits
 
@@ -254,14 +255,14 @@ def plain_scalar(text: str) -> Scalar:
         return _BOOLEANS[text]
     if text[0] not in "+-.0123456789IN":
         return text
-    if _NOT_FINITE.fullmatch(text):
-        raise ValueError("a finite number is needed")
-    if _INTEGER.fullmatch(text):
+    if re.fullmatch(_INTEGER, text):
         return _integer(text)
-    if _HEXADECIMAL.fullmatch(text):
+    if re.fullmatch(_NOT_FINITE, text):
+        raise ValueError("a finite number is needed")
+    if re.fullmatch(_HEXADECIMAL, text):
         _check_length(text)
         return int(text, 16)
-    if _REAL.fullmatch(text):
+    if re.fullmatch(_REAL, text):
         _check_length(text)
         number = float(text)
         if number in (float("inf"), float("-inf")):

@@ -9,7 +9,7 @@ the library again.
 from __future__ import annotations
 
 import json
-import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import (
@@ -68,7 +68,7 @@ Error = TypeVar("Error", bound=DriverError)
 
 def _table() -> dict[tuple[int, str], Explanation]:
     """By code and function; "" where the meaning does not depend on the function."""
-    text = (pkgutil.get_data("nodeagent.gpu", "nvml_codes.json") or b"").decode()
+    text = Path(__file__).with_name("nvml_codes.json").read_text(encoding="utf-8")
     found = {}
     for row in json.loads(text):
         code, name = row["code"], row["name"]
