@@ -23,7 +23,12 @@ from nodeagent.claims.offering.publication import CreateSlice, DeleteSlice, Slic
 from nodeagent.claims.offering.resource_slices import Dropped, NodeReference, compare, read_offer
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import ClusterFault, ObjectMissing, WriteConflict
+from nodeagent.cluster.client.faults import (
+    ClusterFault,
+    ObjectMissing,
+    WriteConflict,
+    strange_answer,
+)
 from nodeagent.cluster.client.node_follower import (
     BEGINNING,
     FollowIntervals,
@@ -157,11 +162,12 @@ class SlicePublisher:
                 remedy="use Kubernetes 1.34 or newer for dra.mode static, 1.36 for dynamic; on an "
                 "older one switch dra.mode off",
             ) from fault
-        others = frozenset(_driver(one) for one in listed.items) - {DRIVER}
+        found = [slice_of(one) for one in listed.items]
+        others = frozenset(map(_driver, found)) - {DRIVER}
         if others != self.others:
             self.others = others
             self._on_change()
-        return listed.version, [one for one in listed.items if _driver(one) == DRIVER]
+        return listed.version, [one for one in found if _driver(one) == DRIVER]
 
     async def _write(self, write: SliceWrite) -> Sequence[Dropped]:
         if isinstance(write, DeleteSlice):
@@ -170,9 +176,9 @@ class SlicePublisher:
         body: JsonObject = dict(write.body)
         name = _name(body)
         if isinstance(write, CreateSlice):
-            answer = await self._access.send(requests.create_slice(body))
+            answer = slice_of(await self._access.send(requests.create_slice(body)))
         else:
-            answer = await self._access.send(requests.replace_slice(name, body))
+            answer = slice_of(await self._access.send(requests.replace_slice(name, body)))
         self._known[name] = _version(answer)
         kept = {**body, "metadata": {**body["metadata"], "resourceVersion": _version(answer)}}
         return compare(kept, answer)
@@ -231,8 +237,8 @@ class SlicePublisher:
             if event.node is None:
                 if event.removed or unseen:
                     return True
-            elif self._is_known(event.node):
-                unseen -= {_name(event.node), _driver(event.node)}
+            elif self._is_known(one := slice_of(event.node)):
+                unseen -= {_name(one), _driver(one)}
             else:
                 return True
         return False
@@ -260,6 +266,17 @@ class _NotKept(NodeagentError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message, remedy=problem.remedy)
         self.problem = problem
+
+
+def slice_of(one: JsonObject) -> JsonObject:
+    """The ResourceSlice; raises `ClusterUnreachable` for what is none."""
+    match one:
+        case {
+            "metadata": {"name": str(), "resourceVersion": str()},
+            "spec": {"driver": str(), "pool": {"name": str(), "generation": int()}},
+        }:
+            return one
+    raise strange_answer("a question about slices", "it is no ResourceSlice")
 
 
 def _name(one: JsonObject) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from nodeagent.structs import replace
 from tests.cluster.client.rig import kubeconfig, running, until
 from tests.plan.cards import card
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer
+from tests.simulated_cluster.faults import Answer, Html
 from tests.simulated_cluster.store import Key
 
 NODE = NodeReference("gpu-0", "11111111-2222-3333-4444-555555555555")
@@ -143,6 +144,25 @@ async def test_refusals_are_retried(server: ApiServer, tmp_path: Path, code: int
     """At the list, at a creation, in the middle of a pool."""
     server.faults.next(1, Answer(code), verb="GET", path="*resourceslices*")
     server.faults.next(3, Answer(code), verb="POST", path="*resourceslices*")
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of()])
+        await until(lambda: published(server) == [offer_of()])
+        await until(lambda: publisher.problem is None)
+
+
+@pytest.mark.parametrize(
+    ("verb", "answer"),
+    [
+        ("GET", {"items": [{}], "metadata": {"resourceVersion": "1"}}),
+        ("GET", {"items": ["x"], "metadata": {"resourceVersion": "1"}}),
+        ("POST", {"metadata": {}}),
+    ],
+)
+async def test_an_answer_that_is_no_slice(
+    server: ApiServer, tmp_path: Path, verb: str, answer: object
+) -> None:
+    """A proxy may answer anything: it is asked again."""
+    server.faults.next(1, Html(200, json.dumps(answer)), verb=verb, path="*resourceslices*")
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of()])
         await until(lambda: published(server) == [offer_of()])

@@ -69,13 +69,15 @@ class ClusterAccess:
 
     Every request raises a `ClusterFault` and nothing else. `answer_within` bounds how long an
     answer takes to begin and, unless the request sets another time, to end; `reread_every` is how
-    old the credentials may get (both in seconds).
+    old the credentials may get (both in seconds). An answer has at most `largest` bytes: the pods
+    of a node are as large as those who make them like.
     """
 
     credentials: Credentials
     _: KW_ONLY
     answer_within: float = 15.0
     reread_every: float = 60.0
+    largest: int = 16 << 20
     clock: Callable[[], float] = time.monotonic
     _rereading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _session: _Session | None = field(default=None, init=False)
@@ -174,7 +176,13 @@ class ClusterAccess:
     async def _read(self, request: Request, response: aiohttp.ClientResponse) -> bytes:
         try:
             async with asyncio.timeout(self.answer_within):
-                return await response.read()
+                body = bytearray()
+                async for part in response.content.iter_any():
+                    body += part
+                    if len(body) > self.largest:
+                        response.close()
+                        raise faults.too_large(request.purpose, self.largest)
+                return bytes(body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._error(request, error, cut=True) from error
         finally:

@@ -97,9 +97,10 @@ def from_status(
     status: int, body: bytes | str, *, purpose: str, headers: Mapping[str, str] | None = None
 ) -> ClusterFault:
     """The fault that an answer with this HTTP status stands for; `purpose` is the request's."""
-    message = f"the API server refused {purpose}: {_reason(status, body)}"
+    answer = _answer(body)
+    message = f"the API server refused {purpose}: {_reason(status, answer)}"
     kind = _KINDS.get(status, RequestRefused if 400 <= status < 500 else ClusterUnreachable)
-    if budget := _budget(body) if status == HTTPStatus.TOO_MANY_REQUESTS else "":
+    if budget := _budget(answer) if status == HTTPStatus.TOO_MANY_REQUESTS else "":
         kind, message = DisruptionRefused, f"{message}: {budget}"
     return kind(message, remedy=kind.usual_remedy, retry_after=_retry_after(headers))
 
@@ -125,6 +126,14 @@ def strange_answer(purpose: str, what: str) -> ClusterUnreachable:
     )
 
 
+def too_large(purpose: str, most: int) -> ClusterUnreachable:
+    """For an answer of more than so many bytes."""
+    return ClusterUnreachable(
+        f"the answer to {purpose} has more than {most} bytes, and is not read",
+        remedy="see with kubectl whose objects on this node are so large",
+    )
+
+
 def _what_happened(error: Exception, *, cut: bool) -> str:
     match error:
         case TimeoutError():
@@ -141,9 +150,9 @@ def _what_happened(error: Exception, *, cut: bool) -> str:
             return f"the connection failed ({type(error).__name__})"
 
 
-def _reason(status: int, body: bytes | str) -> str:
+def _reason(status: int, answer: Mapping[str, object]) -> str:
     """The server's own words where it is an API server that speaks, else the status' name."""
-    words = _words(_answer(body).get("message"))
+    words = _words(answer.get("message"))
     if words:
         return f"{words} ({status})"
     try:
@@ -152,9 +161,9 @@ def _reason(status: int, body: bytes | str) -> str:
         return f"status {status}"
 
 
-def _budget(body: bytes | str) -> str:
+def _budget(answer: Mapping[str, object]) -> str:
     """The server's message on the disruption budget that refuses; "" when none does."""
-    details = _answer(body).get("details")
+    details = answer.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None
     for cause in causes if isinstance(causes, list) else ():
         if isinstance(cause, dict) and cause.get("reason") == "DisruptionBudget":
@@ -174,7 +183,7 @@ def _words(text: object) -> str:
     """A server's message, so that it can be printed."""
     if not isinstance(text, str):
         return ""
-    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_REASON]
+    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_REASON])
 
 
 def _retry_after(headers: Mapping[str, str] | None) -> float | None:

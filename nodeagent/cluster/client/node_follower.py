@@ -75,7 +75,7 @@ def _event(line: bytes) -> WatchEvent:
                         return WatchEvent(version, removed=True)
                     case "BOOKMARK":
                         return WatchEvent(version)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         # A line that was cut off looks the same as the page of a proxy.
         raise faults.strange_answer(_PURPOSE, "a line of it is not JSON") from error
     raise faults.strange_answer(_PURPOSE, "a line of it is no event")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -43,6 +44,8 @@ def text_in(value: object) -> str:
         raise TypeError
     return value
 
+
+_VERSION: Final = re.compile("[0-9]{1,20}")  # of 64 bits
 
 # What of a Node is in its view, by the beginnings of keys. The rest is left out, so that what the
 # kubelet and others write changes no view.
@@ -102,7 +105,7 @@ def is_newer(version: str, than: str) -> bool:
 
     Kubernetes writes them as decimal numbers that grow; where one is not, everything is newer.
     """
-    if version.isdecimal() and than.isdecimal():
+    if _VERSION.fullmatch(version) and _VERSION.fullmatch(than):
         return int(version) > int(than)
     return True
 

@@ -120,6 +120,16 @@ async def test_an_answer_that_drags_on_is_given_up(
     assert asyncio.get_running_loop().time() - before < 30.0
 
 
+async def test_an_answer_that_is_too_large_is_not_read(server: ApiServer, tmp_path: Path) -> None:
+    """Whoever may make pods can make the list of them as large as they like."""
+    fat = {"name": "main", "image": "none", "args": ["x" * 20_000]}
+    server.add_pod("fat", node="n", spec={"containers": [fat]})
+    async with ClusterAccess(kubeconfig(tmp_path, server.url), largest=20_000) as access:
+        with pytest.raises(faults.ClusterUnreachable, match="more than 20000 bytes"):
+            await access.listed(requests.list_pods("n"))
+        assert (await access.listed(requests.list_node("n"))).first
+
+
 async def test_building_the_client_does_not_stop_the_loop(
     server: ApiServer, tmp_path: Path
 ) -> None:
