@@ -24,8 +24,10 @@ class PodName:
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE: Final = re.compile(rf"(?:GPU|MIG)-{_UUID}(?![0-9a-f])", re.ASCII | re.IGNORECASE)
-_LEGACY_MIG: Final = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/(\d+)", re.ASCII | re.IGNORECASE)
-_DEVICE_FILE: Final = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?", re.ASCII)
+_LEGACY_MIG: Final = re.compile(
+    rf"MIG-(GPU-{_UUID})/(\d{{1,9}})/(\d{{1,9}})", re.ASCII | re.IGNORECASE
+)
+_DEVICE_FILE: Final = re.compile(r"nvidia(\d{1,9})(?:/gi(\d{1,9}))?(?:/vgpu\d+)?", re.ASCII)
 _REPLICA: Final = "::"
 
 _DRA_DRIVER: Final = "gpu.nvidia.com"
@@ -34,6 +36,7 @@ _DRA_GPU: Final = re.compile(r"gpu-(\d+)(?![0-9a-z])", re.ASCII)
 # the profile's id (static MIG), and the profile's id and the start after a profile's name.
 _DRA_STATIC_MIG: Final = re.compile(r"gpu-(\d+)-mig-\d+-(\d+)-\d+", re.ASCII)
 _DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d+)-mig-.*[a-z].*-\d+-(\d+)", re.ASCII)
+_LONGEST_NAME: Final = 63  # characters of a device of a ResourceSlice
 _DRA_PASSED_THROUGH: Final = re.compile(r"gpu-vfio-\d+", re.ASCII)
 
 
@@ -118,6 +121,8 @@ def read_claimed_device(driver: str, device: str) -> DeviceId | None:
     """
     if driver != _DRA_DRIVER or _DRA_PASSED_THROUGH.fullmatch(device):
         return None  # a GPU that is passed through to a VM is bound to another driver
+    if len(device) > _LONGEST_NAME:
+        return Anywhere(device)
     for form in (_DRA_STATIC_MIG, _DRA_NAMED_MIG):
         if mig := form.fullmatch(device):
             return ByPlace(int(mig[1]), int(mig[2]))

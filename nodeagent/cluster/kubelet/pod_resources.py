@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -74,19 +74,15 @@ class PodResourcesClient:
         Kubelets before 1.34 also list pods that have succeeded or failed, whose devices may
         already belong to another pod, and the answer does not say which they are.
         """
-        answer = await self._list()
-        found = (holding for pod in answer.pod_resources for holding in _holdings(pod))
-        return tuple(dict.fromkeys(found))  # replicas of a device are one use of it
+        return await asyncio.to_thread(holdings_in, await self._list())
 
     async def claimed_devices(self) -> tuple[Allocated, ...]:
         """What pods have of this agent's own driver, from before a claim is prepared until its
         release was answered. Nothing where the kubelet does not list claims at all, as before 1.34.
         """
-        answer = await self._list()
-        found = (device for pod in answer.pod_resources for device in _claimed(pod))
-        return tuple(dict.fromkeys(found))  # kubelets that were restarted list them twice
+        return await asyncio.to_thread(allocated_in, await self._list())
 
-    async def _list(self) -> ListPodResourcesResponse:
+    async def _list(self) -> bytes:
         await asyncio.to_thread(_check_socket, self._socket)
         address = "unix:" + quote(str(self._socket.absolute()))
         async with grpc.aio.insecure_channel(address, options=self._options) as channel:
@@ -95,15 +91,9 @@ class PodResourcesClient:
             )
             request = ListPodResourcesRequest().SerializeToString()
             try:
-                # Decoded here: inside gRPC a failure would be logged past the agent's logging.
-                answer = await call(request, timeout=self._deadline)
-                return ListPodResourcesResponse.FromString(answer)
+                return await call(request, timeout=self._deadline)
             except grpc.aio.AioRpcError as error:
                 raise self._error(error) from error
-            except DecodeError as error:
-                raise KubeletError(
-                    f"the kubelet's answer to List is unreadable: {error}"
-                ) from error
 
     def _error(self, error: grpc.aio.AioRpcError) -> KubeletError:
         details = error.details() or error.code().name
@@ -154,6 +144,29 @@ def _check_socket(socket: Path) -> None:
         raise KubeletError(
             f"{socket} is no socket", remedy="name the kubelet's pod-resources socket"
         )
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def holdings_in(answer: bytes) -> tuple[Holding, ...]:
+    """What containers hold by an answer to List; raises KubeletError for what is none."""
+    found = (holding for pod in _pods_in(answer) for holding in _holdings(pod))
+    return tuple(dict.fromkeys(found))  # replicas of a device are one use of it
+
+
+def allocated_in(answer: bytes) -> tuple[Allocated, ...]:
+    """As `holdings_in`, of this agent's own driver."""
+    found = (device for pod in _pods_in(answer) for device in _claimed(pod))
+    return tuple(dict.fromkeys(found))  # kubelets that were restarted list them twice
+
+
+def _pods_in(answer: bytes) -> Sequence[PodResources]:
+    """Decoded here: inside gRPC a failure would be logged past the agent's logging."""
+    try:
+        return ListPodResourcesResponse.FromString(answer).pod_resources
+    except DecodeError as error:
+        raise KubeletError(f"the kubelet's answer to List is unreadable: {error}") from error
 
 
 def _holdings(pod: PodResources) -> Iterator[Holding]:

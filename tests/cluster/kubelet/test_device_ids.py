@@ -34,6 +34,8 @@ def test_ids_of_device_plugins() -> None:
         ("nvidia0/vgpu2", ByFile(0)),
         ("nvidia0/gi1/vgpu0", ByFile(0, 1)),
         ("GPU-1::0", ByUuid("gpu-1")),
+        ("nvidia" + "0" * 5000, ByUuid("nvidia" + "0" * 5000)),
+        (f"MIG-GPU-{ID}/{'1' * 5000}/0", ByUuid(f"mig-gpu-{ID}/{'1' * 5000}/0")),
         (f"GPU-{ID}0", ByUuid(f"gpu-{ID}0")),
         ("0000:3b:00.0", ByUuid("0000:3b:00.0")),
     ]
@@ -53,6 +55,7 @@ def test_devices_of_claims() -> None:
         (DRA, "gpu-3-of-another-time", ByFile(3)),
         (DRA, "gpu-vfio-0", None),
         (DRA, "gpux", Anywhere("gpux")),
+        (DRA, f"gpu-{'1' * 5000}", Anywhere(f"gpu-{'1' * 5000}")),
         (DRA, "", Anywhere("")),
         ("compute-domain.nvidia.com", "channel-0", None),
         ("dra.example.com", "gpu-0", None),

@@ -40,6 +40,8 @@ def test_cgroups() -> None:
         ),
         (f"0::/kubepods/besteffort/pod{UID}/{ID}\n", ProcessPod(UID, ID)),
         (f"0::/kubepods/pod{UID}/{ID}/init.scope\n", ProcessPod(UID, ID)),
+        # a container that has made cgroups of its own, named as another pod's
+        (f"0::/kubepods/pod{UID}/{ID}/pod{STATIC}/{'0' * 64}\n", ProcessPod(UID, ID)),
         # cgroup v1: many lines, some in the root
         (
             f"12:pids:/\n11:memory:/kubepods/burstable/pod{UID}/{ID}\n1:name=systemd:/\n0::/\n",

@@ -21,6 +21,11 @@ VERSION: Final = "v1.DRAPlugin"  # its name among the supported versions
 MOST_CLAIMS: Final = 256  # in one call; a pod has far fewer
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
+_Kind = type[messages.NodePrepareResourcesRequest | messages.NodeUnprepareResourcesRequest]
+
+
+class CallRefused(NodeagentError):
+    """A call of the kubelet cannot be answered claim by claim."""
 
 
 class DraService:
@@ -66,23 +71,26 @@ class DraService:
         return messages.NodeUnprepareResourceResponse()
 
 
-async def _claims(
-    kind: type[messages.NodePrepareResourcesRequest | messages.NodeUnprepareResourcesRequest],
-    request: bytes,
-    context: _Context,
-) -> Mapping[str, messages.Claim]:
-    """The claims of a request by uid. Ends the call of one that cannot be answered for each uid."""
+async def _claims(kind: _Kind, request: bytes, context: _Context) -> Mapping[str, messages.Claim]:
+    """The claims of a request by uid. Ends a call that is refused."""
+    try:
+        return claims_of(kind, request)
+    except CallRefused as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+
+
+def claims_of(kind: _Kind, request: bytes) -> Mapping[str, messages.Claim]:
+    """The claims of a request by uid; raises CallRefused where not each uid can be answered."""
     try:
         # Decoded here: inside gRPC a failure would be logged past the agent's logging.
         claims: Sequence[messages.Claim] = kind.FromString(request).claims
     except DecodeError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unreadable: {error}")
+        raise CallRefused(f"unreadable: {error}") from error
     if len(claims) > MOST_CLAIMS:
-        problem = f"{len(claims)} claims in one call, at most {MOST_CLAIMS}"
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        raise CallRefused(f"{len(claims)} claims in one call, at most {MOST_CLAIMS}")
     by_uid = {claim.uid: claim for claim in claims}
     if len(by_uid) < len(claims):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call names a uid twice")
+        raise CallRefused("the call names a uid twice")
     return by_uid
 
 
