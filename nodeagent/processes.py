@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import select
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
@@ -32,6 +31,7 @@ from nodeagent.backoff import Backoff
 
 LARGEST_COMMAND: Final = 1 << 14  # bytes of a command line that are read
 LARGEST_ENVIRONMENT: Final = 8 << 20  # bytes; what execve takes ends at 6 MiB, arguments included
+_MOST_VARIABLES: Final = 256  # with one prefix; CUDA documents some ten
 _MOST_PIDS: Final = 1 << 22  # the kernel's PID_MAX_LIMIT
 # The inode of the machine's own process namespace, the same on every Linux since 3.8
 # (PROC_PID_INIT_INO in the kernel's proc_ns.h).
@@ -145,9 +145,29 @@ def environment_of(pid: int, *prefixes: str) -> Mapping[str, str] | Hidden | Non
         return found
     if len(found) > LARGEST_ENVIRONMENT:
         return Hidden(f"process {pid} has more than {LARGEST_ENVIRONMENT >> 20} MiB of environment")
+    variables = variables_in(found, *prefixes)
+    if variables is None:
+        names = " or ".join(f"{prefix}..." for prefix in prefixes)
+        return Hidden(f"process {pid} has more than {_MOST_VARIABLES} variables {names}")
+    return variables
+
+
+def variables_in(environment: bytes, *prefixes: str) -> Mapping[str, str] | None:
+    """Those of an environment as /proc has it; None where there are too many to be kept."""
     variables: dict[str, str] = {}
-    for match in _wanted(prefixes).finditer(found):
-        variables.setdefault(os.fsdecode(match[1]), os.fsdecode(match[2]))
+    text = b"\0" + environment
+    for prefix in prefixes:
+        start, found = b"\0" + os.fsencode(prefix), 0
+        at = text.find(start)
+        while at >= 0:
+            end = text.find(b"\0", at + 1)
+            name, equals, value = text[at + 1 : end if end >= 0 else None].partition(b"=")
+            if equals:
+                variables.setdefault(os.fsdecode(name), os.fsdecode(value))
+            found += 1
+            if found > _MOST_VARIABLES:
+                return None
+            at = text.find(start, end) if end >= 0 else -1
     return variables
 
 
@@ -300,12 +320,6 @@ def _read(pid: int, file: str, most: int) -> bytes | Hidden | None:
             return bytes(found)
     except OSError as error:
         return _unread(pid, error)
-
-
-@lru_cache(maxsize=16)
-def _wanted(prefixes: tuple[str, ...]) -> re.Pattern[bytes]:
-    names = b"|".join(re.escape(os.fsencode(prefix)) for prefix in prefixes)
-    return re.compile(rb"(?:\A|(?<=\0))((?:" + names + rb")[^=\0]*)=([^\0]*)")
 
 
 def _printable(value: bytes) -> str:

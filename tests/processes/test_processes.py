@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -34,10 +34,12 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes processes of other
 
 
 @contextmanager
-def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+def running(
+    *command: str, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A process until the end of the block; it said that it is ready."""
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdin
         assert process.stdout
@@ -179,6 +181,14 @@ def test_the_first_of_several_variables_counts() -> None:
             "MPS_B": "=x=\udcff",
         }
         assert command_of(process.pid) == ("sh", "-c", "echo ready; read x; :")
+
+
+def test_a_crowd_of_variables_is_not_kept() -> None:
+    """A tenant can have tens of thousands under names that are looked for: then it is not known."""
+    crowd = {f"MPS_{number}": "" for number in range(20_000)}
+    with running("sh", "-c", "echo ready; read x; :", environment=crowd) as process:
+        assert isinstance(environment_of(process.pid, "MPS_"), Hidden)
+        assert environment_of(process.pid, "MPS_12345") == {"MPS_12345": ""}
 
 
 def test_a_gigabyte_of_environment_is_not_read() -> None:
