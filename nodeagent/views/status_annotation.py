@@ -103,9 +103,10 @@ def _moment_of(there: str | None, content: Json, now: datetime) -> datetime | No
         kept = parse_json(there or "")
         if not isinstance(kept, dict):
             return None
-        moment = datetime.fromisoformat(kept.pop("observedAt"))
-        ahead = (moment - now).total_seconds()
-    except (ValueError, KeyError, TypeError):
+        written = datetime.fromisoformat(kept.pop("observedAt"))
+        ahead = (written - now).total_seconds()
+        moment = written.astimezone(UTC)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # not the agent's
     return moment if kept == content and ahead <= _AHEAD else None
 

@@ -290,3 +290,11 @@ def test_daemons_are_in_the_order_of_their_devices() -> None:
     for order in ((gone, DAEMON, first), (first, gone, DAEMON)):
         content = status_content(replace(IN_SYNC, mps=order))
         assert [entry["device"] for entry in content["mps"]] == [FIRST, SECOND, "MIG-gone"]
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_moment_beyond_the_calendar_is_not_kept(moment: str) -> None:
+    """Who may write the annotation can write a time that is none in UTC."""
+    there = json.dumps({**status_content(IN_SYNC), "observedAt": moment})
+    text = StatusAnnotation().text(IN_SYNC, there=there, now=LATER)
+    assert text == status_text(status_content(IN_SYNC), LATER)
