@@ -21,12 +21,15 @@ from nodeagent.health.readings import Source, XidEvent
 from nodeagent.health.xids import OFF_THE_BUS, RECOVERY_CHANGED
 from nodeagent.structs import Struct
 
-_RECORD = re.compile(r"\d+,(?P<sequence>\d+),(?P<micros>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
-_DMESG = re.compile(r"(?:<\d+>)?\[\s*(?P<seconds>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
+_RECORD = re.compile(
+    r"\d+,(?P<sequence>\d{1,20}),(?P<micros>\d{1,20}),[^;]*;(?P<text>.*)", re.DOTALL
+)
+_DMESG = re.compile(r"(?:<\d+>)?\[\s*(?P<seconds>\d{1,12}\.\d{1,12})\]\s?(?P<text>.*)", re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _ADDRESS = rf"(?:PCI:)?(?P<pci>{_HEX}{{4,8}}:{_HEX}{{2}}:{_HEX}{{2}}(?:\.{_HEX})?)"
 _XID = re.compile(
-    rf"NVRM: Xid \({_ADDRESS}(?: GPU-I:(?P<instance>\d+))?(?: GPU-CI:(?P<compute>\d+))?\): "
+    rf"NVRM: Xid \({_ADDRESS}(?: GPU-I:(?P<instance>\d{{1,9}}))?"
+    r"(?: GPU-CI:(?P<compute>\d{1,9}))?\): "
     r"(?P<xid>\d{1,9}),? ?(?P<rest>.*)",
     re.DOTALL,
 )

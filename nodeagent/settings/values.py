@@ -17,6 +17,7 @@ Json = dict[str, Any]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?"
+_LONGEST_COMMAND = 4096  # characters; splitting takes as long as their square
 _MEMORY = r"([1-9][0-9]{0,6})(Mi|Gi)"
 
 
@@ -149,7 +150,7 @@ def _command(value: object) -> tuple[str, ...]:
     words: object = value
     if isinstance(value, str):
         try:
-            words = shlex.split(value)
+            words = shlex.split(value) if len(value) <= _LONGEST_COMMAND else None
         except ValueError:
             words = None
     if (

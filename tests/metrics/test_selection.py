@@ -95,7 +95,7 @@ def test_suggestions_are_for_the_first_unknown_names_alone() -> None:
     lines = [f"DCGM_FI_DEV_GPU_TEMPS_{n % 10},gauge,x" for n in range(MOST_LINES - 1)]
     findings = read_selection("\n".join(["DCGM_FI_DEV_GPU_TEMP,gauge,x", *lines])).findings
     assert len(findings) == MOST_LINES - 1
-    assert sum(bool(finding.remedy) for finding in findings) == 20
+    assert sum(bool(finding.remedy) for finding in findings) == 10
 
 
 def test_too_many_lines_are_refused_with_their_number() -> None:

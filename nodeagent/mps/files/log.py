@@ -90,6 +90,8 @@ _FACTS: dict[re.Pattern[str], Callable[[re.Match[str]], Fact]] = {
         r"|Receive command failed"
     ): lambda _: Stirred(),
 }
+# Asked first, for who floods the log: the others one by one take longer than all in one.
+_KNOWN = re.compile("|".join(pattern.pattern for pattern in _FACTS))
 
 
 def facts(lines: Iterable[str]) -> Iterator[Fact]:
@@ -98,8 +100,10 @@ def facts(lines: Iterable[str]) -> Iterator[Fact]:
 
 
 def _fact(line: str) -> Fact | None:
-    prefix = _PREFIX.match(line)
-    text = line[prefix.end() :] if prefix else ""
+    prefix = _PREFIX.match(line) if line.startswith("[") else None
+    if prefix is None or not _KNOWN.match(line, prefix.end()):
+        return None
+    text = line[prefix.end() :]
     found = ((match, fact) for pattern, fact in _FACTS.items() if (match := pattern.match(text)))
     return next((fact(match) for match, fact in found), None)
 

@@ -110,7 +110,7 @@ STATUS_PLAN = f"{_PREFIX}status-partitioning-plan"
 SPEC = f"{_PREFIX}spec-gpu"  # without a `-` behind it, here and below: so nos tests for it
 STATUS = f"{_PREFIX}status-gpu"
 
-_INTEGER = re.compile(r"([+-]?)0*([0-9]{1,19})")  # as Go reads one; at most 64 bits
+_INTEGER = re.compile(r"([+-]?)(?=[0-9])0*+([0-9]{0,19})")  # as Go reads one; at most 64 bits
 _LARGEST = 2**63 - 1
 _SPEC_PARTS = 4
 _STATUS_PARTS = 5
@@ -255,5 +255,5 @@ def _integer(text: str) -> int | None:
     match = _INTEGER.fullmatch(text)
     if match is None:
         return None
-    number = int(match[1] + match[2])
+    number = int(match[1] + (match[2] or "0"))
     return number if -_LARGEST - 1 <= number <= _LARGEST else None
