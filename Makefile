@@ -101,14 +101,17 @@ mutants: $(DEV)  ## how many of 200 small changes of the code the tests notice; 
 	$(BIN)/python -m tools.mutants --scratch .local/mutants-$(or $(SEED),11) --seed $(or $(SEED),11) \
 	  $(if $(MUTANTS),--at-most $(MUTANTS)) $(ARGS)
 
+fuzz: $(DEV)  ## read changed inputs by every parser of text from outside (INPUTS=1000000 SEED=2)
+	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),100000) --seed $(or $(SEED),1) $(ARGS)
+
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench
 
 man: $(RUN)  ## write a manual page for each command into build/man
 	$(BIN)/python tools/make_man_pages.py build/man
 
-dist: $(RUN)  ## what is released, in dist/: wheel, sdist, image recipe, rendered manifests
-	@$(BIN)/python tools/make_dist.py
+dist: $(RUN)  ## what is released, in dist/: wheel, sdist, image recipe, rendered manifests, SBOM
+	@$(BIN)/python -m tools.make_dist
 
 lock:  ## pin what is installed anew, with hashes, from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-lock
@@ -140,4 +143,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants bench man dist lock clean
+  pytest-pure $(PARTS) goldens cover mutants fuzz bench man dist lock clean

@@ -1,0 +1,15 @@
+"""Every reader of bytes or text from outside, with inputs that it accepts to begin with."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tests.fuzz import documents, machine, objects
+from tests.fuzz.runs import Parser
+
+
+@cache
+def all_parsers() -> dict[str, Parser]:
+    """By name."""
+    found = (*documents.parsers(), *objects.parsers(), *machine.parsers())
+    return {parser.name: parser for parser in found}
