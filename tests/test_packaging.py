@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import yaml
 
 from nodeagent import __version__
 from tests.manifests.rendering import OVERLAYS, overlay, why_not
+from tools import make_sbom
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -89,7 +91,48 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
+# --- licences -----------------------------------------------------------------------------------
+
+LICENCES = tomllib.loads((ROOT / "requirements/licences.toml").read_text(encoding="utf-8"))
+# What may be shipped beside this program, in the image, without more than its text.
+FREE = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0", "PSF-2.0"}
+
+
+def test_each_package_has_its_licence() -> None:
+    """Every package of the locks is listed, no other, and none of a licence not yet considered."""
+    assert set(LICENCES) == set(_lock("dev"))
+    assert {one for text in LICENCES.values() for one in re.split(" AND | OR ", text)} <= FREE
+
+
+def test_licences_are_those_of_the_packages() -> None:
+    """Where a package says it exactly this is what it says, else it is of that family."""
+    for name, listed in LICENCES.items():
+        try:
+            metadata = distribution(name).metadata
+        except PackageNotFoundError:  # for another system
+            continue
+        exact = metadata.get_all("License-Expression", [])
+        loose = " ".join(metadata.get_all("License", []) + metadata.get_all("Classifier", []))
+        family = {"PSF-2.0": "Python Software Foundation"}.get(listed, listed.partition("-")[0])
+        assert exact == [listed] or (not exact and family in loose) or name in SILENT, name
+
+
+SILENT = {"cel-python"}  # its metadata say nothing; the text beside them is Apache's
+
+
 # --- the image ----------------------------------------------------------------------------------
+
+
+def test_the_base_image_can_be_given_by_its_digest() -> None:
+    """Both stages are made of the one argument, as it is given; and the bill names the digest."""
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON}"] * 2
+    assert re.search(r"^ARG PYTHON=python:3\.11\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
+    digest = "5" * 64
+    pinned = re.sub(r"(?m)^ARG PYTHON=\S+", rf"\g<0>@sha256:{digest}", DOCKERFILE)
+    (container,) = [
+        one for one in make_sbom.bill("", {}, pinned)["components"] if one["type"] == "container"
+    ]
+    assert container["hashes"] == [{"alg": "SHA-256", "content": digest}]
 
 
 def test_the_image_says_what_it_is() -> None:
@@ -206,13 +249,44 @@ def test_the_package_builds_from_what_the_image_copies(tmp_path: Path) -> None:
 # --- what is released ---------------------------------------------------------------------------
 
 
+def test_the_bill_of_materials(tmp_path: Path) -> None:
+    """What the image installs, each package with all hashes of its lock and its licence, and who
+    needs it, down from what the project declares.
+    """
+    make_sbom.write(tmp_path / "sbom.json")
+    found = json.loads((tmp_path / "sbom.json").read_text(encoding="utf-8"))
+    assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.6")
+    libraries = {one["name"]: one for one in found["components"] if one["type"] == "library"}
+    assert {name: one["version"] for name, one in libraries.items()} == _lock("run")
+    lock = (ROOT / "requirements/run.txt").read_text(encoding="utf-8")
+    hashes = [
+        known["content"]
+        for one in libraries.values()
+        for reference in one["externalReferences"]
+        for known in reference["hashes"]
+    ]
+    assert sorted(hashes) == sorted(re.findall(r"sha256:(\w+)", lock))
+    for name, one in libraries.items():
+        assert one["licenses"] == [{"expression": LICENCES[name]}]
+    needs = {one["ref"]: set(one["dependsOn"]) for one in found["dependencies"]}
+    declared = {libraries[_canonical(name)]["purl"] for name in PROJECT["project"]["dependencies"]}
+    assert {ref for ref in needs["nodeagent"] if ref.startswith("pkg:")} == declared
+    reached, left = set[str](), {"nodeagent"}
+    while left:
+        reached |= left
+        left = {ref for one in left for ref in needs[one]} - reached
+    assert reached == {
+        one["bom-ref"] for one in (*found["components"], found["metadata"]["component"])
+    }
+
+
 @pytest.mark.full
 def test_what_is_released(tmp_path: Path) -> None:
     """`make dist`: a wheel that says what it needs, sources that are whole, the image's recipe with
     every file that it copies, each overlay as kubectl renders it, and the sums of them.
     """
     folder, name = tmp_path / "dist", f"nodeagent-{__version__}"
-    command = [sys.executable, "tools/make_dist.py", str(folder)]
+    command = [sys.executable, "-m", "tools.make_dist", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
     with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl") as wheel:
@@ -248,3 +322,4 @@ def test_what_is_released(tmp_path: Path) -> None:
         for path in folder.iterdir()
         if path.name != "SHA256SUMS"
     }
+    assert f"{name}-sbom.cdx.json" in listed

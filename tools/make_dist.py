@@ -1,6 +1,7 @@
-"""Make what is released: wheel, sdist, the image's recipe with its files, rendered manifests.
+"""Make what is released: wheel, sdist, the image's recipe with its files, rendered manifests, and
+the bill of materials.
 
-    python tools/make_dist.py [FOLDER]
+    python -m tools.make_dist [FOLDER]
 
 FOLDER is `dist` unless named, and is made anew; one that is named must not be there. The recipe is
 a build context: `docker build -` reads it from standard input. Files are the same for the same
@@ -21,6 +22,7 @@ from gzip import GzipFile
 from pathlib import Path
 
 from nodeagent import __version__
+from tools import make_sbom
 
 ROOT = Path(__file__).parents[1]
 NAME = f"nodeagent-{__version__}"
@@ -38,6 +40,7 @@ def main() -> int:
     build = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     write_recipe(folder / f"{NAME}-image.tar.gz")
+    make_sbom.write(folder / f"{NAME}-sbom.cdx.json")
     kubectl = shutil.which("kubectl")
     if kubectl:
         render_manifests(kubectl, folder)
