@@ -14,13 +14,21 @@ from typing import Any
 
 import pytest
 
+from nodeagent.claims.files.records import UnreadableRecord
+from nodeagent.claims.files.records import read_records as claim_records
+from nodeagent.claims.offering.planned_places import planned_places_file
 from nodeagent.files.state import StateFile, StateFormat, write_state
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.health.state_file import health_file
+from nodeagent.mps.files.records import RecordUnusable
+from nodeagent.mps.files.records import read_records as mps_records
 from nodeagent.reconcile.last_good_plan import last_good_plan
 from tests.acceptance.agent_home import Home
 
 FIRST_RELEASE = Path("tests/data/state")  # what it wrote on h100-80gb:2 with MPS, XIDs, time slices
+# What each release wrote since files have a first line, one of each kind; a release adds its own.
+RELEASES = sorted(FIRST_RELEASE.glob("[0-9]*"))
+Reader = Callable[[Path, bytes], object]  # of a content in a folder of its own
 LOADERS: dict[str, Callable[[Path], StateFile[Any]]] = {
     "health.json": health_file,
     "last-good-plan": last_good_plan,
@@ -83,6 +91,92 @@ def test_the_first_releases_files_are_read(tmp_path: Path, name: str) -> None:
         path.write_bytes(flipped)
         file = LOADERS[name](path)
         assert (file.read() is None) == (file.problem is not None)
+
+
+# --- releases before and after --------------------------------------------------------------------
+
+
+def test_what_every_release_wrote_is_kept_and_read(tmp_path: Path) -> None:
+    """A kind or a version of state file that is new has to be kept for the releases to come."""
+    sources = "".join(path.read_text() for path in Path("nodeagent").rglob("*.py"))
+    written = set(re.findall(r'StateFormat\(\s*"([a-z-]+)",\s*([0-9]+)', sources))
+    newest = {header_of(path) for path in RELEASES[-1].iterdir()}
+    assert newest == written
+    for release in RELEASES:
+        for number, path in enumerate(sorted(release.iterdir())):
+            folder = tmp_path / release.name / str(number)
+            folder.mkdir(parents=True)
+            assert READERS[header_of(path)[0]](folder, path.read_bytes()) is not None, path
+
+
+def test_what_a_later_release_wrote_is_left_to_it(tmp_path: Path) -> None:
+    """It is not used, and said to be newer."""
+    for number, path in enumerate(sorted(RELEASES[-1].iterdir())):
+        kind, _ = header_of(path)
+        later = tmp_path / "later"
+        form: StateFormat[bytes] = StateFormat(kind, 99, 100, bytes, lambda content, _: content)
+        write_state(later, form, b"{}")
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(Newer, match="a newer nodeagent wrote it"):
+            READERS[kind](folder, later.read_bytes())
+
+
+def header_of(path: Path) -> tuple[str, str]:
+    """Kind and version, by the first line."""
+    _, _, kind, version, _ = path.read_bytes().partition(b"\n")[0].decode().split(" ")
+    return kind, version
+
+
+class Newer(Exception):
+    """What a reader says of a file that it cannot use."""
+
+
+def by_file(name: str, loader: Callable[[Path], StateFile[Any]]) -> Reader:
+    """For a file of its own."""
+
+    def read(folder: Path, content: bytes) -> object:
+        (folder / name).write_bytes(content)
+        file = loader(folder / name)
+        found = file.read()
+        if found is None:
+            raise Newer(str(file.problem))
+        return found
+
+    return read
+
+
+def by_mps(folder: Path, content: bytes) -> object:
+    """For the record of a daemon, in the folder of its device."""
+    device = re.search(rb'"device":"([^"]+)"', content)
+    path = folder / "mps" / (device[1].decode() if device else "GPU-1") / "record.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    [found] = mps_records(folder)
+    if isinstance(found, RecordUnusable):
+        raise Newer(found.message)
+    return found
+
+
+def by_claim(folder: Path, content: bytes) -> object:
+    """For the record of a claim, named by its uid."""
+    uid = re.search(rb'"uid": "([^"]+)"', content)
+    name = uid[1].decode() if uid else "00000000-1111-2222-3333-444444444444"
+    (folder / f"{name}.json").write_bytes(content)
+    [found] = claim_records(folder)
+    if isinstance(found, UnreadableRecord):
+        raise Newer(found.message)
+    return found
+
+
+READERS: dict[str, Reader] = {
+    "health": by_file("health.json", LOADERS["health.json"]),
+    "last-good-plan": by_file("last-good-plan", LOADERS["last-good-plan"]),
+    "earlier-modes": by_file("earlier-modes.json", LOADERS["earlier-modes.json"]),
+    "planned-places": by_file("planned-places.json", planned_places_file),
+    "mps-record": by_mps,
+    "claim": by_claim,
+}
 
 
 # --- a real agent ---------------------------------------------------------------------------------
@@ -180,13 +274,16 @@ def test_the_remedy_ends_the_problem(home: Home) -> None:
     home.until(lambda: not home.status()["problems"])
 
 
-def test_an_upgrade_keeps_what_the_first_release_kept(home: Home) -> None:
+@pytest.mark.parametrize(
+    "release", [pytest.param(FIRST_RELEASE, marks=pytest.mark.full), *RELEASES], ids=str
+)
+def test_an_upgrade_keeps_what_the_release_before_kept(home: Home, release: Path) -> None:
     """Its last good plan is in force while the plan's source is gone."""
     (home.folder / "state").mkdir()
     (home.folder / "node.json.mps").mkdir()
-    shutil.copy(FIRST_RELEASE / "health.json", home.folder / "state")
-    shutil.copy(FIRST_RELEASE / "last-good-plan", home.folder / "state")
-    shutil.copy(FIRST_RELEASE / "earlier-modes.json", home.folder / "node.json.mps")
+    shutil.copy(release / "health.json", home.folder / "state")
+    shutil.copy(release / "last-good-plan", home.folder / "state")
+    shutil.copy(release / "earlier-modes.json", home.folder / "node.json.mps")
     home.start()
     digest = json.loads((FIRST_RELEASE / "last-good-plan").read_text())["digest"]
 
