@@ -124,8 +124,12 @@ class Rig:
         return layout_words(self.gpu(index))
 
     def reported(self, *kinds: EventType) -> list[EventType]:
-        """The kinds of events in their order, or only these of them."""
-        return [e.type for e in self.events.events if not kinds or e.type in kinds]
+        """The kinds of events but for steps in their order, or only these of them; each as often
+        as it happened.
+        """
+        wanted = kinds or [kind for kind in EventType if not kind.startswith("Step")]
+        found = (event for event in self.events.events if event.type in wanted)
+        return [event.type for event in found for _ in range(event.count)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(SOON):

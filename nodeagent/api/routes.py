@@ -18,6 +18,7 @@ from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.plan.plan import Verdict
 from nodeagent.reconcile.event_log import Event
 from nodeagent.reconcile.preview import Preview
+from nodeagent.text import shown
 from nodeagent.views import shapes
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
@@ -117,7 +118,9 @@ class _Routes:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         if "text/event-stream" not in request.headers.get("Accept", ""):
-            return web.json_response([event_json(event) for event in self._answers.events.events])
+            log, within = self._answers.events, _within(request)
+            kept = log.events if within is None else log.of_last(within)
+            return web.json_response([event_json(event) for event in kept])
         if self._followers >= self._limits.followers:
             refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many already follow the events")
@@ -131,7 +134,8 @@ class _Routes:
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        with self._answers.events.following(after=_last_event_id(request)) as follower:
+        after, within = _last_event_id(request), _within(request)
+        with self._answers.events.following(after=after, within=within) as follower:
             await response.prepare(request)
             await self._send(request, response, ": following\n\n")
             while True:
@@ -163,16 +167,35 @@ def _last_event_id(request: web.Request) -> int | None:
     return int(given) if given.isascii() and given.isdigit() and len(given) < 20 else None
 
 
+def _within(request: web.Request) -> float | None:
+    """How many seconds back the events are wanted; None: all that are kept."""
+    given = request.query.get("within", "")
+    if not given:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) < 10):
+        raise web.HTTPBadRequest(text=f"within is a whole number of seconds, not {shown(given)}")
+    return float(given)
+
+
 def event_json(event: Event) -> Json:
-    """One event; `gpu` is absent where no single one is meant."""
+    """One event; what is not known or not meant is absent."""
     return as_json(
         shapes.Event(
             id=event.id,
             time=time_json(event.time),
             type=event.type.value,
+            severity="warning" if event.type.is_warning else "info",
+            routine=event.type.is_routine,
             message=event.message,
+            reason=event.reason,
             gpu=event.gpu,
+            device=event.device,
+            claim=event.claim,
             before=event.before,
             after=event.after,
+            facts=dict(event.facts) or None,
+            count=event.count,
+            since=time_json(event.since) if event.since else "",
+            first=event.first,
         )
     )

@@ -1,4 +1,4 @@
-"""What the API server gets to know of this node's claims: Events, and their status."""
+"""What is reported of this node's claims: events, also at the API server, and their status."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nodeagent.claims.reporting.device_status import device_statuses
 from nodeagent.cluster.claim_events import ClaimEventPublisher, Recent
 from nodeagent.cluster.claim_status import ClaimStatus, ClaimStatusPublisher
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.reconcile.event_log import EventLog, EventType
 
 
 class ClaimReports:
@@ -20,7 +21,10 @@ class ClaimReports:
     the API server has just said so.
     """
 
-    def __init__(self, access: ClusterAccess, node: str, recent: Recent) -> None:
+    def __init__(
+        self, access: ClusterAccess, node: str, recent: Recent, event_log: EventLog
+    ) -> None:
+        self._event_log = event_log
         self._history = ClaimHistory()
         self._events = ClaimEventPublisher(access, node, recent=recent)
         self._status = ClaimStatusPublisher(access)
@@ -34,6 +38,11 @@ class ClaimReports:
         """The claims are like this now; `attempts` by uid."""
         for news in self._history.news(records, attempts, health):
             self._events.publish(news)
+            claim = f"{news.namespace}/{news.name}"
+            message = news.message if claim in news.message else f"claim {claim}: {news.message}"
+            self._event_log.add(
+                EventType(news.reason), message, claim=claim, gpu=news.gpu, facts={"uid": news.uid}
+            )
         self._status.publish(
             ClaimStatus(one.namespace, one.name, one.uid, device_statuses(one, health))
             for one in records

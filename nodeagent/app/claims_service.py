@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import structlog
-
 from nodeagent.app.claim_reports import ClaimReports
 from nodeagent.app.claim_view import ClaimView
 from nodeagent.app.paths import Paths
@@ -45,6 +43,7 @@ from nodeagent.mps.setup import has_private_shm, places_of
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.gpu_changes import TOGETHER
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.settings import Settings
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.plugin.claims import ClaimName
     from nodeagent.cluster.kubelet.plugin.registration import Registration
     from nodeagent.cluster.slice_publisher import SlicePublisher
-
-log = structlog.get_logger(__name__)
 
 _TOOLKIT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _RETRY = 5.0  # seconds until sockets that could not be made are tried again
@@ -74,6 +71,7 @@ class ClaimsService:
         places: Paths,
         cluster: ClusterService,
         states: NodeStates,
+        events: EventLog,
         *,
         change: Change,
         observation: LastObservation,
@@ -89,6 +87,7 @@ class ClaimsService:
         self._settings = settings
         self._cluster = cluster
         self._states = states
+        self._events = events
         self._observation = observation
         self._health = health
         self._nudge = nudge
@@ -122,7 +121,9 @@ class ClaimsService:
             health=self._device_health,
             pods_changed=lambda: nudge("pods of claims are others"),
         )
-        self._reports = ClaimReports(cluster.access, settings.node_name, self.view.pods.recent)
+        self._reports = ClaimReports(
+            cluster.access, settings.node_name, self.view.pods.recent, events
+        )
         self.places = PlannedPlaces(planned_places_file(places.kept(FILE_NAME)))
         self.view.attempts.on_end.append(lambda *_: self._observe_change())
         states.subscribe(lambda _: self._observe_change())
@@ -180,14 +181,11 @@ class ClaimsService:
 
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         with self.view.attempts.attempt(Operation.PREPARE, claim.namespace, claim.name, claim.uid):
-            devices = await self.claims.prepare(claim.namespace, claim.name, claim.uid)
-        log.info("claim prepared", claim=str(claim), devices=[d.result.device for d in devices])
-        return devices
+            return await self.claims.prepare(claim.namespace, claim.name, claim.uid)
 
     async def release(self, claim: ClaimName) -> None:
         with self.view.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
             await self.claims.release(claim.uid)
-        log.info("claim released", claim=str(claim))
 
     async def _fetch(self, namespace: str, name: str) -> object | None:
         from nodeagent.cluster.client import requests
@@ -250,12 +248,15 @@ class ClaimsService:
                 self._changed.clear()
 
     def _note_reasons(self, offers: Iterable[Offer]) -> None:
-        """Why less is offered than the mode promises; logged once."""
-        found = {offer.pool: offer.reason for offer in offers if offer.reason}
-        for pool, reason in found.items():
+        """Why less is offered than the mode promises; reported once."""
+        found = tuple(offer.reason for offer in offers if offer.reason)
+        for reason in found:
             if reason not in self.less_offered:
-                log.warning("less is offered to claims", pool=pool, why=reason.message)
-        self.less_offered = tuple(found.values())
+                message = f"less is offered to claims: {reason.message}"
+                self._events.add(
+                    EventType.LESS_OFFERED, message, gpu=reason.gpu, remedy=reason.remedy
+                )
+        self.less_offered = found
 
     def _slices_changed(self) -> None:
         self._nudge("ResourceSlices changed")

@@ -8,18 +8,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import structlog
-
 from nodeagent.cluster.plan_sources.registry import make_source
 from nodeagent.plan.plan import Policy
-from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import LoopControl, NodeStates
 from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
     from nodeagent.cluster.plan_sources.node_source import FollowFile, NodeSource
-
-log = structlog.get_logger(__name__)
 
 _LAST_WORDS = 1.5  # seconds for the newest state to be written at the end
 _LEAVING = 2.0  # seconds for putting back at the end what was done around a change
@@ -49,7 +45,6 @@ class ClusterService:
 
         self._settings = settings.kubernetes
         self._offer = control.offer
-        self._events = events
         self._states = states
         credentials = credentials_of(self._settings.kubeconfig, self._settings.context)
         self.access = ClusterAccess(credentials)
@@ -60,7 +55,7 @@ class ClusterService:
             source=source,
             policy=policy,
             wake=control.nudge,
-            report=self._report,
+            report=events.add,
         )
         self.publisher = NodePublisher(
             self.access,
@@ -103,7 +98,3 @@ class ClusterService:
                     parts.create_task(self.hooks.run(), name="hooks")
             finally:
                 await self.hooks.shut_down(within=_LEAVING)
-
-    def _report(self, kind: EventType, message: str) -> None:
-        self._events.add(kind, message)
-        log.warning(message, event_type=kind.value)

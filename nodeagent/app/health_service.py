@@ -264,9 +264,7 @@ class HealthService:
             log.warning("XID", xid=xid.xid, **self._where(xid), source=xid.source.value)
         for event in events(fresh, self._xids):
             hit = f" It hit {', '.join(event.pods)}." if event.pods else ""
-            message = f"{event.message}{hit}"
-            self._events.add(EventType(event.reason), message, gpu=event.gpu)
-            (log.warning if event.warning else log.info)(message, event_type=event.reason)
+            self._events.add(EventType(event.reason), f"{event.message}{hit}", gpu=event.gpu)
 
     def _where(self, event: XidEvent) -> dict[str, str]:
         """Each source names its GPU in its own way; the other name is known from the readings."""

@@ -26,7 +26,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.users import User
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.event_reporter import BAD, event_of
+from nodeagent.reconcile.event_reporter import event_of
 from nodeagent.settings import MpsSettings
 from nodeagent.structs import replace
 from nodeagent.views.devices import gpu_of, located
@@ -149,16 +149,16 @@ class MpsService:
 
     def _report(self, device: str, report: Report) -> None:
         kind, message = event_of(report)
-        self._publish(kind, device, message, **({"lines": [*report.lines]} if report.lines else {}))
+        self._publish(kind, device, message, {"lines": [*report.lines]} if report.lines else {})
 
     def _offence(self, device: str, offence: Offence) -> None:
-        self._publish(EventType.MPS_CLIENT, device, str(offence))
+        self._publish(EventType.MPS_CLIENT, device, str(offence), {"pid": offence.client.pid})
 
-    def _publish(self, kind: EventType, device: str, message: str, **more: object) -> None:
+    def _publish(
+        self, kind: EventType, device: str, message: str, facts: Mapping[str, object]
+    ) -> None:
         gpu = gpu_of(device, located(self.node.seen)) if self.node.seen else ""
-        self._events.add(kind, f"{device}: {message}", gpu=gpu)
-        write = log.warning if kind in BAD else log.info
-        write(message, event_type=kind.value, device=device, **more)
+        self._events.add(kind, f"{device}: {message}", gpu=gpu, device=device, facts=facts)
 
     def _changed(self) -> None:
         self._stirred.set()

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.files.watch import changes
+from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.settings import PlanSettings, Settings
@@ -25,8 +24,6 @@ from nodeagent.structs import replace
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
     from nodeagent.cluster.plan_sources.node_source import NodeSource
-
-log = structlog.get_logger(__name__)
 
 _WATCH = "plan file's watch"
 _MARGIN = 30.0  # seconds that a look at the plan file may be late
@@ -62,6 +59,7 @@ class PlanService:
     states: NodeStates
     cluster: ClusterService | None
     hearts: Heartbeats
+    events: EventLog
 
     async def run(self) -> None:
         """Follow the source of the settings, and another when they name another."""
@@ -72,7 +70,8 @@ class PlanService:
                 plan = await self._another(plan)
                 following.cancel()
             source = source_of(plan, in_cluster=self.cluster is not None)
-            log.info("the plan comes from another source now", source=source)
+            message = f"the plan comes from another source now: {source}"
+            self.events.add(EventType.PLAN_SOURCE, message)
             self.states.newest = replace(self.states.newest, source=source)
             self.control.nudge("another plan source")
 
@@ -110,8 +109,10 @@ class PlanService:
             found = await asyncio.to_thread(file.load)
             source_of(found.plan, in_cluster=self.cluster is not None)
         except NodeagentError as error:
-            log.warning("the settings stay as they were", error=error.message, remedy=error.remedy)
+            message = f"the settings stay as they were: {error.message}"
+            self.events.add(EventType.SETTINGS_KEPT, message, remedy=error.remedy)
             return None
         if replace(found, plan=self.settings.plan) != self.settings:
-            log.warning("of the changed settings only those of the plan count before a restart")
+            message = "of the changed settings only those of the plan count before a restart"
+            self.events.add(EventType.SETTINGS_KEPT, message)
         return found

@@ -12,16 +12,12 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import structlog
-
 from nodeagent.app.logs import configure_logging
 from nodeagent.app.paths import Paths, Simulation
 from nodeagent.app.plan_service import SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.service import Agent
 from nodeagent.settings import Settings
-
-log = structlog.get_logger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
@@ -67,13 +63,14 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 @contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` in the event loop at the first signal; the next one ends the process at once."""
+def stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
+    """Call `stop` in the event loop with the name of the first signal; the next one ends the
+    process at once.
+    """
     loop = asyncio.get_running_loop()
 
     def received(number: signal.Signals) -> None:
-        log.info("stopping; the running steps finish", signal=number.name)
-        stop()
+        stop(number.name)
         for one in _NUMBERS:
             loop.remove_signal_handler(one)
             signal.signal(one, signal.SIG_DFL)

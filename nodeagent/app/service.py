@@ -133,6 +133,7 @@ class Agent:
             settings.policy,
             changed=lambda: self._control.nudge("a GPU was changed for a claim"),
             on_progress=reporter.step,
+            on_end=reporter.changed_for_claim,
         )
         self._claims = self._claims_service(settings, places, observation, driver.pool)
         beside: BesideClaims = self._claims.beside if self._claims else lambda goal, _: goal
@@ -191,6 +192,7 @@ class Agent:
             self._states,
             cluster=self._cluster,
             hearts=self._hearts,
+            events=self._events,
         )
         self._api = ApiAdapter(
             settings.api.listen,
@@ -221,6 +223,7 @@ class Agent:
             places,
             self._cluster,
             self._states,
+            self._events,
             change=self._changes.change,
             observation=observation,
             health=lambda: self._health.state,
@@ -241,9 +244,10 @@ class Agent:
         async with self._mps.running():
             await self._run_services()
 
-    def stop(self) -> None:
+    def stop(self, signal: str) -> None:
         """Let the running steps finish, and leave the rest to the next start."""
-        self._events.add(EventType.STOPPING, "the agent stops; the running steps finish")
+        what = "the agent stops; the running steps finish"
+        self._events.add(EventType.STOPPING, what, facts={"signal": signal})
         self._notifier.stopping()
         self._control.stop()
 

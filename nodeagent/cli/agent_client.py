@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -61,6 +61,11 @@ def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
     Raises AgentUnreachable, AgentRefused or NodeagentError.
     """
     return _asked(address, path, _answer)
+
+
+def get_list(address: AgentAddress, path: str) -> Sequence[Mapping[str, Any]]:
+    """As `get`, where the answer is a list of objects."""
+    return _asked(address, path, _list_answer)
 
 
 def get_text(address: AgentAddress, path: str, most: int) -> bytes:
@@ -144,6 +149,20 @@ class _SocketConnection(http.client.HTTPConnection):
 
 
 def _answer(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
+    answer = _json_answer(connection)
+    if not isinstance(answer, dict):
+        raise NodeagentError("what answers there is no nodeagent: its answer is not a JSON object")
+    return answer
+
+
+def _list_answer(connection: http.client.HTTPConnection) -> Sequence[Mapping[str, Any]]:
+    answer = _json_answer(connection)
+    if not isinstance(answer, list) or not all(isinstance(one, dict) for one in answer):
+        raise NodeagentError("what answers there is no nodeagent: its answer is no list of objects")
+    return answer
+
+
+def _json_answer(connection: http.client.HTTPConnection) -> object:
     response = connection.getresponse()
     try:
         answer = parse_json(response.read())
@@ -157,6 +176,4 @@ def _answer(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
             status=response.status,
             remedy=str(refusal.get("remedy") or ""),
         )
-    if not isinstance(answer, dict):
-        raise NodeagentError("what answers there is no nodeagent: its answer is not a JSON object")
     return answer

@@ -116,6 +116,7 @@ COMMANDS = {
         (
             flag("--watch", "follow the changes"),
             option("--gpu", dest="one_gpu", metavar="GPU", help="one in full: an index or a UUID"),
+            flag("--events", "what was decided in the last hour, and why; of all or of one GPU"),
             *(_SETTINGS, _LISTEN, _RUN_DIR),
         ),
     ),

@@ -23,6 +23,7 @@ class Options(argparse.Namespace):
     export_format: str
     watch: bool
     one_gpu: str | None
+    events: bool
     subject: str
     codes: list[str]
     shell: str

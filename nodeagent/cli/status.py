@@ -1,17 +1,26 @@
-"""`nodeagent status`: the running agent's picture of the node, or of one GPU in full."""
+"""`nodeagent status`: the running agent's picture of the node, or of one GPU in full, and what it
+decided in the last hour.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, agent_address, get
+from nodeagent.cli.agent_client import (
+    AgentAddress,
+    AgentUnreachable,
+    agent_address,
+    get,
+    get_list,
+)
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
-from nodeagent.errors import UsageError
+from nodeagent.errors import NodeagentError, UsageError
+from nodeagent.terminal.events_page import events_page
 from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.page import Line, Span, Tone, at_most, line, wrapped
 from nodeagent.terminal.status_page import status_page
@@ -20,18 +29,41 @@ from nodeagent.text import listed, shown
 Json = Mapping[str, Any]
 
 _PATH = "/v1/status"
+_LAST_HOUR = "/v1/events?within=3600"
 _PACE = 1.0  # seconds between two requests while watching
 _SAMPLED = frozenset({"utilization", "temperature", "power", "memory"})  # of a GPU
 
 
+class _Picture(NamedTuple):
+    """What the agent answers: the status of all GPUs or of one, and the events of the last hour."""
+
+    status: Json
+    events: Sequence[Json]
+    gpu: str | None
+
+    def page(self, width: int, height: int) -> tuple[Line, ...]:
+        if self.gpu is None:
+            return status_page(self.status, width, height, self.events)
+        return gpu_page(self.status, width, self.events)
+
+
 def run(options: Options, output: Output) -> ExitCode:
     """Show it once, or follow it until Ctrl-C."""
+    if options.watch and options.events:
+        raise UsageError("--events shows what was, and --watch what comes", remedy="give one")
     address = agent_address(options)
     if options.watch:
         _watch(address, options.one_gpu, output)
         return ExitCode.DONE
     status = _ask(address, options.one_gpu)
-    output.page(_page(status, options.one_gpu, output.width, output.page_height))
+    if options.events:
+        events = _of_gpu(get_list(address, _LAST_HOUR), status, options.one_gpu)
+        output.page(events_page(status, events))
+        output.document({"events": events})
+        return ExitCode.DONE
+    if output.is_text:
+        picture = _picture(address, status, options.one_gpu)
+        output.page(picture.page(output.width, output.page_height))
     output.document(status)
     return ExitCode.DONE
 
@@ -40,6 +72,23 @@ def _ask(address: AgentAddress, gpu: str | None) -> Json:
     """The agent's status, of one GPU alone if it is named. Raises as `get` does, and UsageError."""
     status = get(address, _PATH)
     return status if gpu is None else _of_one(status, gpu)
+
+
+def _picture(address: AgentAddress, status: Json, gpu: str | None) -> _Picture:
+    """With the events, where the agent still answers."""
+    try:
+        events = get_list(address, _LAST_HOUR)
+    except NodeagentError:
+        events = ()
+    return _Picture(status, _of_gpu(events, status, gpu), gpu)
+
+
+def _of_gpu(events: Sequence[Json], status: Json, gpu: str | None) -> Sequence[Json]:
+    """Those that concern the GPU that is left in the status, if one is meant."""
+    if gpu is None:
+        return events
+    [one] = status["gpus"]
+    return [event for event in events if event.get("gpu") == one.get("uuid", "")]
 
 
 def _of_one(status: Json, name: str) -> Json:
@@ -67,10 +116,6 @@ def _of_one(status: Json, name: str) -> Json:
     return found
 
 
-def _page(status: Json, gpu: str | None, width: int, height: int) -> tuple[Line, ...]:
-    return status_page(status, width, height) if gpu is None else gpu_page(status, width)
-
-
 def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
     """Every new picture; one JSON document a line where a program reads."""
     if output.is_text and output.painted:
@@ -82,7 +127,8 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
             continue
         last = known
         if output.is_text:
-            page = failure or _page(status, gpu, output.width, output.page_height)
+            width, height = output.width, output.page_height
+            page = failure or _picture(address, status, gpu).page(width, height)
             output.page((*page, ()))
         elif output.format == "json":
             output.text(json.dumps(status, ensure_ascii=False) + "\n")
@@ -102,7 +148,7 @@ def _redraw(address: AgentAddress, gpu: str | None, output: Output) -> None:
     with screen() as show:
         for status, failure in _answers(address, gpu):
             width, height = output.width, output.height
-            page = failure or _page(status, gpu, width, height)
+            page = failure or _picture(address, status, gpu).page(width, height)
             if (page, width, height) != last:
                 last = page, width, height
                 fitting = at_most(page, height, width, keep=2, more=more)

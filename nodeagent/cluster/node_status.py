@@ -6,7 +6,6 @@ digest of one more plan with the same fault) is left out.
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from typing import Final, Literal
 
@@ -15,7 +14,6 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.client.taints import UNHEALTHY
 from nodeagent.reconcile.event_log import Event, EventType
-from nodeagent.reconcile.event_reporter import LAST_SAID
 from nodeagent.views.conditions import HEALTHY, conditions
 from nodeagent.views.layout_facts import (
     LAYOUT,
@@ -28,46 +26,33 @@ from nodeagent.views.layout_facts import (
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.status_annotation import STATUS, StatusAnnotation
 
-_DIGEST = re.compile(r"\bplan sha256:[0-9a-f]+\b")
-_PROCESS = re.compile(r"\b(?P<what>pid|server|process) \d+\b")
-
-
-_NORMAL: Final = frozenset(
+# Steps, whose result is published; what has Events about its claim; what the Node itself shows.
+_NOT_PUBLISHED: Final = frozenset(
     {
-        EventType.STARTED,
-        EventType.STOPPING,
-        EventType.PLAN_ACCEPTED,
-        EventType.PLAN_MISSING,
-        EventType.APPLIED,
-        EventType.RESTORED,
-        EventType.GPU_RETURNED,
-        EventType.GPU_NOTICE,
-        EventType.GPU_RECOVERED,
-        EventType.XID,
-        EventType.DRIVER_RETURNED,
-        EventType.MPS_DRAINED,
-        EventType.EVICTED,
+        EventType.STEP_FAILED,
+        EventType.STEP_SKIPPED,
+        EventType.CLAIM_WAITING,
+        EventType.CLAIM_REFUSED,
+        EventType.CLAIM_NOT_RELEASED,
+        EventType.CLAIM_UNHEALTHY,
+        EventType.CLAIM_HEALTHY,
+        EventType.LESS_OFFERED,
+        EventType.PLAN_SOURCE,
+        EventType.SETTINGS_KEPT,
+        EventType.CLUSTER_FAULT,
+        EventType.CLUSTER_RETURNED,
+        EventType.NODE_CHANGED,
+        EventType.PLUGIN_RESTARTED,
     }
 )
-# What should be so, for each of up to dozens of daemons; the status has them.
-_NOT_PUBLISHED: Final = frozenset({EventType.MPS_STARTED, EventType.MPS_READY})
 
 
 def node_event(event: Event) -> NodeEvent | None:
     """The Event about the Node; None for what is of no interest there."""
-    if event.type in _NOT_PUBLISHED:
+    if event.type.is_routine or event.type in _NOT_PUBLISHED:
         return None
-    kind: Literal["Normal", "Warning"] = "Normal" if event.type in _NORMAL else "Warning"
-    return NodeEvent(kind, event.type.value, _message_of(event))
-
-
-def _message_of(event: Event) -> str:
-    if event.type is EventType.PLAN_REJECTED:
-        return _DIGEST.sub("the plan", event.message)
-    if event.type in {EventType.MPS_ENDED, EventType.MPS_FAULT, EventType.MPS_FAILED}:
-        message = event.message.partition(LAST_SAID)[0]
-        return _PROCESS.sub(lambda m: "the " + m["what"].replace("pid", "process"), message)
-    return event.message
+    kind: Literal["Normal", "Warning"] = "Warning" if event.type.is_warning else "Normal"
+    return NodeEvent(kind, event.type.value, event.lasting_message)
 
 
 def shown_state(

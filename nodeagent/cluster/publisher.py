@@ -233,22 +233,24 @@ class NodePublisher:
             self._since = self._now()
         self._broken = fault is not None
         if fault is None:
-            log.info("the API server answers again", server=self._access.server)
+            message = f"the API server {self._access.server} answers again"
+            self._event_log.add(EventType.CLUSTER_RETURNED, message)
             self._hooks.server_answers()
             return
-        log.warning("the Node cannot be followed", error=fault.message, remedy=fault.remedy)
+        message = f"the Node cannot be followed: {fault.message}"
+        self._event_log.add(EventType.CLUSTER_FAULT, message, remedy=fault.remedy)
         if not self._answered:
             self._go_without(fault.message)
 
     def _writing_changed(self, fault: ClusterFault | None) -> None:
         if fault is None:
-            log.info("the Node can be written again")
+            self._event_log.add(EventType.CLUSTER_RETURNED, "the Node can be written again")
         else:
-            log.warning("the Node cannot be written", error=fault.message, remedy=fault.remedy)
+            message = f"the Node cannot be written: {fault.message}"
+            self._event_log.add(EventType.CLUSTER_FAULT, message, remedy=fault.remedy)
 
     def _contested(self, keys: tuple[str, ...]) -> None:
         problem = _contest(self._node, keys)
-        log.error(problem.message, remedy=problem.remedy)
         self._event_log.add(EventType.CONTESTED, f"{problem.message}; {problem.remedy}")
 
     def _go_without(self, why: str) -> None:

@@ -114,7 +114,6 @@ def _statement(finding: Finding, gpus: Mapping[str, GpuHistory], predicate: str)
 class HealthEvent(Struct, frozen=True):
     """Something to tell people once; `reason` is one word for a Kubernetes Event."""
 
-    warning: bool
     reason: str
     message: str
     gpu: str = ""
@@ -132,7 +131,7 @@ def events(evaluation: Evaluation, xids: XidTable) -> tuple[HealthEvent, ...]:
         if (event.gpu, event.xid) not in with_finding:
             index = f"GPU {gpus[event.gpu].index}" if event.gpu in gpus else "node"
             evidence = xid_evidence(event, xids.row(event.xid))
-            found.append(HealthEvent(False, "Xid", f"{index}: {evidence}", event.gpu))
+            found.append(HealthEvent("Xid", f"{index}: {evidence}", event.gpu))
     return tuple(found)
 
 
@@ -149,7 +148,6 @@ def _begun(finding: Finding, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
     said = _statement(finding, gpus, BY_CAUSE[finding.cause].words)
     helps = advice(finding.cause, finding.action)
     return HealthEvent(
-        warning=finding.severity is not Severity.HEALTHY,
         reason=_REASONS[finding.severity],
         message=f"{said}: {finding.evidence}. {helps}".rstrip(),
         gpu=finding.place.gpu,
@@ -161,4 +159,4 @@ def _ended(ended: Ended, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
     what = sentence(ended.finding, gpus)
     gpu = ended.finding.place.gpu
     verb = "forgotten" if ended.end is End.LAPSED else "over"
-    return HealthEvent(False, "GpuRecovered", f"{what}: {verb}, {ended.end.value}", gpu)
+    return HealthEvent("GpuRecovered", f"{what}: {verb}, {ended.end.value}", gpu)

@@ -1,25 +1,41 @@
-"""The last events of this agent's life, kept in memory, and the readers that follow them."""
+"""What the agent decided and why: each decision is logged and kept in memory by one call.
+
+The events of an hour explain what happened without the log. They end with the agent.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+import re
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from nodeagent.structs import replace
+
+log = structlog.get_logger(__name__)
 
 
 class EventType(StrEnum):
-    """What happened. Kubernetes Events carry these as their reasons."""
+    """What happened. Kubernetes Events about the Node and about claims carry these as reasons."""
 
     STARTED = "Started"
     STOPPING = "Stopping"
     PLAN_ACCEPTED = "PlanAccepted"
     PLAN_REJECTED = "PlanRejected"
     PLAN_MISSING = "PlanMissing"
+    PLAN_SOURCE = "PlanSourceChanged"
+    SETTINGS_KEPT = "SettingsKept"  # the file was changed, the settings in force were not
+    STEP_DONE = "StepDone"
+    STEP_FAILED = "StepFailed"
+    STEP_SKIPPED = "StepSkipped"
     APPLIED = "Applied"
+    CHANGED_FOR_CLAIM = "ChangedForClaim"
     BLOCKED = "Blocked"
     RESTORED = "Restored"
     FAILED = "Failed"
@@ -41,18 +57,91 @@ class EventType(StrEnum):
     MPS_FAILED = "MpsFailed"  # given up until a new plan or a request
     MPS_DRAINED = "MpsDrained"
     MPS_IN_USE = "MpsInUse"
+    MPS_CLIENT = "MpsClient"  # a client waits for ever, or has what it should not
+    CLAIM_PREPARED = "ClaimPrepared"
+    CLAIM_WAITING = "ClaimWaiting"  # not prepared yet; the kubelet tries again
+    CLAIM_REFUSED = "ClaimRefused"
+    CLAIM_RELEASED = "ClaimReleased"
+    CLAIM_NOT_RELEASED = "ClaimNotReleased"
+    CLAIM_UNHEALTHY = "ClaimUnhealthy"
+    CLAIM_HEALTHY = "ClaimHealthy"
+    LESS_OFFERED = "LessOffered"  # claims get less of a GPU than dra.mode promises
+    CLUSTER_FAULT = "ClusterFault"  # the API server is away, or refuses
+    CLUSTER_RETURNED = "ClusterReturned"
+    NODE_CHANGED = "NodeChanged"  # around a change of GPUs: cordon, labels, taint
+    PLUGIN_RESTARTED = "PluginRestarted"  # a pod of the device plugin was deleted
     OTHER_OWNER = "OtherOwner"  # another program partitions the GPUs, too
     UNCHECKED = "Unchecked"  # whether anybody does could not be asked
     CONTESTED = "Contested"  # another program overwrites what the agent writes on the Node
     EVICTED = "Evicted"
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
-    MPS_CLIENT = "MpsClient"  # a client waits for ever, or has what it should not
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether a person should look at it; the rest is good to know."""
+        return self not in _INFORMATION
+
+    @property
+    def is_routine(self) -> bool:
+        """Whether it is as it should be and comes in dozens: left out first where room is short."""
+        return self in _ROUTINE
+
+
+_ROUTINE: Final = frozenset(
+    {
+        EventType.STEP_DONE,
+        EventType.CHANGED_FOR_CLAIM,
+        EventType.MPS_STARTED,
+        EventType.MPS_READY,
+        EventType.CLAIM_PREPARED,
+        EventType.CLAIM_RELEASED,
+    }
+)
+_INFORMATION: Final = _ROUTINE | {
+    EventType.STARTED,
+    EventType.STOPPING,
+    EventType.PLAN_ACCEPTED,
+    EventType.PLAN_MISSING,
+    EventType.PLAN_SOURCE,
+    EventType.STEP_SKIPPED,
+    EventType.APPLIED,
+    EventType.RESTORED,
+    EventType.GPU_RETURNED,
+    EventType.GPU_NOTICE,
+    EventType.GPU_RECOVERED,
+    EventType.XID,
+    EventType.DRIVER_RETURNED,
+    EventType.MPS_DRAINED,
+    EventType.CLAIM_HEALTHY,
+    EventType.CLUSTER_RETURNED,
+    EventType.NODE_CHANGED,
+    EventType.PLUGIN_RESTARTED,
+    EventType.EVICTED,
+}
+
+LAST_SAID: Final = "; the last it said: "  # then a line of a daemon's log, with its time and pid
+_DIGEST: Final = re.compile(r"\bplan sha256:[0-9a-f]+\b")
+_PROCESS: Final = re.compile(r"\b(?P<what>pid|server|process) \d+\b")
+_OF_A_DAEMON: Final = frozenset(
+    {
+        EventType.MPS_STARTED,
+        EventType.MPS_READY,
+        EventType.MPS_ENDED,
+        EventType.MPS_FAULT,
+        EventType.MPS_FAILED,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. `id` grows by one from event to event; `gpu` is a UUID or "".
-    `before` and `after` are the layouts of a GPU that was changed, in words.
+    """One decision, or what it follows from. `id` grows by one from event to event.
+
+    `gpu` is a UUID, `device` that of the GPU or MIG device whose MPS it is about, `claim` is
+    namespace/name; each may be "". `before` and `after` are the layouts of a GPU that was changed,
+    in words. `reason` says why where the message does not; `facts` are the numbers and names that
+    belong to it. What happened `count` times is kept once, as it was last: `since` is when it
+    happened first, `first` the id that it had then, None and 0 where it happened once.
     """
 
     id: int
@@ -62,6 +151,38 @@ class Event:
     gpu: str = ""
     before: str = ""
     after: str = ""
+    device: str = ""
+    claim: str = ""
+    reason: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    count: int = 1
+    since: datetime | None = None
+    first: int = 0
+
+    @property
+    def lasting_message(self) -> str:
+        """Without what differs each time and is no news: pids and log lines of daemons, digests of
+        plans with the same fault.
+        """
+        if self.type is EventType.PLAN_REJECTED:
+            return _DIGEST.sub("the plan", self.message)
+        if self.type in _OF_A_DAEMON:
+            message = self.message.partition(LAST_SAID)[0]
+            return _PROCESS.sub(lambda m: "the " + m["what"].replace("pid", "process"), message)
+        return self.message
+
+    @property
+    def subject(self) -> Hashable:
+        """What it is of: the newest event of each subject is the last word about it."""
+        return (self.type, self.gpu, self.device, self.claim)
+
+    def repeats(self, earlier: Event) -> bool:
+        """Whether it says the same again."""
+        mine, other = (
+            (event.subject, event.lasting_message, event.reason, event.before, event.after)
+            for event in (self, earlier)
+        )
+        return mine == other
 
 
 class Follower:
@@ -103,8 +224,14 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+_NONE: Final[Mapping[str, object]] = {}
+
+
 class EventLog:
-    """A ring of the last `size` events."""
+    """The last `size` events; what is only said again is counted in one.
+
+    When there are more, the oldest of the routine ones go first.
+    """
 
     def __init__(
         self,
@@ -113,7 +240,9 @@ class EventLog:
         follower_capacity: int = 1000,
         now: Callable[[], datetime] = _now,
     ) -> None:
-        self._events: deque[Event] = deque(maxlen=size)
+        self._events: dict[int, Event] = {}  # by id, the oldest first
+        self._newest: dict[Hashable, int] = {}  # ids by subject, of those kept
+        self._size = size
         self._followers: set[Follower] = set()
         self._follower_capacity = follower_capacity
         self._now = now
@@ -123,27 +252,82 @@ class EventLog:
     @property
     def events(self) -> tuple[Event, ...]:
         """The events still kept, oldest first."""
-        return tuple(self._events)
+        return tuple(self._events.values())
+
+    def of_last(self, seconds: float) -> tuple[Event, ...]:
+        """Those of so many seconds until now."""
+        begin = self._now() - timedelta(seconds=seconds)
+        return tuple(event for event in self._events.values() if event.time >= begin)
 
     def add(
-        self, kind: EventType, message: str, *, gpu: str = "", before: str = "", after: str = ""
+        self,
+        kind: EventType,
+        message: str,
+        *,
+        gpu: str = "",
+        device: str = "",
+        claim: str = "",
+        reason: str = "",
+        remedy: str = "",
+        before: str = "",
+        after: str = "",
+        facts: Mapping[str, object] = _NONE,
     ) -> Event:
-        """Note an event and hand it to everyone who follows."""
-        event = Event(self._next_id, self._now(), kind, message, gpu, before, after)
+        """Log what happened, keep it, and hand it to everyone who follows.
+
+        The event's message has the remedy, too; otherwise as `Event` has it.
+        """
+        named = {"gpu": gpu, "device": device, "claim": claim, "reason": reason, "remedy": remedy}
+        write = log.warning if kind.is_warning else log.info
+        write(message, event_type=kind.value, **{k: v for k, v in named.items() if v}, **facts)
+        event = Event(
+            self._next_id,
+            self._now(),
+            kind,
+            f"{message} ({remedy})" if remedy else message,
+            gpu=gpu,
+            before=before,
+            after=after,
+            device=device,
+            claim=claim,
+            reason=reason,
+            facts=facts,
+        )
         self._next_id += 1
-        self._events.append(event)
+        event = self._keep(event)
         for follower in self._followers:
             follower.deliver(event)
         return event
 
+    def _keep(self, event: Event) -> Event:
+        """Keep it in the place of what it repeats; as it is then."""
+        earlier = self._events.get(self._newest.get(event.subject, 0))
+        if earlier is not None and event.repeats(earlier):
+            del self._events[earlier.id]
+            since, first = earlier.since or earlier.time, earlier.first or earlier.id
+            event = replace(event, count=earlier.count + 1, since=since, first=first)
+        self._events[event.id] = event
+        self._newest[event.subject] = event.id
+        if len(self._events) > self._size:
+            routine = (number for number, kept in self._events.items() if kept.type.is_routine)
+            gone = self._events.pop(next(routine, next(iter(self._events))))
+            if self._newest.get(gone.subject) == gone.id:
+                del self._newest[gone.subject]
+        return event
+
     @contextmanager
-    def following(self, *, after: int | None = None) -> Iterator[Follower]:
-        """Follow new events; with `after`, first those kept whose id is greater.
+    def following(
+        self, *, after: int | None = None, within: float | None = None
+    ) -> Iterator[Follower]:
+        """Follow new events; first those kept whose id is greater than `after`, or else those
+        `within` so many seconds until now.
 
         An `after` from an earlier life of the agent (greater than any id given out) brings all.
         """
         known = after if after is not None and after < self._next_id else 0
-        backlog = [] if after is None else [e for e in self._events if e.id > known]
+        backlog = [] if after is None else [e for e in self.events if e.id > known]
+        if after is None and within is not None:
+            backlog = [*self.of_last(within)]
         follower = Follower(backlog, self._follower_capacity)
         self._followers.add(follower)
         if self._closed:

@@ -1,6 +1,8 @@
-"""Reports what happens, each new thing once, to the event log and to the agent's log."""
+"""Reports what the loop decides and what happens to it, each new thing once, to the event log."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import structlog
 
@@ -10,7 +12,8 @@ from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Ver
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
 from nodeagent.reconcile.active_plan import Judgement
-from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_log import LAST_SAID, EventLog, EventType
+from nodeagent.reconcile.work_queue import Retry
 from nodeagent.views.mps_problems import unready_daemons
 from nodeagent.views.node_state import Refusal
 from nodeagent.views.text import gpu_words, layout_words, step_words
@@ -20,16 +23,11 @@ log = structlog.get_logger(__name__)
 _OF_THE_DRIVER = frozenset({Code.DRIVER, Code.DRIVER_MISSING})
 _NODE = ""  # where the UUID of a GPU would be
 
-_BAD = frozenset(
-    {
-        EventType.PLAN_REJECTED,
-        EventType.BLOCKED,
-        EventType.FAILED,
-        EventType.GPU_LOST,
-        EventType.DRIVER_UNAVAILABLE,
-        EventType.DRIFT,
-    }
-)
+_STEPS: Final = {
+    StepResult.DONE: EventType.STEP_DONE,
+    StepResult.FAILED: EventType.STEP_FAILED,
+    StepResult.SKIPPED: EventType.STEP_SKIPPED,
+}  # which were undone shows in the end: `RESTORED`
 
 
 class EventReporter:
@@ -48,17 +46,18 @@ class EventReporter:
 
     # --- the driver and the GPUs --------------------------------------------------------------
 
-    def driver_failed(self, problem: Problem) -> None:
+    def driver_failed(self, problem: Problem, retry: Retry) -> None:
         if self._failure is None or problem.message != self._failure.message:
             kind = (
                 EventType.DRIVER_UNAVAILABLE if problem.code in _OF_THE_DRIVER else EventType.FAILED
             )
-            self._report(kind, problem.message, remedy=problem.remedy)
+            facts = retry._asdict()
+            self._events.add(kind, problem.message, remedy=problem.remedy, facts=facts)
         self._failure = problem
 
     def driver_answers(self) -> None:
         if self._failure and self._failure.code in _OF_THE_DRIVER:
-            self._report(EventType.DRIVER_RETURNED, "the driver answers again")
+            self._events.add(EventType.DRIVER_RETURNED, "the driver answers again")
             self._failure = None
 
     def observed(self, node: ObservedNode) -> None:
@@ -67,15 +66,15 @@ class EventReporter:
             before = self._access.get(gpu.uuid, Access.OK)
             if gpu.access is not Access.OK and gpu.access is not before:
                 why = f"{gpu_words(gpu)} does not answer: {gpu.access_reason}"
-                self._report(EventType.GPU_LOST, why, gpu=gpu.uuid)
+                self._events.add(EventType.GPU_LOST, why, gpu=gpu.uuid)
             elif gpu.access is Access.OK and before is not Access.OK:
-                self._report(
+                self._events.add(
                     EventType.GPU_RETURNED, f"{gpu_words(gpu)} answers again", gpu=gpu.uuid
                 )
         seen = {gpu.uuid: gpu.access for gpu in node.gpus}
         for uuid in self._access.keys() - seen.keys():
             if self._access[uuid] is not Access.LOST:
-                self._report(EventType.GPU_LOST, f"the GPU {uuid} is gone", gpu=uuid)
+                self._events.add(EventType.GPU_LOST, f"the GPU {uuid} is gone", gpu=uuid)
             seen[uuid] = Access.LOST
         self._access = seen
         for gpu in node.gpus:
@@ -94,21 +93,23 @@ class EventReporter:
         if judgement.accepted:
             self._obstacles.clear()
             self._trouble = ""
-            self._report(EventType.PLAN_ACCEPTED, f"plan {digest} is in force")
+            named = judgement.accepted.configuration
+            facts = {"digest": digest, **({"configuration": named} if named else {})}
+            self._events.add(EventType.PLAN_ACCEPTED, f"plan {digest} is in force", facts=facts)
         refusal = judgement.refusal
         if refusal and refusal != self._refusal:
             kept = "the last good plan stays in force" if judgement.plan else "no plan is in force"
             first = refusal.problems[0]
             where = f"{first.path}: " if first.path else ""
             what = f"plan {refusal.digest}" if refusal.digest else "the plan"
-            self._report(
+            self._events.add(
                 EventType.PLAN_REJECTED,
                 f"{what} is refused: {where}{first.message}; {kept}",
                 remedy=first.remedy,
             )
         self._refusal = refusal
         if note and note != self._note:
-            self._report(EventType.PLAN_MISSING, note)
+            self._events.add(EventType.PLAN_MISSING, note)
         self._note = note
 
     def obstacles(self, judgement: Judgement, objections: tuple[Problem, ...] = ()) -> None:
@@ -120,7 +121,7 @@ class EventReporter:
         for uuid, problems in found.items():
             if problems != self._obstacles.get(uuid, ()):
                 for problem in problems:
-                    self._report(
+                    self._events.add(
                         EventType.BLOCKED, problem.message, gpu=uuid, remedy=problem.remedy
                     )
         self._obstacles |= found
@@ -128,78 +129,70 @@ class EventReporter:
     # --- the work -----------------------------------------------------------------------------
 
     def step(self, report: StepReport) -> None:
-        what = {"step": step_words(report.step), "gpu": report.step.gpu}
-        match report.result:
-            case StepResult.DONE:
-                log.info("step done", **what, seconds=round(report.seconds, 3))
-            case StepResult.FAILED:
-                log.warning("step failed", **what, error=report.message)
-            case StepResult.SKIPPED:
-                log.info("step skipped", **what, reason=report.message)
-            case StepResult.UNDONE:
-                log.info("step undone", **what)
+        """A step ended, with the reason why it was taken."""
+        failed = f": {report.message}" if report.message else ""
+        ran = report.result in (StepResult.DONE, StepResult.FAILED)
+        self._events.add(
+            _STEPS[report.result],
+            f"step {report.result.value}: {step_words(report.step)}{failed}",
+            gpu=report.step.gpu,
+            reason=report.step.reason,
+            facts={"seconds": round(report.seconds, 3)} if ran else {},
+        )
 
-    def worked(self, outcome: GpuOutcome, after: GpuPlan | None) -> None:
-        """Say what came of the steps of one GPU."""
+    def worked(self, outcome: GpuOutcome, after: GpuPlan | None, retry: Retry | None) -> None:
+        """Say what came of the steps of one GPU, and when it is tried again."""
         gpu = outcome.after
         done = after is not None and after.verdict is Verdict.IN_SYNC
         # A daemon that ended is left to the fleet, so the plan may be in sync without it.
         started = any(isinstance(report.step, StartMps) for report in outcome.steps)
         unready = unready_daemons(after.before) if after is not None and started else ()
         if done and not unready:
-            layouts = (layout_words(outcome.plan.before), layout_words(gpu))
-            message = f"{gpu_words(gpu)} now has {layouts[1]}"
-            self._report(EventType.APPLIED, message, gpu=gpu.uuid, layouts=layouts)
+            self._changed(EventType.APPLIED, outcome)
             return
         for problem in outcome.problems or (unready if done else ()):
             kind = EventType.BLOCKED if problem.code is Code.IN_USE else EventType.FAILED
-            self._report(kind, problem.message, gpu=gpu.uuid, remedy=problem.remedy)
+            self._events.add(
+                kind,
+                problem.message,
+                gpu=gpu.uuid,
+                remedy=problem.remedy,
+                facts=retry._asdict() if retry else {},
+            )
         lost = any(problem.code is Code.NOT_RESTORED for problem in outcome.problems)
         if outcome.turned_back and not lost:
-            self._report(
+            self._events.add(
                 EventType.RESTORED,
                 f"{gpu_words(gpu)} has its earlier layout again: {layout_words(gpu)}",
                 gpu=gpu.uuid,
             )
 
+    def changed_for_claim(self, outcome: GpuOutcome) -> None:
+        """Steps for a claim were taken on one GPU; what came of the claim is reported with it."""
+        if layout_words(outcome.plan.before) != layout_words(outcome.after):
+            self._changed(EventType.CHANGED_FOR_CLAIM, outcome)
+
+    def _changed(self, kind: EventType, outcome: GpuOutcome) -> None:
+        before, after = layout_words(outcome.plan.before), layout_words(outcome.after)
+        message = f"{gpu_words(outcome.after)} now has {after}"
+        self._events.add(kind, message, gpu=outcome.after.uuid, before=before, after=after)
+
     def drifted(self, gpu: Gpu, *, mended: bool) -> None:
         then = "it is mended" if mended else "it is left so, as the setting says"
-        self._report(
+        before, after = self._layouts[gpu.uuid]
+        self._events.add(
             EventType.DRIFT,
             f"{gpu_words(gpu)} was changed by another program: now {layout_words(gpu)}; {then}",
             gpu=gpu.uuid,
-            layouts=self._layouts[gpu.uuid],
+            before=before,
+            after=after,
         )
 
     def trouble(self, message: str) -> None:
         """Something that does not stop the work but that a person should know."""
         if message != self._trouble:
-            self._report(EventType.FAILED, message)
+            self._events.add(EventType.FAILED, message)
         self._trouble = message
-
-    def _report(
-        self,
-        kind: EventType,
-        message: str,
-        *,
-        gpu: str = "",
-        remedy: str = "",
-        layouts: tuple[str, str] = ("", ""),
-    ) -> None:
-        """`layouts` are those of the GPU before and after what happened."""
-        text, (before, after) = f"{message} ({remedy})" if remedy else message, layouts
-        self._events.add(kind, text, gpu=gpu, before=before, after=after)
-        facts = {"gpu": gpu} if gpu else {}
-        facts |= {"remedy": remedy} if remedy else {}
-        (log.warning if kind in _BAD else log.info)(message, event_type=kind.value, **facts)
-
-
-# What a person should look at; the rest is good to know.
-BAD = frozenset(
-    {EventType.MPS_ENDED, EventType.MPS_FAULT, EventType.MPS_FAILED, EventType.MPS_CLIENT}
-)
-
-LAST_SAID = "; the last it said: "  # then a line of a daemon's log, with its time and pid
 
 
 _EVENTS = {

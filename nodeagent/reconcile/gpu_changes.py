@@ -19,6 +19,7 @@ from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Policy, StepReport, StepResult
 from nodeagent.plan.planner import plan_gpu
+from nodeagent.structs import replace
 
 TOGETHER: Final = 0.25  # seconds in which changes are reported as one
 
@@ -31,6 +32,7 @@ class GpuChanges:
 
     `changed` is called soon after changes of the hardware, so that the loop looks again: once for
     many, since a look at the node has calls to every GPU, and other claims wait for those.
+    `on_progress` gets each step, `on_end` what came of the steps of one change.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class GpuChanges:
         *,
         changed: Callable[[], None],
         on_progress: Callable[[StepReport], None] = lambda _: None,
+        on_end: Callable[[GpuOutcome], None] = lambda _: None,
     ) -> None:
         self._policy = policy
         self._changed = changed
         self._on_progress = on_progress
+        self._on_end = on_end
         self._driver: StepDriver | None = None
         self._stop = asyncio.Event()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -82,6 +86,9 @@ class GpuChanges:
             gpu, plan = await self._planned(driver, uuid, goal, adds=adds, removes=removes)
             if not plan.steps:
                 return GpuOutcome(plan, (), gpu, plan.problems)
+            if plan.goal:  # of a claim, where the planner speaks of a plan
+                why = f"for {plan.goal.path}"
+                plan = replace(plan, steps=tuple(replace(s, reason=why) for s in plan.steps))
             self._counts[uuid] += 1
             stop = self._stop
             try:
@@ -97,6 +104,7 @@ class GpuChanges:
                 if self._report is None:
                     self._report = asyncio.get_running_loop().call_later(TOGETHER, self._report_now)
             [changed] = outcome.gpus
+            self._on_end(changed)
             if stop.is_set() and any(r.result is StepResult.SKIPPED for r in changed.steps):
                 raise NodeagentError(
                     f"the change of {gpu.title} is not finished: the driver was closed meanwhile",

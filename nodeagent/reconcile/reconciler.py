@@ -33,7 +33,7 @@ from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.last_good_plan import PlanKeeper
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.plan_update import PlanText
-from nodeagent.reconcile.work_queue import WorkQueue, blocking_pids, undisturbing
+from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase, phase_of
@@ -150,8 +150,8 @@ class Reconciler:
 
     def _failed(self, problem: Problem) -> float:
         self._failures += 1
-        pause = self.backoff.after(self._failures)
-        self.reporter.driver_failed(problem)
+        pause = min(self.backoff.after(self._failures), self.rules.resync)
+        self.reporter.driver_failed(problem, Retry(self._failures, round(pause, 1)))
         self.states.publish(
             replace(
                 self.states.newest,
@@ -166,7 +166,7 @@ class Reconciler:
                 note=self.plan.note,
             )
         )
-        return min(pause, self.rules.resync)
+        return pause
 
     async def _reconcile_once(self) -> float:
         began = asyncio.get_running_loop().time()
@@ -266,10 +266,10 @@ class Reconciler:
                 continue
             uuid = gpu.plan.before.uuid
             after = next((p for p in judgement.gpus if p.before.uuid == uuid), None)
-            self.reporter.worked(gpu, after)
             # What was left because of the halt is no failure.
-            if gpu.failed or not self.control.halt.is_set():
-                self._queue.learn(gpu, after, judgement, now)
+            may_fail = gpu.failed or not self.control.halt.is_set()
+            retry = self._queue.learn(gpu, after, judgement, now) if may_fail else None
+            self.reporter.worked(gpu, after, retry)
 
     def _step_ended(self, report: StepReport) -> None:
         self._alive(0)

@@ -8,6 +8,7 @@ was then changed by another program, or lost its layout at a reset) may be left 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nodeagent.backoff import Backoff
 from nodeagent.execute.step_problems import not_as_planned
@@ -28,6 +29,13 @@ class _Failure:
     count: int
     retry_at: float
     problems: tuple[Problem, ...]
+
+
+class Retry(NamedTuple):
+    """So many attempts have failed; the next comes in `pause` seconds at the latest."""
+
+    attempt: int
+    pause: float
 
 
 class WorkQueue:
@@ -93,19 +101,23 @@ class WorkQueue:
 
     def learn(
         self, outcome: GpuOutcome, after: GpuPlan | None, judgement: Judgement, now: float
-    ) -> None:
-        """Remember what failed: by what is there now, and not by what was said to be done."""
+    ) -> Retry | None:
+        """Remember what failed: by what is there now, and not by what was said to be done. When it
+        is tried again; None where nothing failed.
+        """
         if after is None or not (outcome.failed or after.steps):
-            return
+            return None
         gpu = after.before
         earlier = self._failures.get(gpu.uuid)
         count = earlier.count + 1 if earlier else 1
+        pause = self._backoff.after(count)
         self._failures[gpu.uuid] = _Failure(
             _situation(gpu, judgement.desired.gpus[gpu.uuid]),
             count,
-            now + self._backoff.after(count),
+            now + pause,
             outcome.problems or (not_as_planned(gpu),),
         )
+        return Retry(count, round(pause, 1))
 
     def problems(self, gpu_plan: GpuPlan) -> tuple[Problem, ...]:
         """Everything that is wrong with one GPU."""

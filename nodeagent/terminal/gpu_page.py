@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nodeagent.terminal.claims_page import claim_lines, less_offered_lines
+from nodeagent.terminal.events_page import event_lines
 from nodeagent.terminal.mps_page import daemon_lines
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line
 from nodeagent.terminal.slices import Cell, drawing
@@ -28,8 +29,10 @@ from nodeagent.terminal.troubles import headline_lines, troubles
 Json = Mapping[str, Any]
 
 
-def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
-    """The headline and problems, then the GPU: what is wrong with it first, then all the rest."""
+def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Line, ...]:
+    """The headline and problems, then the GPU: what is wrong with it first, then all the rest, and
+    the `events` of the last hour that concern it.
+    """
     (gpu,) = status["gpus"]
     found = troubles({"problems": status.get("problems", ())})
     headline = headline_lines(status.get("headline") or {}, found)
@@ -57,6 +60,8 @@ def gpu_page(status: Json, width: int) -> tuple[Line, ...]:
         BLANK,
         *_title(gpu),
         *indent(body, 2),
+        *([BLANK, line(dim("last hour"))] if events else []),
+        *event_lines(status, events),
     )
 
 

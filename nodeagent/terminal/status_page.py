@@ -2,7 +2,7 @@
 
 The worst comes first: the headline, what needs a hand and what mends it, then the GPUs, a row each,
 then who uses them and the rest. What does not fit is left out of the middle of the rest, with a
-line that says so; the rows of GPUs go last of all.
+line that says so; the rows of GPUs go last of all. What room is left shows the last decisions.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nodeagent.terminal.claims_page import claim_lines, claims_without_device
+from nodeagent.terminal.events_page import last_event_lines
 from nodeagent.terminal.gpu_table import gpu_table, legend, model_lines
 from nodeagent.terminal.mps_page import daemon_line, daemon_place_words
 from nodeagent.terminal.page import (
@@ -54,9 +55,11 @@ _NOT_SHOWN = "the rest does not fit: nodeagent status --gpu N, or -o json, shows
 _MOST_NAMED = 4  # users of a GPU in one line
 
 
-def status_page(status: Json, width: int, height: int) -> tuple[Line, ...]:
+def status_page(
+    status: Json, width: int, height: int, events: Sequence[Json] = ()
+) -> tuple[Line, ...]:
     """The whole page in at most `height` rows of `width` columns, long lines wrapped; keys that are
-    absent are not known and left out.
+    absent are not known and left out. `events` are those of the last hour.
     """
     gpus: Sequence[Json] = status.get("gpus", ())
     found = troubles(status)
@@ -82,7 +85,8 @@ def status_page(status: Json, width: int, height: int) -> tuple[Line, ...]:
     least = _details(status, spare(top, more, table) // 3 - 1, width)
     hand = [*_first_that_fit(found, spare(top, more, table, least) - 1, width), *more]
     rest = _details(status, spare(top, hand, table) - 1, width)
-    return _joined(top, hand, table, rest)
+    last = last_event_lines(status, events, spare(top, hand, table, rest) - 1, width)
+    return _joined(top, hand, table, rest, last)
 
 
 def _joined(*parts: Sequence[Line]) -> tuple[Line, ...]:

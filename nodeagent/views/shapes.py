@@ -271,10 +271,22 @@ class Event(Shape, frozen=True, kw_only=True):
     id: int
     time: Time
     type: str
+    severity: Annotated[str, one_of("info", "warning")]
+    routine: Annotated[bool, Meta(description="as it should be, and one of dozens")] = False
     message: str
-    gpu: str = ""
+    reason: Annotated[str, Meta(description="why, where the message does not say that")] = ""
+    gpu: Annotated[str, Meta(description="UUID; absent where no single GPU is meant")] = ""
+    device: Annotated[str, Meta(description="UUID of a GPU or MIG device with MPS")] = ""
+    claim: Annotated[str, Meta(description="namespace/name")] = ""
     before: Annotated[str, Meta(description="a changed GPU's layout before")] = ""
     after: Annotated[str, Meta(description="and its layout since")] = ""
+    facts: Annotated[
+        dict[str, Any] | None,
+        Meta(description="what belongs to it: seconds, attempt, pause (seconds), digest, ..."),
+    ] = None
+    count: Annotated[int, Meta(description="how often it happened; absent: once")] = 1
+    since: Annotated[Time, Meta(description="when it happened first, with a count")] = ""
+    first: Annotated[int, Meta(description="the id that it had then")] = 0
 
 
 class Alive(Shape, frozen=True, kw_only=True):

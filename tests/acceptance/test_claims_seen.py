@@ -38,14 +38,41 @@ async def listed(cluster: Cluster) -> list[dict[str, Any]]:
     return found
 
 
-async def scraped(cluster: Cluster) -> list[str]:
-    """The series that a scrape gets now."""
+async def answered(cluster: Cluster, path: str) -> str:
+    """What the agent answers now, with its head."""
     reader, writer = await asyncio.open_unix_connection(cluster.folder / "run" / "agent.sock")
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    writer.write(request.encode())
     text = (await reader.read()).decode()
     writer.close()
     await writer.wait_closed()
-    return text.splitlines()
+    return text
+
+
+async def scraped(cluster: Cluster) -> list[str]:
+    """The series that a scrape gets now."""
+    return (await answered(cluster, "/metrics")).splitlines()
+
+
+def _explained(answer: str, gpu: str) -> None:
+    """The events say of the claim and its rival what was decided, and how the GPU changed."""
+    events = json.loads(answer.partition("\r\n\r\n")[2])
+    of_claims = [(e["type"], e["claim"]) for e in events if "claim" in e]
+    assert of_claims == [
+        ("ClaimPrepared", f"{TEAM}/trainer"),
+        ("ClaimRefused", f"{TEAM}/rival"),
+        ("ClaimReleased", f"{TEAM}/trainer"),
+    ]
+    refused = next(e for e in events if e["type"] == "ClaimRefused")
+    assert "held already" in refused["message"]
+    assert refused["severity"] == "warning"
+    made, gone = (e for e in events if e["type"] == "ChangedForClaim")
+    assert made["gpu"] == gone["gpu"] == gpu
+    assert (made["before"], made["after"]) == ("MIG off", gone["before"])
+    assert gone["after"] == "no instances"
+    steps = [e for e in events if e["type"] == "StepDone" and "1g.10gb" in e["message"]]
+    assert len(steps) == 2
+    assert all("trainer" in step["reason"] for step in steps)
 
 
 async def until_scraped(cluster: Cluster, *patterns: str) -> None:
@@ -121,6 +148,7 @@ async def test_a_claim_is_seen_from_its_first_second(cluster: Cluster) -> None:
         await cluster.end(claim)
         assert await listed(cluster) == []
         await until_scraped(cluster, r"nodeagent_claim_release_duration_seconds_count 2$")
+        _explained(await answered(cluster, "/v1/events?within=3600"), device["gpu"])
         of_now = ("DCGM_", "nodeagent_claim_slices")  # what was held before is counted on
         assert not [s for s in await scraped(cluster) if s.startswith(of_now) and "trainer" in s]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 from nodeagent.reconcile.event_log import EventType
@@ -25,6 +27,38 @@ async def test_events_as_a_list() -> None:
             (2, "Applied", "two", "GPU-1"),
         ]
         assert events[0]["time"].endswith("Z")
+        assert [e["severity"] for e in events] == ["info", "info"]
+        assert "count" not in events[0]
+
+
+async def test_events_of_the_last_hour() -> None:
+    """With why, the numbers, and how often; a stream begins with them."""
+    async with api() as served:
+        for seconds in (0.25, 0.5):
+            why, facts = "not in the plan", {"seconds": seconds}
+            served.events.add(EventType.STEP_FAILED, "it did not go", reason=why, facts=facts)
+        _, [event] = await served.get("/v1/events?within=3600")
+        assert (event["severity"], event["reason"]) == ("warning", "not in the plan")
+        assert (event["facts"], event["count"], event["first"]) == ({"seconds": 0.5}, 2, 1)
+        assert event["since"] <= event["time"]
+        assert await served.get("/v1/events?within=0") == (200, [])
+        status, refused = await served.get("/v1/events?within=1h")
+        assert (status, refused["error"]) == (
+            400,
+            'within is a whole number of seconds, not "1h"',
+        )
+        headers = {"Accept": "text/event-stream"}
+        address = f"{served.base}/v1/events?within=3600"
+        async with served.session.get(address, headers=headers) as answer:
+            assert await read_events(answer, 1) == [event]
+
+
+def test_every_type_is_explained() -> None:
+    """In the section about them."""
+    page = Path("docs/operations.md").read_text(encoding="utf-8")
+    section = page.split("## What was decided and why\n")[1].split("\n## ")[0]
+    named = {*re.findall(r"`([A-Z][A-Za-z]+)`", section.split("| of | types |")[1])}
+    assert named == {kind.value for kind in EventType}
 
 
 async def read_events(answer: Any, count: int) -> list[dict[str, Any]]:

@@ -78,6 +78,9 @@ async def test_the_page_follows_the_agent_and_says_when_it_is_gone(
         agent.events.add(EventType.OTHER_OWNER, "something else came", gpu=FIRST)
         await page.until("byId('gpus').querySelectorAll('.box.is-used').length === 2")
         await page.until("byId('timeline').textContent.includes('something else came')")
+        agent.events.add(EventType.OTHER_OWNER, "something else came", gpu=FIRST)
+        await page.until("byId('timeline').textContent.includes('something else came (2 times')")
+        assert await page.value("byId('timeline').querySelectorAll('tbody tr').length") == 1
         assert await page.value("document.activeElement === byId('gpus').querySelector('button')")
         assert await page.value(f"byId('gpus').textContent.includes({json.dumps(MARKUP)})")
         assert await page.value("document.querySelectorAll('img').length") == 0

@@ -74,7 +74,8 @@ class Rig:
         return [finding.cause for finding in self.part.state.findings]
 
     def reported(self) -> list[tuple[str, str]]:
-        return [(event.type.value, event.message) for event in self.events.events]
+        found = (event for event in self.events.events for _ in range(event.count))
+        return [(event.type.value, event.message) for event in found]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

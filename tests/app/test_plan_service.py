@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
 from nodeagent.errors import UsageError
+from nodeagent.reconcile.event_log import EventType
 from nodeagent.settings import PlanSettings, load_settings
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase
@@ -26,7 +27,13 @@ async def following(
     """
     file = SettingsFile(settings, lambda: load_settings(settings, {}, {}))
     part = PlanService(
-        file.load(), file, rig.control, rig.node_states, cluster=None, hearts=rig.hearts
+        file.load(),
+        file,
+        rig.control,
+        rig.node_states,
+        cluster=None,
+        hearts=rig.hearts,
+        events=rig.events,
     )
     then()
     task = asyncio.create_task(part.run())
@@ -55,6 +62,7 @@ async def test_another_source_takes_its_place_without_a_restart(tmp_path: Path) 
             write(tmp_path, f"plan: {{file: {tmp_path}/b.yaml}}\n")
             await rig.until(lambda: len(rig.gpu().instances) == 2)
             await rig.settle(Phase.IN_SYNC)
+            assert rig.reported(EventType.PLAN_SOURCE) == [EventType.PLAN_SOURCE]
             rounds = rig.state.rounds
             (tmp_path / "a.yaml").write_bytes(plan_text("{7g.80gb: 1}"))
             await asyncio.sleep(0.3)

@@ -130,9 +130,31 @@ def test_from_start_to_end(tmp_path: Path) -> None:
         assert process.ask("/healthz") == (200, {"status": "ok"})
         write_plan(tmp_path, "{1g.10gb: 7}")
         process.until(lambda body: profiles(body) == ["1g.10gb"] * 7)
+        _, events = process.ask("/v1/events?within=3600")
         assert process.end() == 0
+    _explain(events, process)
     assert not (tmp_path / "run" / "agent.sock").exists()
     assert (tmp_path / "state" / "last-good-plan").stat().st_mode & 0o777 == 0o600
+
+
+def _explain(events: Any, process: Process) -> None:
+    """The events of this life have each line of a decision that the log has, and why."""
+    steps = ["StepDone"] * 3
+    assert [event["type"] for event in events] == [
+        *("Started", "PlanAccepted", *steps, "Applied"),
+        *("PlanAccepted", "StepDone", "StepDone", *["StepDone"] * 7, "Applied"),
+    ]
+    create, destroy = events[3], events[7]
+    assert create["message"] == "step done: create 3g.40gb at 0"
+    assert create["facts"]["seconds"] >= 0
+    assert destroy["reason"]
+    assert (events[-1]["before"], events[-1]["after"]) == (
+        "3g.40gb at 0, 4",
+        "1g.10gb at 0, 1, 2, 3, 4, 5, 6",
+    )
+    lines = [json.loads(line) for line in process.said().splitlines() if line.startswith("{")]
+    logged = [line["event_type"] for line in lines if "event_type" in line]
+    assert logged == [*(event["type"] for event in events), "Stopping"]
 
 
 def test_metrics_have_a_listener_of_their_own(tmp_path: Path) -> None:

@@ -57,14 +57,16 @@ STATUS: dict[str, Any] = {
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     answer: bytes = b""
+    events: bytes = b"[]"
     status = 200
 
     def do_GET(self) -> None:
-        assert self.path == "/v1/status"
+        assert self.path in ("/v1/status", "/v1/events?within=3600")
+        answer = self.answer if self.path == "/v1/status" else self.events
         self.send_response(self.status)
-        self.send_header("Content-Length", str(len(self.answer)))
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
-        self.wfile.write(self.answer)
+        self.wfile.write(answer)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

@@ -83,6 +83,58 @@ GPU 0  NVIDIA H100 80GB HBM3
     assert found == {**answer, "gpus": STATUS["gpus"][:1]}
 
 
+EVENTS = [
+    {
+        "id": 1,
+        "time": "2026-01-02T03:00:00.000Z",
+        "type": "StepDone",
+        "severity": "info",
+        "routine": True,
+        "message": "step done: create 3g.40gb at 4",
+        "reason": "the plan asks for it here",
+        "gpu": "GPU-0",
+    },
+    {
+        "id": 9,
+        "time": "2026-01-02T03:04:05.678Z",
+        "type": "MpsEnded",
+        "severity": "warning",
+        "message": "it ended by itself " + "and again " * 9,
+        "count": 3,
+        "since": "2026-01-02T03:01:00.000Z",
+    },
+]
+
+
+def test_the_last_hour_is_explained(program: Program) -> None:
+    """The last decisions in a row each below the rest, without what is routine; all of them, or
+    those of one GPU, when they are asked for.
+    """
+    with answering(json.dumps(STATUS).encode()) as (where, handler):
+        handler.events = json.dumps(EVENTS).encode()
+        words = ("status", "--listen", where)
+        shown = program(*words)
+        found = program(*words, "--events")
+        one = program(*words, "--events", "--gpu", "0")
+        full = program(*words, "--gpu", "0").out
+        assert program(*words, "--events", "-o", "json").json == {"events": EVENTS}
+        assert program(*words, "--events", "--watch").code == 2
+        handler.events = b"<html>"
+        assert program(*words).out.endswith("2g.20gb\n")
+        assert program(*words, "--events").code == 1
+    step = "03:00:00Z  StepDone  GPU 0: step done: create 3g.40gb at 4"
+    assert (shown.code, shown.err) == (0, "")
+    title, ended = shown.out.splitlines()[-2:]
+    assert title == "last hour: 2 events; nodeagent status --events shows all of them"
+    assert ended.startswith("03:04:05Z  MpsEnded  it ended by itself and again")
+    assert (len(ended), ended[-1]) == (80, "…")
+    assert found.out.startswith("node gpu-node-0: 2 events in the last hour\n" + step)
+    assert found.out.split()[-5:] == ["again", "(3", "times", "since", "03:01:00Z)"]
+    whole = f"{step} (why: the plan asks for it here)\n"
+    assert one.out == f"node gpu-node-0: 1 event in the last hour\n{whole}"
+    assert full.endswith(f"\nlast hour\n{whole}")
+
+
 def test_what_the_headline_says_of_a_gpu_is_said_once(program: Program) -> None:
     """Also where one GPU is shown in full."""
     headline = {"severity": "warning", "text": "Something is in use.", "remedy": "End it."}

@@ -33,7 +33,19 @@ WARNINGS = {
     EventType.CONTESTED,
     EventType.NOT_OFFERED,
 }
-UNINTERESTING = {EventType.MPS_STARTED, EventType.MPS_READY}
+UNINTERESTING = {
+    EventType.MPS_STARTED,
+    EventType.MPS_READY,
+    EventType.PLAN_SOURCE,
+    EventType.SETTINGS_KEPT,
+    EventType.CHANGED_FOR_CLAIM,
+    EventType.LESS_OFFERED,
+    EventType.CLUSTER_FAULT,
+    EventType.CLUSTER_RETURNED,
+    EventType.NODE_CHANGED,
+    EventType.PLUGIN_RESTARTED,
+    *(kind for kind in EventType if kind.startswith(("Step", "Claim"))),
+}
 
 
 def reported(kind: EventType, message: str) -> NodeEvent | None:

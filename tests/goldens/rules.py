@@ -20,6 +20,8 @@ RULES: tuple[tuple[str, str], ...] = (
         r"(?m)^((?:process|nodeagent_(?:sample_age|\w+_duration|gpu_xid_last))_\S*) .*",
         r"\1 <varies>",
     ),
+    # When a decision was taken, and which of two GPUs came first.
+    (r"(?m)^last hour: \d+ events?;.*\n(?:\d\d:\d\d:\d\dZ  .*\n)*", "<last hour>\n"),
     # These checks need a minute of readings, and then they are there.
     (r'(?m)^nodeagent_gpu_health\{check="(?:thermal|power|clocks)".*\n', ""),
     (r"the last answer is \d+ s old", "the last answer is <seconds> s old"),

@@ -155,14 +155,14 @@ def test_events_of_a_finding() -> None:
     node.read(gpu())
     sick, table = gpu(ecc_uncorrected=1), default_table()
     (begun,) = events(node.read(sick), table)
-    assert (begun.warning, begun.reason, begun.gpu) == (True, "GpuUnhealthy", GPU)
+    assert (begun.reason, begun.gpu) == ("GpuUnhealthy", GPU)
     assert begun.message == (
         "GPU 0 has uncorrected memory errors: 1 uncorrected errors since the last reset. "
         "Drain the GPU, then reset it."
     )
     assert events(node.read(sick), table) == ()
     (ended,) = events(node.read(gpu(ecc_uncorrected=0)), table)
-    assert (ended.warning, ended.reason) == (False, "GpuRecovered")
+    assert ended.reason == "GpuRecovered"
     assert ended.message == "GPU 0 has uncorrected memory errors: over, its cause is gone"
 
 
@@ -171,7 +171,7 @@ def test_an_xid_without_a_finding_is_reported() -> None:
     node = Node()
     node.read(gpu())
     (event,) = events(node.xid(43), default_table())
-    assert (event.warning, event.reason) == (False, "Xid")
+    assert event.reason == "Xid"
     assert event.message == "GPU 0: XID 43 (GPU stopped processing)"
     assert events(node.xid(43, source=Source.KERNEL_LOG), default_table()) == ()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from nodeagent.reconcile.event_log import Event, EventLog, EventType
 
@@ -24,6 +24,42 @@ def test_keeps_the_last_events_with_growing_ids() -> None:
         Event(2, NOON, EventType.APPLIED, "two", "GPU-1"),
         Event(3, NOON, EventType.APPLIED, "three", "GPU-1"),
     )
+
+
+def test_what_happens_again_is_one_event() -> None:
+    """The newest, with how often and since when; the pid and the log line are no news."""
+    moments = iter(NOON + timedelta(minutes=n) for n in range(3))
+    log = EventLog(now=lambda: next(moments))
+    ended = "pid {} ended by itself; the last it said: [{}] no device"
+    log.add(EventType.MPS_ENDED, ended.format(7, "12:00"), device="GPU-1", facts={"try": 1})
+    log.add(EventType.MPS_ENDED, ended.format(8, "12:01"), device="GPU-2")
+    again = log.add(EventType.MPS_ENDED, ended.format(9, "12:02"), device="GPU-1")
+
+    assert [event.device for event in log.events] == ["GPU-2", "GPU-1"]
+    assert log.events[1] == again
+    assert (again.id, again.time, again.count) == (3, NOON + timedelta(minutes=2), 2)
+    assert (again.since, again.first, again.facts) == (NOON, 1, {})
+    assert "pid 9" in again.message
+
+
+def test_what_was_otherwise_meanwhile_is_not_the_same_again() -> None:
+    """A plan that is accepted after another is a decision of its own."""
+    log = make_log()
+    for plan in ("a", "b", "a"):
+        log.add(EventType.PLAN_ACCEPTED, f"plan {plan} is in force")
+    assert [(event.id, event.count) for event in log.events] == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_what_is_routine_makes_room_first() -> None:
+    """Steps and claims by the dozen do not push out why a plan waits."""
+    log = make_log(size=2)
+    log.add(EventType.BLOCKED, "one")
+    for number in range(3):
+        log.add(EventType.STEP_DONE, str(number))
+    log.add(EventType.APPLIED, "two")
+    assert [event.message for event in log.events] == ["one", "two"]
+    log.add(EventType.DRIFT, "three")
+    assert [event.message for event in log.events] == ["two", "three"]
 
 
 async def test_a_follower_hears_of_new_events_only() -> None:

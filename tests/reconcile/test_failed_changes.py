@@ -31,6 +31,14 @@ async def test_a_failed_gpu_is_restored_and_tried_again(tmp_path: Path) -> None:
             assert len(rig.gpu().instances) == 7
             kinds = (EventType.FAILED, EventType.RESTORED, EventType.APPLIED)
             assert rig.reported(*kinds)[1:] == list(kinds)
+            failed, step = (
+                next(event for event in rig.events.events if event.type is kind)
+                for kind in (EventType.FAILED, EventType.STEP_FAILED)
+            )
+            assert failed.facts == {"attempt": 1, "pause": 0.2}
+            assert step.message.startswith("step failed: create 1g.10gb at ")
+            assert "this place leaves most room" in step.reason
+            assert "restores the earlier layout" in {event.reason for event in rig.events.events}
 
 
 async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) -> None:

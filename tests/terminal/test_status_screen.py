@@ -16,6 +16,7 @@ from nodeagent.views.status_report import status_json
 from tests.rig import Rig, running
 
 GPUS = 8
+BLOCKED = {"time": "2026-01-02T03:04:05.678Z", "type": "Blocked", "message": "in use by " * 30}
 CLAIM = {"namespace": "team", "phase": "Ready", "pods": [], "problems": []}
 
 
@@ -37,7 +38,8 @@ def _status(state: NodeState, *, claims: int = 0) -> dict[str, Any]:
 
 def _rows(status: dict[str, Any], width: int, height: int) -> list[str]:
     """The rows of the page, which are not too many, with a row for each GPU."""
-    rows = plain_text(wrapped(status_page(status, width, height), width)).splitlines()
+    page = status_page(status, width, height, [BLOCKED] * 500)
+    rows = plain_text(wrapped(page, width)).splitlines()
     assert len(rows) <= height, "\n".join(rows)
     assert max(map(len, rows)) <= width
     shown = [row for row in rows if row[4:6] == " │"]

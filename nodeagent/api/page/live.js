@@ -33,7 +33,7 @@ function backoff(failures) {
 /* --- what changed --- */
 
 const timeline = {
-  events: new Map(), // by time and id: ids begin anew with each life of the agent
+  events: new Map(), // by the first time and id: ids begin anew with each life of the agent
   layouts: new Map(), // of each GPU by UUID, as seen last
   seen: [], // changes that this page saw
 };
@@ -41,8 +41,11 @@ const timeline = {
 const MOST_EVENTS = 500;
 const SAME_CHANGE = 15000; // milliseconds between a change, its event and this page's seeing it
 
+/* What happens again is one event, as it is now. */
 function addEvent(event) {
-  timeline.events.set(event.time + " " + event.id, event);
+  const key = (event.since || event.time) + " " + (event.first || event.id);
+  timeline.events.delete(key);
+  timeline.events.set(key, event);
   for (const key of timeline.events.keys()) {
     if (timeline.events.size <= MOST_EVENTS) break;
     timeline.events.delete(key);

@@ -163,17 +163,20 @@ function drawPlan(status, plan) {
 
 const MOST_ROWS = 100;
 
-function changeCell({ message, before, after }) {
-  if (!after || before === after) return message;
+function changeCell({ message, reason, count, since, before, after }) {
+  const again = count ? [" (" + count + " times since ", time(since), ")"] : "";
+  const words = [message, reason ? " (why: " + reason + ")" : "", again];
+  if (!after || before === after) return words;
   const layouts = [["before", before || "not known"], ["after", after]];
-  return [message, facts(layouts, { class: "change" })];
+  return [...words, facts(layouts, { class: "change" })];
 }
 
-/* `events` and what this page saw itself, newest first. */
+/* `events` and what this page saw itself, newest first; what is routine only while there is room. */
 function drawTimeline(events, gpus) {
   const names = gpuNames(gpus);
   const whole = (text) => element("span", { class: "whole" }, text);
-  const rows = events.slice(0, MOST_ROWS).map((event) => [
+  const shown = events.length > MOST_ROWS ? events.filter(({ routine }) => !routine) : events;
+  const rows = shown.slice(0, MOST_ROWS).map((event) => [
     time(event.time), whole(event.type),
     names.has(event.gpu) ? whole(names.get(event.gpu)) : event.gpu || "–", changeCell(event),
   ]);

@@ -16,7 +16,9 @@ from nodeagent.claims.reporting.reasons import REFUSED
 
 @dataclass(frozen=True, slots=True)
 class ClaimNews:
-    """One thing that happened to a claim; `reason` is that of the Event."""
+    """One thing that happened to a claim; `reason` is that of the Event. `gpu` is the UUID of the
+    only GPU that it has devices of, "" where there is not one.
+    """
 
     namespace: str
     name: str
@@ -24,6 +26,7 @@ class ClaimNews:
     reason: str
     message: str
     is_warning: bool = False
+    gpu: str = ""
 
 
 class ClaimHistory:
@@ -99,7 +102,8 @@ def _health_news(
 
 
 def _news(record: ClaimRecord, reason: str, message: str, *, is_warning: bool = False) -> ClaimNews:
-    return ClaimNews(record.namespace, record.name, record.uid, reason, message, is_warning)
+    gpu = next(iter(record.gpus)) if len(record.gpus) == 1 else ""
+    return ClaimNews(record.namespace, record.name, record.uid, reason, message, is_warning, gpu)
 
 
 def _devices(record: ClaimRecord) -> str:

@@ -7,7 +7,7 @@ recorded on the Node alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never
@@ -69,6 +69,16 @@ class NodeChange:
     unschedulable: bool | None = None
     changing: bool | None = None
     delete: tuple[PodSelector, ...] = ()
+
+    def words(self) -> Iterator[str]:
+        """Each part of the patch: `unschedulable`, `label x=y`, `annotation z removed`."""
+        if self.unschedulable is not None:
+            yield "unschedulable" if self.unschedulable else "schedulable"
+        if self.changing is not None:
+            yield f"taint {CHANGING} {'set' if self.changing else 'removed'}"
+        for kind, values in (("label", self.labels), ("annotation", self.annotations)):
+            for key, value in values.items():
+                yield f"{kind} {key} removed" if value is None else f"{kind} {key}={value}"
 
 
 def preparations(node: NodeView, rules: DrainRules) -> tuple[NodeChange, ...]:

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-import structlog
-
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.drain.changes import cordoning
@@ -29,8 +27,6 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
-
-log = structlog.get_logger(__name__)
 
 
 class Evictor:
@@ -175,7 +171,6 @@ class Evictor:
                 refused.append(_refusal(pod, reason, fault))
                 continue
             self._leaving[pod] = here[pod]
-            log.info("a pod is evicted", pod=str(pod), reason=reason)
             self._node.report(EventType.EVICTED, f"pod {pod} is evicted: {reason}")
         self._refused = tuple(refused)
         if refused:

@@ -53,7 +53,7 @@ class ClusterHooks(ChangeHooks):
         source: str,
         policy: Policy,
         wake: Callable[[str], None],
-        report: Callable[[EventType, str], None],
+        report: Callable[[EventType, str], object],
         intervals: DrainIntervals = DrainIntervals(),  # noqa: B008 - a frozen value
     ) -> None:
         self._node = DrainedNode(access, node, rules_of(settings), intervals, wake, report)

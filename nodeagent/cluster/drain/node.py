@@ -71,7 +71,7 @@ class DrainedNode:
     rules: DrainRules
     intervals: DrainIntervals
     wake: Callable[[str], None]
-    report: Callable[[EventType, str], None]
+    report: Callable[[EventType, str], object]
     view: NodeView | None = None
     pods: tuple[Pod, ...] | None = None
     pods_fault: faults.ClusterFault | None = None
@@ -108,14 +108,8 @@ class DrainedNode:
             body["spec"] = spec
         request = requests.patch_node(self.name, body)
         patched = view_of(await self.access.send(request))
-        log.info(
-            "the Node is changed",
-            reason=change.reason,
-            labels=dict(change.labels),
-            annotations=dict(change.annotations),
-            unschedulable=change.unschedulable,
-            changing=change.changing,
-        )
+        what = "; ".join(change.words())
+        self.report(EventType.NODE_CHANGED, f"the Node is changed: {what} ({change.reason})")
         return patched
 
     async def patch_all(

@@ -67,7 +67,6 @@ class OtherManagers:
     def _report(self, found: tuple[Problem, ...], *, working: bool) -> None:
         if found and found != self._reported and not self.refusing:
             for problem in found:
-                log.warning("another manager splits the GPUs", who=problem.message)
                 self.node.report(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
         self._reported = found
         fault = self.node.pods_fault
@@ -77,5 +76,4 @@ class OtherManagers:
             self._unchecked = True
             by = "by the last list" if self.node.pods is not None else "by its labels alone"
             message = f"whether another manager splits the GPUs is judged {by}: {fault.message}"
-            log.warning("the pods of the node are not known", error=fault.message)
             self.node.report(EventType.UNCHECKED, message)

@@ -281,7 +281,8 @@ class Restore:
                 except (faults.ObjectMissing, faults.WriteConflict):
                     log.debug("a pod has gone by itself", pod=str(pod))
                 else:
-                    log.info("a pod of the device plugin is deleted", pod=str(pod))
+                    message = f"pod {pod} of the device plugin is deleted: it looks again then"
+                    self._node.report(EventType.PLUGIN_RESTARTED, message)
             deleted.add(str(selector))
 
     def _configuration_due(self) -> str | None:

@@ -70,11 +70,12 @@ def todo_of(judgement: Judgement) -> NodePlan:
 
 @dataclass
 class Agent:
-    """An agent's hooks, and what they said."""
+    """An agent's hooks, and what they said: `changes` of the Node and of pods, and the rest."""
 
     around: ClusterHooks
     woken: list[str] = field(default_factory=list)
     reported: list[tuple[EventType, str]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
 
     async def round(
         self, before: Gpu = BEFORE, after: Gpu = AFTER, *, config: str | None = None
@@ -109,6 +110,14 @@ async def agent(
     async with ClusterAccess(kubeconfig(folder, server.url), answer_within=2.0) as access:
         woken: list[str] = []
         reported: list[tuple[EventType, str]] = []
+        changes: list[str] = []
+
+        def report(kind: EventType, message: str) -> None:
+            if kind in (EventType.NODE_CHANGED, EventType.PLUGIN_RESTARTED):
+                changes.append(message)
+            else:
+                reported.append((kind, message))
+
         around = ClusterHooks(
             access,
             NODE,
@@ -116,14 +125,14 @@ async def agent(
             source=source,
             policy=Policy(),
             wake=woken.append,
-            report=lambda kind, message: reported.append((kind, message)),
+            report=report,
             intervals=intervals,
         )
         follower = NodeFollower(access, NODE, on_view=around.observe, intervals=QUICK)
         async with running(follower.run(), around.run()):
             if server.port:
                 await until(lambda: server.faults.watching)
-            yield Agent(around, woken, reported)
+            yield Agent(around, woken, reported, changes)
 
 
 def labels(server: ApiServer, *names: str) -> dict[str, str]:

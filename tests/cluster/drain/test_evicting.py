@@ -100,6 +100,10 @@ async def test_pods_in_the_way_are_evicted_behind_a_cordon(
         await until(lambda: not cordoned(server))
         assert evicted(server) == ["a", "b"]
         assert [kind for kind, _ in it.reported] == [EventType.EVICTED] * 2
+        first, last = it.changes[0], it.changes[-1]
+        assert first.startswith("the Node is changed: unschedulable; ")
+        assert last.startswith("the Node is changed: schedulable; ")
+        assert last.endswith("(the GPUs are changed)")
         assert not [request for request in asked(server) if request.startswith("DELETE")]
 
 
