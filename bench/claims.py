@@ -15,11 +15,11 @@ from pathlib import Path
 
 from bench.processes import cpu_seconds, installed
 from bench.tables import percentile, show
-from nodeagent.claims.files.cdi import Edits
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.execute.node_reader import LastObservation
+from nodeagent.files.cdi import Edits
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NoReturn
 from nodeagent.app.claim_reports import ClaimReports
 from nodeagent.app.claim_view import ClaimView
 from nodeagent.app.paths import Paths
-from nodeagent.claims.files.cdi import Edits
 from nodeagent.claims.files.cdi_files import ToolkitEdits
 from nodeagent.claims.files.records import FOLDER
 from nodeagent.claims.model import ClaimedDevice
@@ -35,6 +34,7 @@ from nodeagent.claims.upkeep.upkeep import EVERY, Upkeep
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation
+from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import capabilities
 from nodeagent.gpu.kernel import boot_id
 from nodeagent.gpu.pool import GpuPool

@@ -1,49 +1,87 @@
-"""Specifications of the Container Device Interface: devices, and what each changes in a container.
-
-They have version 0.6.0, the first with annotations; newer runtimes read it too.
+"""Specifications of the Container Device Interface: devices, and what each changes in a container
+(SPEC.md of the CDI project).
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
-VERSION = "0.6.0"
+from msgspec import Meta, Struct, field, json
 
-# Starts and ends with a letter or digit, as the specification has it.
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
-_SAFE = ("nosuid", "nodev", "noexec")
+from nodeagent.structs import read_in_threads
 
-Json = dict[str, object]
+_Path = Annotated[str, Meta(pattern=r"\A/[^\x00-\x1f]*\Z", max_length=4096)]
+_Variable = Annotated[str, Meta(pattern=r"\A[^=\x00]+=[^\x00]*\Z")]
+_Number = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
-def cdi_device(
-    name: str,
-    *,
-    environment: Mapping[str, str],
-    mounts: Sequence[Json] = (),
-    annotations: Mapping[str, str],
-) -> Json:
-    """A device, with the variables and mounts that it adds to a container; runtimes ignore
-    annotations. Raises ValueError for what is no name.
+class DeviceNode(Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A device file; what is left out, the runtime reads from the host's."""
+
+    path: _Path
+    host_path: _Path | None = None
+    type: str | None = None
+    major: _Number | None = None
+    minor: _Number | None = None
+    file_mode: _Number | None = None
+    permissions: str | None = None
+    uid: _Number | None = None
+    gid: _Number | None = None
+
+
+class Mount(Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A file or directory of the host."""
+
+    host_path: _Path
+    container_path: _Path
+    options: tuple[str, ...] = ()
+    type: str | None = None
+
+
+class Hook(Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A program of the host that the runtime starts around a container's start."""
+
+    hook_name: Literal[
+        "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
+    ]
+    path: _Path
+    args: tuple[str, ...] = ()
+    env: tuple[_Variable, ...] = ()
+    timeout: int | None = None
+
+
+@read_in_threads
+class Edits(Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """What changes of a container."""
+
+    env: tuple[_Variable, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    additional_gids: tuple[_Number, ...] = field(name="additionalGids", default=())
+
+
+class Device(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """What a container asks for by `kind=name`; runtimes ignore annotations."""
+
+    name: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    container_edits: Edits
+
+
+class _Specification(Struct, omit_defaults=True, rename="camel"):
+    cdi_version: str
+    kind: str
+    devices: Sequence[Device]
+    container_edits: Edits | None = None
+
+
+def cdi_specification(
+    version: str, kind: str, devices: Sequence[Device], edits: Edits | None = None
+) -> bytes:
+    """The specification of these devices, of which there must be one at least; `edits` are made
+    whichever a container asks for.
     """
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a CDI device")
-    variables = [f"{variable}={value}" for variable, value in sorted(environment.items())]
-    edits = {"env": variables, "mounts": list(mounts)}
-    return {"name": name, "annotations": annotations, "containerEdits": edits}
-
-
-def mount(host: str, container: str, *, writable: bool) -> Json:
-    """A directory of the host at a place in the container; nothing in it is run or is a device."""
-    options = ["rw" if writable else "ro", *_SAFE, "bind"]
-    return {"hostPath": host, "containerPath": container, "options": options}
-
-
-def cdi_specification(kind: str, devices: Sequence[Json]) -> bytes:
-    """The specification of these devices, of which there must be one at least; a container asks
-    for one by `kind=name`.
-    """
-    document = {"cdiVersion": VERSION, "kind": kind, "devices": devices}
-    return json.dumps(document, indent=2).encode("ascii") + b"\n"
+    specification = _Specification(version, kind, devices, edits)
+    return json.format(json.encode(specification), indent=2) + b"\n"

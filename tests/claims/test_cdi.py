@@ -18,7 +18,6 @@ from referencing.jsonschema import DRAFT7
 
 from nodeagent.claims.files.cdi import (
     ContainerDevice,
-    Edits,
     MpsClient,
     claim_document,
     claim_of,
@@ -37,6 +36,7 @@ from nodeagent.claims.files.cdi_files import (
 )
 from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase, Result
+from nodeagent.files.cdi import Edits
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.shares import Share
 from tests.claims.samples import MIG_DEVICE, UID, mig_device, mig_result, record

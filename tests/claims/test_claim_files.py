@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.files.cdi import Edits
 from nodeagent.claims.files.cdi_files import file_names
 from nodeagent.claims.files.claim_files import ClaimFiles
 from nodeagent.claims.model import FileState
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError
+from nodeagent.files.cdi import Edits
 from nodeagent.plan.observed import Gpu, ObservedNode
 from tests.claims.machine import no_daemons
 from tests.claims.samples import GPU, MIG_DEVICE, UID, mig_device, record

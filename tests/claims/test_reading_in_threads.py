@@ -40,7 +40,7 @@ _STATUS = "{'metadata': {'uid': 'a1'}, 'status': {}}"
         ("nodeagent.claims.serving.allocation", "_Claim", _STATUS),
         ("nodeagent.claims.reporting.reserved_for", "_Claim", _STATUS),
         ("nodeagent.claims.reporting.device_status", "_Claim", _STATUS),
-        ("nodeagent.claims.files.cdi", "Edits", "{'deviceNodes': [{'path': '/dev/nvidiactl'}]}"),
+        ("nodeagent.files.cdi", "Edits", "{'deviceNodes': [{'path': '/dev/nvidiactl'}]}"),
     ],
     ids=["allocation", "pods", "status", "toolkit"],
 )

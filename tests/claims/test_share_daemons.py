@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.files.cdi import ContainerDevice, Edits, claim_document
+from nodeagent.claims.files.cdi import ContainerDevice, claim_document
 from nodeagent.claims.model import ClaimRecord, FileState
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.offering.planned import beside_claims
@@ -18,6 +18,7 @@ from nodeagent.claims.serving.goals import daemon_of_shares, reserved_on, to_pre
 from nodeagent.claims.serving.making import require_lasting_unused
 from nodeagent.claims.upkeep.decisions import ClaimState, Keep, Repair
 from nodeagent.errors import StillInUse
+from nodeagent.files.cdi import Edits
 from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, MpsDaemon
 from nodeagent.plan.plan import Verdict

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 from jsonschema.exceptions import ValidationError
+from msgspec.json import encode
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
-from nodeagent.files.cdi import cdi_device, cdi_specification
-from nodeagent.mps.files.client_files import KIND, NotPlain, slot_device
+from nodeagent.files.cdi import cdi_specification
+from nodeagent.mps.files.client_files import CDI_VERSION, KIND, NotPlain, slot_device
 from nodeagent.mps.shares import client_environment
+from nodeagent.plan.shares import Share
 from tests.mps.plans import GPU, MIG, spec_of, wanted
 
 SCHEMA = Path(__file__).parents[1] / "data/cdi"
@@ -41,7 +43,7 @@ def document() -> dict[str, Any]:
         for device in (GPU, MIG)
         for slot in plan.sharing.slots
     ]
-    found: dict[str, Any] = json.loads(cdi_specification(KIND, devices))
+    found: dict[str, Any] = json.loads(cdi_specification(CDI_VERSION, KIND, devices))
     return found
 
 
@@ -81,7 +83,7 @@ def test_what_a_container_gets() -> None:
     plan = wanted()
     [slot, *_] = plan.sharing.slots
     spec = spec_of(plan)
-    device = slot_device(spec, slot, shm="/run/x/shm")
+    device = json.loads(encode(slot_device(spec, slot, shm="/run/x/shm")))
     assert device["containerEdits"] == {
         "env": [
             f"{name}={value}" for name, value in sorted(client_environment(spec, slot).items())
@@ -111,8 +113,10 @@ def test_what_a_container_gets() -> None:
 @pytest.mark.parametrize("share", ["a/b", "../a", "a\nb", "a b", "a,b", "a=b", "ä", "a\0"])
 def test_names_that_are_no_device(share: str) -> None:
     """Are refused, and shown."""
+    plan = wanted(Share(share, 1, None, None))
+    [slot] = plan.sharing.slots
     with pytest.raises(ValueError, match="is no name of a CDI device") as caught:
-        cdi_device(f"{GPU}-{share}-0", environment={}, annotations={})
+        slot_device(spec_of(plan), slot, shm="/run/x/shm")
     assert "\n" not in str(caught.value)
 
 

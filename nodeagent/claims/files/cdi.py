@@ -11,15 +11,14 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
-
-from msgspec import Meta, Struct, convert, field, json, structs
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.claims.model import UID, ClaimedDevice, ClaimRecord, Result
+from nodeagent.files.cdi import Device, DeviceNode, Edits, cdi_specification
 from nodeagent.mps.files.client_files import slot_device
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import Slot
-from nodeagent.structs import read_in_threads
+from nodeagent.structs import replace
 
 if TYPE_CHECKING:
     from nodeagent.claims.files.records import UnreadableRecord
@@ -33,71 +32,6 @@ _CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 _NO_OTHER_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES=void"  # the runtime's own injection stays off
 _FILE = re.compile(rf"nodeagent\.io-claim_({UID.pattern})\.json")
 _UNFINISHED = re.compile(rf"\.{_FILE.pattern}\.new")
-
-# --- the document's shapes (SPEC.md of the CDI project) -------------------------------------------
-
-_Path = Annotated[str, Meta(pattern=r"\A/[^\x00-\x1f]*\Z", max_length=4096)]
-_Variable = Annotated[str, Meta(pattern=r"\A[^=\x00]+=[^\x00]*\Z")]
-_Number = Annotated[int, Meta(ge=0, lt=2**32)]
-
-
-class DeviceNode(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A device file; what is left out, the runtime reads from the host's."""
-
-    path: _Path
-    host_path: _Path | None = None
-    type: str | None = None
-    major: _Number | None = None
-    minor: _Number | None = None
-    file_mode: _Number | None = None
-    permissions: str | None = None
-    uid: _Number | None = None
-    gid: _Number | None = None
-
-
-class Mount(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A file or directory of the host."""
-
-    host_path: _Path
-    container_path: _Path
-    options: tuple[str, ...] = ()
-    type: str | None = None
-
-
-class Hook(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A program of the host that the runtime starts around a container's start."""
-
-    hook_name: Literal[
-        "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
-    ]
-    path: _Path
-    args: tuple[str, ...] = ()
-    env: tuple[_Variable, ...] = ()
-    timeout: int | None = None
-
-
-@read_in_threads
-class Edits(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """What changes of a container."""
-
-    env: tuple[_Variable, ...] = ()
-    device_nodes: tuple[DeviceNode, ...] = ()
-    hooks: tuple[Hook, ...] = ()
-    mounts: tuple[Mount, ...] = ()
-    additional_gids: tuple[_Number, ...] = field(name="additionalGids", default=())
-
-
-class _Device(Struct, rename="camel"):
-    name: str
-    container_edits: Edits
-
-
-class _Document(Struct, rename="camel"):
-    cdi_version: str
-    kind: str
-    devices: list[_Device]
-    container_edits: Edits
-
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -153,13 +87,12 @@ def claim_document(devices: Sequence[ContainerDevice], common: Edits) -> bytes:
         env=(_NO_OTHER_DEVICES,), device_nodes=tuple(DeviceNode(path) for path in _CONTROL)
     )
     edits = merged(control, common)
-    document = _Document(
-        _WITH_GROUPS if edits.additional_gids else _VERSION,
-        KIND,
-        [_Device(one.claimed.cdi_id.partition("=")[2], _edits(one)) for one in devices],
-        edits,
-    )
-    return json.format(json.encode(document), indent=2) + b"\n"
+    version = _WITH_GROUPS if edits.additional_gids else _VERSION
+    named = [
+        Device(name=one.claimed.cdi_id.partition("=")[2], container_edits=_edits(one))
+        for one in devices
+    ]
+    return cdi_specification(version, KIND, named, edits)
 
 
 def merged(first: Edits, second: Edits) -> Edits:
@@ -197,12 +130,11 @@ def _mps_edits(mps: MpsClient) -> Edits:
     """As for a slot of a plan's. Where all containers of the claim take the slots of one share,
     none of them is named one.
     """
-    device = slot_device(mps.daemon, mps.slot, shm=mps.shm)
-    edits = convert(device["containerEdits"], Edits)
+    edits = slot_device(mps.daemon, mps.slot, shm=mps.shm).container_edits
     if mps.slot.share.count in (None, 1):
         return edits
     env = tuple(text for text in edits.env if not text.startswith(f"{SLOT_VARIABLE}="))
-    return structs.replace(edits, env=env)
+    return replace(edits, env=env)
 
 
 # --- what is in the directory ---------------------------------------------------------------------

@@ -13,10 +13,11 @@ from typing import Final
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.files.cdi import LARGEST, Edits, file_name
+from nodeagent.claims.files.cdi import LARGEST, file_name
 from nodeagent.claims.model import FileState
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.errors import DocumentError, NodeagentError
+from nodeagent.files.cdi import Edits
 from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
 from nodeagent.files.state import read_own_file, read_regular_file
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.claims.files.cdi import ContainerDevice, Edits, claim_document
+from nodeagent.claims.files.cdi import ContainerDevice, claim_document
 from nodeagent.claims.files.cdi_files import file_state, publish
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError
+from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.plan.observed import ObservedNode
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from nodeagent.claims.files.cdi import Edits, claim_of, file_name, stale
+from nodeagent.claims.files.cdi import claim_of, file_name, stale
 from nodeagent.claims.files.cdi_files import file_names, withdraw
 from nodeagent.claims.files.claim_files import Capabilities, ClaimFiles
 from nodeagent.claims.files.records import (
@@ -57,6 +57,7 @@ from nodeagent.claims.upkeep.decisions import (
     ReportForeign,
 )
 from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.files.cdi import Edits
 from nodeagent.plan.desired import DesiredGpu, Reserved
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome

@@ -13,18 +13,22 @@ import re
 from collections.abc import Mapping
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.cdi import Json, cdi_device, mount
+from nodeagent.files.cdi import Device, Edits, Mount
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import MIB, Slot, percentage_text
 
 SUFFIX = ".env"
 KIND = "nodeagent.io/mps"
+CDI_VERSION = "0.6.0"  # the first with annotations; newer runtimes read it too
 FILE_NAME = "nodeagent.io-mps.json"
 SHM = "/dev/shm"  # noqa: S108  # where CUDA looks for the memory that it shares with the server
 
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_/.,:=@%+-]+")  # neither shell, systemd nor Docker touches these
 _SLOT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,98}[A-Za-z0-9])?")
+# Starts and ends with a letter or digit, as CDI's specification has it.
+_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_SAFE = ("nosuid", "nodev", "noexec", "bind")  # nothing in it is run or is a device
 
 
 class NotPlain(NodeagentError):
@@ -61,10 +65,10 @@ def is_plain(value: str) -> bool:
     return _PLAIN.fullmatch(value) is not None
 
 
-def slot_device(spec: DaemonSpec, slot: Slot, *, shm: str) -> Json:
+def slot_device(spec: DaemonSpec, slot: Slot, *, shm: str) -> Device:
     """One slot as a CDI device; `shm` is the directory that daemon and clients share as /dev/shm.
 
-    Raises NotPlain, and ValueError as `client_environment` and `cdi_device` do.
+    Raises NotPlain, and ValueError for what is no name, or as `client_environment` does.
     """
     environment = client_environment(spec, slot)
     for what, path in (("pipe", spec.pipe_directory), ("shm", shm)):
@@ -73,15 +77,15 @@ def slot_device(spec: DaemonSpec, slot: Slot, *, shm: str) -> Json:
                 f"the {what} directory {path!r} cannot be mounted into containers",
                 remedy="use letters, digits, -, _, . and / in run.dir",
             )
+    name = f"{spec.device}-{slot.name}"
+    if not _DEVICE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a CDI device")
     # Read-only still lets a client connect. It keeps one, which has the same user as the daemon,
     # from putting something else in the place of its sockets.
-    pipes = mount(spec.pipe_directory, spec.pipe_directory, writable=False)
-    return cdi_device(
-        f"{spec.device}-{slot.name}",
-        environment=environment,
-        mounts=(pipes, mount(shm, SHM, writable=True)),
-        annotations=_annotations(spec, slot),
-    )
+    pipes = Mount(spec.pipe_directory, spec.pipe_directory, ("ro", *_SAFE))
+    variables = tuple(f"{variable}={value}" for variable, value in sorted(environment.items()))
+    edits = Edits(env=variables, mounts=(pipes, Mount(shm, SHM, ("rw", *_SAFE))))
+    return Device(name=name, annotations=_annotations(spec, slot), container_edits=edits)
 
 
 def _annotations(spec: DaemonSpec, slot: Slot) -> Mapping[str, str]:

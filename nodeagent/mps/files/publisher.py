@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.cdi import Json, cdi_specification
+from nodeagent.files.cdi import Device, cdi_specification
 from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
 from nodeagent.mps.files.client_files import (
+    CDI_VERSION,
     FILE_NAME,
     KIND,
     SUFFIX,
@@ -57,7 +58,7 @@ class Publisher(Struct, frozen=True, kw_only=True):
         """
         problems: list[Problem] = []
         env_files: dict[str, Files] = {}
-        slots: list[Json] = []
+        slots: list[Device] = []
         for spec, wanted in sorted(shared, key=lambda one: one[0].device):
             with _noted(problems, spec.device):
                 env_files[spec.device], of_device = self._of_device(spec, wanted)
@@ -67,12 +68,12 @@ class Publisher(Struct, frozen=True, kw_only=True):
             with _noted(problems):
                 self._publish_env_files(env_files, problems)
         if slots or os.path.lexists(self.cdi_dir / FILE_NAME):
-            cdi = {FILE_NAME: cdi_specification(KIND, slots)} if slots else {}
+            cdi = {FILE_NAME: cdi_specification(CDI_VERSION, KIND, slots)} if slots else {}
             with _noted(problems), self._opened(self.cdi_dir, make=bool(cdi)) as directory:
                 _publish(directory, cdi, (FILE_NAME,), problems)
         return tuple(problems)
 
-    def _of_device(self, spec: DaemonSpec, wanted: WantedMps) -> tuple[Files, list[Json]]:
+    def _of_device(self, spec: DaemonSpec, wanted: WantedMps) -> tuple[Files, list[Device]]:
         """All slots of a device or none: some without others would only puzzle."""
         shm = str(self.shm(spec))
         slots = wanted.sharing.slots
