@@ -11,7 +11,6 @@ from typing import NoReturn
 from nodeagent.claims.reporting.attempts import Attempts
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
-from nodeagent.claims.reporting.reasons import reason_of
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.errors import NodeagentError
@@ -43,9 +42,7 @@ class ClaimView:
         self._pods_changed = pods_changed
         self._called = asyncio.Event()
         self.pods = claims.pods
-        self.attempts = Attempts(
-            clock=asyncio.get_running_loop().time, wall=time.time, reason_of=reason_of
-        )
+        self.attempts = Attempts(clock=asyncio.get_running_loop().time, wall=time.time)
         self.attempts.on_end.append(lambda *_: self._called.set())
         self.amiss: Mapping[str, Problem] = {}  # by the claim's uid, as upkeep left it
 

@@ -24,9 +24,8 @@ from nodeagent.claims.offering.offer import Offer
 from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.offering.resource_slices import NodeReference
 from nodeagent.claims.offering.wanted import Mode
-from nodeagent.claims.reporting.attempts import Operation
+from nodeagent.claims.reporting.attempts import ClaimUnread, Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
-from nodeagent.claims.reporting.reasons import ClaimUnread
 from nodeagent.claims.reporting.reserved_for import read_reserved_for
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import Change, ClaimPlaces, NodeClaims

@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
-from nodeagent.claims.reporting.attempts import FORGOTTEN_AFTER, Attempt, Attempts, Operation
-from nodeagent.claims.reporting.reasons import reason_of
+from nodeagent.claims.reporting.attempts import (
+    FORGOTTEN_AFTER,
+    Attempt,
+    Attempts,
+    Operation,
+)
 from nodeagent.claims.serving.outcomes import NotAdmitted
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.problems import Code, Problem
@@ -22,9 +26,7 @@ class Clocked:
     def __init__(self) -> None:
         self.now = 1000.0
         self.ended: list[tuple[Operation, float, str]] = []
-        self.attempts = Attempts(
-            clock=lambda: self.now - 900, wall=lambda: self.now, reason_of=reason_of
-        )
+        self.attempts = Attempts(clock=lambda: self.now - 900, wall=lambda: self.now)
         self.attempts.on_end.append(lambda *ended: self.ended.append(ended))
 
     def work(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.claims.reporting.reasons import CDI, INTERNAL, OTHER, REFUSED
+from nodeagent.claims.reporting.attempts import CDI, INTERNAL, OTHER, REFUSED
 from nodeagent.errors import UsageError
 from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import default_table

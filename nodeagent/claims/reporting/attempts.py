@@ -1,4 +1,6 @@
-"""What the kubelet asked for each claim, and what came of it: times, counts, refusals. Pure."""
+"""What the kubelet asked for each claim, and what came of it: times, counts, refusals, and why work
+fails in a few words, which are codes of refusals and labels of a metric. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from nodeagent.claims.reporting.reasons import REPORT_FAULT
-from nodeagent.errors import NodeagentError
+from nodeagent.claims.files.cdi_files import NoToolkitEdits
+from nodeagent.claims.files.records import RecordNotKept
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.serving.outcomes import NotAdmitted
+from nodeagent.errors import DriverError, NodeagentError, StillInUse, UnknownDevice
+from nodeagent.files.open_directory import PathRefused
+from nodeagent.plan.problems import Code
 from nodeagent.views.shapes import Problem
 
 FORGOTTEN_AFTER: Final = 600.0  # seconds; the kubelet repeats a call every few
@@ -44,20 +51,12 @@ Ended = Callable[[Operation, float, str], None]
 class Attempts:
     """Those at all claims, by uid; at most one at each at a time.
 
-    `clock` gives seconds and does not jump, `wall` seconds since 1970. `reason_of` gives a failure
-    one of a few words.
+    `clock` gives seconds and does not jump, `wall` seconds since 1970.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        reason_of: Callable[[Exception], str],
-    ) -> None:
+    def __init__(self, *, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock = clock
         self._wall = wall
-        self._reason_of = reason_of
         self._newest: dict[str, Attempt] = {}
         self.on_end: list[Ended] = []
 
@@ -72,9 +71,9 @@ class Attempts:
         try:
             yield
         except Exception as error:
-            reason = self._reason_of(error)
-            self._keep(uid, replace(before, refusal=_refusal(error, reason)))
-            self._report(operation, began, reason)
+            refusal = _refusal(error)
+            self._keep(uid, replace(before, refusal=refusal))
+            self._report(operation, began, refusal.code)
             raise
         except BaseException:  # the agent stops
             self._keep(uid, before)
@@ -112,7 +111,44 @@ class Attempts:
             notify(operation, self._clock() - began, reason)
 
 
-def _refusal(error: Exception, reason: str) -> Problem:
+def _refusal(error: Exception) -> Problem:
+    reason = _reason_of(error)
     if isinstance(error, NodeagentError):
         return Problem(code=reason, message=error.message, remedy=error.remedy)
     return Problem(code=reason, message=f"it failed: {error!r}", remedy=REPORT_FAULT)
+
+
+# --- why work fails -------------------------------------------------------------------------------
+
+
+class ClaimUnread(NodeagentError):
+    """The API server does not say what the claim is."""
+
+
+REFUSED: Final = "ClaimRefused"  # the claim itself is wrong, or another one is in its way
+CDI: Final = "Cdi"
+OTHER: Final = "Other"
+INTERNAL: Final = "Internal"  # a fault of the agent's
+REPORT_FAULT: Final = (
+    "the kubelet asks again; report it with the agent's log (`journalctl -u nodeagent`, in a "
+    "cluster `kubectl logs` of its pod) and what `nodeagent bundle nodeagent.tar.gz` writes"
+)
+
+_REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (StillInUse, Code.IN_USE.value),
+    (UnknownDevice, Code.UNKNOWN_DEVICE.value),
+    (DriverError, Code.DRIVER.value),
+    (ClaimUnread, Code.CLUSTER.value),
+    (RecordNotKept, Code.STATE_FILE.value),
+    (NoToolkitEdits, CDI),
+    (PathRefused, CDI),
+    (ClaimRefused, REFUSED),
+    (NodeagentError, OTHER),
+)
+
+
+def _reason_of(error: Exception) -> str:
+    """One word of a few."""
+    if isinstance(error, NotAdmitted):
+        return error.code.value
+    return next((word for kind, word in _REASONS if isinstance(error, kind)), INTERNAL)

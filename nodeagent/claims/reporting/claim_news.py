@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.claims.reporting.attempts import Attempt, Operation
+from nodeagent.claims.reporting.attempts import REFUSED, Attempt, Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.claims.reporting.reasons import REFUSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from nodeagent.claims.model import ClaimedDevice
-from nodeagent.claims.reporting.reasons import REPORT_FAULT
+from nodeagent.claims.reporting.attempts import REPORT_FAULT
 from nodeagent.cluster.kubelet.plugin.claims import ClaimName, ClaimService
 from nodeagent.errors import NodeagentError
 
