@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from nodeagent.health.findings import Key, Moment
 from nodeagent.plan.observed import Placement
+from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import Struct
 
 
@@ -100,7 +101,7 @@ class GpuReading(Struct, frozen=True):
     answer: Answer | None = None
     mig: bool | None = None
     instances: tuple[InstanceReading, ...] | None = None
-    compute_mode: int | None = None  # nvmlComputeMode_t
+    compute_mode: ComputeMode | None = None
     modes: tuple[ModeReading, ...] = ()
     recovery_action: int | None = None
     inforom_corrupt: bool | None = None

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.gpu.nvml import MOST_LINKS, InstanceInfo, call
+from nodeagent.gpu.nvml import COMPUTE_MODES, MOST_LINKS, InstanceInfo, call
 from nodeagent.gpu.nvml_calls import FieldId, filled
 from nodeagent.health.readings import (
     Fabric,
@@ -89,6 +89,8 @@ def read_health(reader: NvmlReader, reading: GpuReading, *, slow: bool) -> GpuRe
         **{name: _once(reader, *call) for name, call in _CONSTANT_CALLS.items()},
     }
     found |= {name: bool(found[name]) for name in _FLAGS & found.keys() if found[name] is not None}
+    if slow:
+        found["compute_mode"] = COMPUTE_MODES.get(found["compute_mode"])
     reading = replace(reading, complete=slow, **found)
     return _with_structures(reader, reading) if slow else reading
 

@@ -16,18 +16,18 @@ from nodeagent.errors import NodeagentError
 from nodeagent.gpu.event_listener import Binding, Event
 from nodeagent.gpu.kernel import REMEDY, KernelLog
 from nodeagent.health.kernel_log import Begun, pci_address, read_lines
-from nodeagent.health.modes import owned_modes
 from nodeagent.health.readings import (
     Answer,
     GpuEvent,
     GpuEventKind,
     GpuReading,
+    ModeReading,
     NodeReading,
     Silence,
     XidEvent,
 )
 from nodeagent.health.state import GpuHistory
-from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -114,6 +114,28 @@ class HealthReadings:
                 self._unbound.discard(uuid)
                 answer = Answer()  # what it is like now, the next samples show
             yield replace(known, answer=answer)
+
+
+def owned_modes(plan: GpuPlan, read: GpuReading) -> tuple[ModeReading, ...]:
+    """Modes of one GPU that the agent owns, as they were read beside what the plan in force makes
+    of them; one that the plan does not name is left out.
+    """
+    if plan.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE):
+        return ()
+    gpu, found = plan.after, []
+    mig = gpu.mig
+    if read.mig is not None and mig is not None and mig.current == mig.pending:
+        found.append(ModeReading("MIG mode", _word(read.mig), _word(mig.current)))
+    divided = mig is not None and mig.current
+    # The compute mode is the agent's own as long as it has changed it.
+    if read.compute_mode and gpu.compute_mode and gpu.earlier_mode and not divided:
+        mode = ModeReading("compute mode", read.compute_mode.value, gpu.compute_mode.value)
+        found.append(mode)
+    return tuple(found)
+
+
+def _word(on: bool) -> str:
+    return "on" if on else "off"
 
 
 def _number(address: str) -> int | None:

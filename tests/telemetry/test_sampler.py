@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.catalogue import catalogue
+from nodeagent.plan.shares import ComputeMode
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.telemetry.sampler import Intervals
 from tests.gpu.steps_of import laid_out
@@ -182,7 +183,7 @@ async def test_health_of_a_gpu_and_its_instance(known: Driver, node: SimulatedNo
     (instance,) = reading.instances
     assert (instance.instance, instance.uncorrected) == (gpu.instances[0].id, 3)
     assert instance.placement == gpu.instances[0].placement
-    assert (reading.complete, sampled.gpus[1].compute_mode) == (True, 0)
+    assert (reading.complete, sampled.gpus[1].compute_mode) == (True, ComputeMode.DEFAULT)
     assert sampled.known == frozenset(gpu.uuid for gpu in sampled.gpus)
     assert sampled.addresses == ("00000000:1A:00.0", "00000000:27:00.0")
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from nodeagent.health.modes import owned_modes
 from nodeagent.health.readings import GpuReading, ModeReading
 from nodeagent.plan.observed import MigMode
 from nodeagent.plan.plan import GpuPlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import replace
+from nodeagent.telemetry.health_sources import owned_modes
 from tests.plan.cards import card
 
 ON, OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=False)
-EXCLUSIVE = 3
+EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 H100 = replace(card("h100-80gb"), mig=OFF)
 
 
-def _read(*, mig: bool | None = None, mode: int | None = None) -> GpuReading:
+def _read(*, mig: bool | None = None, mode: ComputeMode | None = None) -> GpuReading:
     return GpuReading(H100.uuid, mig=mig, compute_mode=mode)
 
 
@@ -38,7 +38,7 @@ def test_the_compute_mode_only_where_the_agent_set_it() -> None:
         compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
         earlier_mode=ComputeMode.DEFAULT,
     )
-    found = owned_modes(GpuPlan.in_sync(mine), _read(mode=0))
+    found = owned_modes(GpuPlan.in_sync(mine), _read(mode=ComputeMode.DEFAULT))
     assert found == (ModeReading("compute mode", "default", "exclusiveProcess"),)
     theirs = replace(mine, earlier_mode=None)
     assert owned_modes(GpuPlan.in_sync(theirs), _read(mode=EXCLUSIVE)) == ()
