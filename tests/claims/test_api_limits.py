@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nodeagent.claims.offering.api_limits import Json, SliceRefused, check_slices
+from nodeagent.claims.offering.api_limits import SliceRefused
 from nodeagent.claims.offering.devices import OfferedDevice, Taint, Version
-from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.offering.offer import Offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.offering.wanted import Mode
+from nodeagent.structs import replace
 from tests.claims.boards import NODE
-from tests.plan.cards import card
 
 NODE_REFERENCE = NodeReference(NODE, "uid")
-
-
-def _published(board: str) -> tuple[Json, ...]:
-    offer = make_offer(card(board), OfferContext(NODE, Mode.DYNAMIC, 0))
-    return resource_slices(offer, NODE_REFERENCE, 1)
 
 
 def _device(**changes: Any) -> OfferedDevice:
@@ -72,61 +64,24 @@ def test_limits_of_a_device(device: OfferedDevice, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "totals", "generation", "message"),
+    ("pool", "totals", "message"),
     [
-        (f"{NODE}/{'a' * 260}", {}, 1, "name has [0-9]+ characters, and Kubernetes takes 253"),
-        ("Node/gpu-x", {}, 1, "a part of its pool's name cannot be 'Node'"),
-        (f"{NODE}/gpu-x", {}, -1, "its generation is below 0"),
-        (f"{NODE}/gpu-x", {"memorySlice0": 1}, 1, "name of counter memorySlice0 cannot be"),
-        (f"{NODE}/gpu-x", {f"c{n}": 1 for n in range(33)}, 1, "has 33 counters"),
+        (f"{NODE}/{'a' * 260}", {}, "name has [0-9]+ characters, and Kubernetes takes 253"),
+        ("Node/gpu-x", {}, "a part of its pool's name cannot be 'Node'"),
+        (f"{NODE}/gpu-x", {"memorySlice0": 1}, "name of counter memorySlice0 cannot be"),
+        (f"{NODE}/gpu-x", {f"c{n}": 1 for n in range(33)}, "has 33 counters"),
     ],
 )
-def test_limits_of_a_pool(pool: str, totals: dict[str, int], generation: int, message: str) -> None:
-    """Of names, generation and counters."""
+def test_limits_of_a_pool(pool: str, totals: dict[str, int], message: str) -> None:
+    """Of names and counters."""
     with pytest.raises(SliceRefused, match=message):
-        resource_slices(Offer(pool, totals, (_device(),)), NODE_REFERENCE, generation)
+        resource_slices(Offer(pool, totals, (_device(),)), NODE_REFERENCE, 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s[1].update(sharedCounters=[]), "must have either devices or counters"),
-        (lambda s: s[1].pop("devices"), "must have either devices or counters"),
-        (
-            lambda s: s[1].update(devices=s[1]["devices"] * 5),
-            "has 65 devices, and Kubernetes takes 64",
-        ),
-        (lambda s: s[1]["devices"].append(s[1]["devices"][0]), "is there twice in its pool"),
-        (lambda s: s[1]["pool"].update(resourceSliceCount=0), "its pool has no slices"),
-        (lambda s: s[1].update(driver="a" * 64), "its driver has 64 characters"),
-        (
-            lambda s: s[0].update(sharedCounters=s[0]["sharedCounters"] * 9),
-            "has 9 sets of counters, and Kubernetes takes 8",
-        ),
-        (lambda s: s[0]["sharedCounters"][0].update(counters={}), "has no counters"),
-        (
-            lambda s: s[1]["devices"][0].update(
-                consumesCounters=s[1]["devices"][0]["consumesCounters"] * 3
-            ),
-            "has 3 sets of counters to take from, and Kubernetes takes 2",
-        ),
-        (lambda s: s[1]["devices"][0]["attributes"].update(x={}), "attribute x has no type"),
-    ],
-)
-def test_limits_that_no_offer_reaches(change: Callable[[list[Any]], object], message: str) -> None:
-    """The rest of what the API server checks; a change gets the specs of both slices."""
-    slices = copy.deepcopy(_published("a30"))
-    change([one["spec"] for one in slices])
-    with pytest.raises(SliceRefused, match=message):
-        check_slices(slices)
-
-
-def test_plain_devices_may_be_more() -> None:
-    """Where none has counters or taints, 128 go into a slice."""
-    (one,) = copy.deepcopy(_published("t4"))
-    (device,) = one["spec"]["devices"]
-    one["spec"]["devices"] = [{**device, "name": f"gpu-{n}"} for n in range(128)]
-    check_slices([one])
-    one["spec"]["devices"].append({**device, "name": "gpu-128"})
-    with pytest.raises(SliceRefused, match="has 129 devices, and Kubernetes takes 128"):
-        check_slices([one])
+def test_a_device_that_is_there_twice() -> None:
+    """Also in two slices of its pool."""
+    offer = Offer(f"{NODE}/gpu-x", {}, (_device(), *(_device(name=f"a{n}") for n in range(64))))
+    twice = replace(offer, devices=(*offer.devices, _device()))
+    assert len(resource_slices(offer, NODE_REFERENCE, 1)) == 2
+    with pytest.raises(SliceRefused, match="device gpu is there twice in its pool"):
+        resource_slices(twice, NODE_REFERENCE, 1)
