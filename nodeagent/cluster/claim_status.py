@@ -44,8 +44,8 @@ class ClaimStatus:
 
 
 class ClaimStatusPublisher:
-    """Publishes while `run` runs; `publish` sets what. `wall` is the time of day in UTC; seconds:
-    `retry` is the first and the longest pause after a failure, `denied_again` that after a 403.
+    """Publishes while `run` runs; `publish` sets what. `retry` are the seconds of the first and the
+    longest pause after a failure, `wall` is the time of day in UTC.
     """
 
     def __init__(
@@ -53,13 +53,11 @@ class ClaimStatusPublisher:
         access: ClusterAccess,
         *,
         retry: tuple[float, float] = (0.5, 30.0),
-        denied_again: float = _DENIED_AGAIN,
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
         self._backoff = Backoff(*retry, spread=1.0, jitter=jitter)
-        self._denied_again = denied_again
         self._wall = wall
         self._wanted: Mapping[str, ClaimStatus] = {}
         self._written: dict[str, ClaimStatus] = {}
@@ -94,7 +92,7 @@ class ClaimStatusPublisher:
                 if not self._is_denied:
                     log.warning("status.devices of claims is not written", error=fault.message)
                 self._is_denied = True
-                return self._denied_again
+                return _DENIED_AGAIN
             except (ObjectMissing, WriteConflict):  # deleted, or another one of its name
                 log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
             except RequestRefused as fault:  # deallocated meanwhile, say

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -65,7 +65,7 @@ async def run_nvidia_smi(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=_environment(os.environ),
+            env={name: os.environ[name] for name in _INHERITED if name in os.environ},
             start_new_session=True,  # what a wrapper starts goes with it
         )
     except OSError as error:
@@ -94,10 +94,6 @@ async def run_nvidia_smi(
             remedy=remedy(status),
         )
     return said
-
-
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    return {name: inherited[name] for name in _INHERITED if name in inherited}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -233,7 +233,8 @@ class Worker:
             except TimeoutError:
                 self._refuse_if_stuck(what)
                 job = self._running()
-                if clock() < until and job is not None and self._goes_on(job):
+                # One that came to or from the driver lately goes on.
+                if clock() < until and job and self._progress.silence < job.deadline:
                     continue
                 raise _late(f"{self.name}: {what} could not begin within {deadline:g} s") from None
             else:
@@ -280,10 +281,6 @@ class Worker:
             raise asyncio.CancelledError
         if late:
             raise late
-
-    def _goes_on(self, job: _Job[Result]) -> bool:
-        """Whether it came to or from the driver within the time that it has for one call."""
-        return self._progress.silence < job.deadline
 
     def _slowness(self, job: _Job[Result], limit: float) -> DeadlineExceeded:
         self._pace = self._progress.pace  # for the log: figures would change what is published

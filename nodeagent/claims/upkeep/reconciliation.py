@@ -114,7 +114,8 @@ def _find(device: ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Foun
     alike = [i for i in there if (i.profile, i.placement) == (device.profile, device.placement)]
     if not there:
         return _Missing()
-    if not alike or (device.is_made and not _was_made_for(device, alike[0], rebooted=rebooted)):
+    # Instances do not outlive the machine's start, and their ids are used again.
+    if not alike or (device.is_made and (rebooted or not device.was_made_as(alike[0]))):
         return _InTheWay((alike or there)[0])
     return _Present(gpu, alike[0])
 
@@ -124,11 +125,6 @@ def _find_whole(device: ClaimedDevice, gpu: Gpu) -> _Found:
     if device.result.admin_access or not gpu.in_mig_mode:
         return _Present(gpu)
     return _InTheWay(gpu.instances[0]) if gpu.instances else _Missing()
-
-
-def _was_made_for(device: ClaimedDevice, instance: GpuInstance, *, rebooted: bool) -> bool:
-    """Instances do not outlive the machine's start, and their ids are used again."""
-    return not rebooted and device.was_made_as(instance)
 
 
 # --- one claim ------------------------------------------------------------------------------------

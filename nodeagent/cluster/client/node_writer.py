@@ -36,6 +36,7 @@ from nodeagent.rate_limit import Allowance
 
 T = TypeVar("T")
 _Keys = Mapping[str, str | None]
+_LARGEST = 128 * 1024  # bytes of an annotation; all writers together have 256 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,6 @@ class NodeWriter:
         on_fault: Callable[[ClusterFault | None], None] = lambda _: None,
         on_contest: Callable[[tuple[str, ...]], None] = lambda _: None,
         intervals: WriteIntervals = WriteIntervals(),
-        largest: int = 128 * 1024,  # bytes; all writers together have 256 KiB
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -155,7 +155,6 @@ class NodeWriter:
         self._on_fault = on_fault
         self._on_contest = on_contest
         self._intervals = intervals
-        self._largest = largest
         self._clock = clock
         self._wall = wall
         self._metadata, self._status, self._taints = self._channels = tuple(
@@ -189,7 +188,7 @@ class NodeWriter:
         unseen += wanted.conditions.keys() - CONDITIONS
         if unseen:
             raise ValueError(f"wanted but never seen: {', '.join(unseen)}")
-        left_out = too_large(wanted.annotations, self._largest)
+        left_out = too_large(wanted.annotations, _LARGEST)
         kept = {key: text for key, text in wanted.annotations.items() if key not in left_out}
         wanted = replace(wanted, annotations=kept)
         if wanted != self._wanted:
