@@ -109,8 +109,11 @@ class Driver(Observer):
         """
         first = steps[0]
         await self._enumerate(first)
-        await self._change_users(
-            first, lambda change, _: require_idle_devices(change, steps), "looking for users"
+        await self._change(
+            first,
+            lambda change, _: require_idle_devices(change, steps),
+            "looking for users",
+            self._sources,
         )
 
     async def apply(self, step: Step) -> None:
@@ -129,12 +132,13 @@ class Driver(Observer):
     async def _apply(self, step: Step) -> None:
         match step:
             case SetMigMode():
-                await self._change_users(step, set_mig_mode, "changing MIG mode")
+                await self._change(step, set_mig_mode, "changing MIG mode", self._sources)
             case DestroyGpuInstance():
-                await self._change_users(step, destroy_gpu_instance, _destroying(step))
+                await self._change(step, destroy_gpu_instance, _destroying(step), self._sources)
                 await self._forget_modes(step.devices)
             case DestroyComputeInstance():
-                await self._change_users(step, destroy_compute_instance, _destroying(step))
+                what = _destroying(step)
+                await self._change(step, destroy_compute_instance, what, self._sources)
                 await self._forget_modes((step.device,))
             case CreateGpuInstance():
                 await self._change(step, create_gpu_instance, _creating(step))
@@ -152,24 +156,17 @@ class Driver(Observer):
             case _:
                 assert_never(step)
 
-    async def _change(self, step: GpuChange, change: ChangeFunction[GpuChange], what: str) -> None:
-        """Call `change` in the GPU's thread."""
-        async with self.pool.lock.shared():
-            gpu = self._gpu(step)
-            await self._call(
-                gpu,
-                lambda: change(self._begin(gpu, step), step),
-                what=what,
-                deadline=self._deadline,
-                changing=True,
-            )
-
-    async def _change_users(
-        self, step: GpuChange, change: ChangeFunction[GpuChange], what: str
+    async def _change(
+        self,
+        step: GpuChange,
+        change: ChangeFunction[GpuChange],
+        what: str,
+        sources: Sequence[UsageSource] = (),
     ) -> None:
-        """Call `change`, which may take a device away, with what other sources know of users.
+        """Call `change` in the GPU's thread; one that may take a device away with what other
+        `sources` know of users.
 
-        They are read before the wait for the GPU's thread, which another call may make long. A
+        These are read before the wait for the GPU's thread, which another call may make long. A
         device may be allocated meanwhile, so they are read again if they are too old by then, a few
         times and for at most the step's deadline: the watchdog must not take it for a hang.
         """
@@ -177,7 +174,7 @@ class Driver(Observer):
             gpu = self._gpu(step)
             until = self._clock() + self._deadline
             for _ in range(_READINGS):
-                readings = [await source.ask() for source in self._sources]
+                readings = [await source.ask() for source in sources]
                 job = partial(self._change_in_time, gpu, step, change, readings, self._clock())
                 if await self._call(gpu, job, what=what, deadline=self._deadline, changing=True):
                     return
