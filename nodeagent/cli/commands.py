@@ -22,7 +22,7 @@ _FILE = option(
     help="the plan, or a file of nvidia-mig-parted; - reads standard input "
     "(default: $MIG_PARTED_CONFIG_FILE)",
 )
-_DOCUMENT = (_FILE, _configuration("$MIG_PARTED_SELECTED_CONFIG, else the only one"))
+_DOCUMENT = (_FILE, _configuration("$MIG_PARTED_SELECTED_CONFIG, else plan.name, the only one"))
 _RESET = choice(
     "--reset",
     choices("reset"),

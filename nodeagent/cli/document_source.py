@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
 
@@ -18,20 +19,29 @@ LARGEST = 1 << 20  # bytes that are read; so large a document is refused, whatev
 
 def read_content(options: Options) -> bytes:
     """The text that the options name, as it is; raises UsageError."""
-    name = options.file or os.environ.get(FILE_VARIABLE)
+    name = _name_of_file(options)
     if not name:
         raise UsageError("no document given", remedy="name one with -f FILE, or - for stdin")
     return _content(name)
 
 
 def configuration_in(content: bytes, options: Options) -> str | None:
-    """The configuration that is asked for, if any.
+    """The configuration that is asked for, if any; raises UsageError.
 
-    A name in the environment concerns files that have configurations, and no plan.
+    A name in the environment concerns files that have configurations, and no plan; the setting
+    `plan.name` the file of the setting `plan.file` alone.
     """
     if options.configuration is not None or b"mig-configs" not in content:
         return options.configuration
-    return os.environ.get(CONFIGURATION_VARIABLE) or None
+    if named := os.environ.get(CONFIGURATION_VARIABLE):
+        return named
+    setting = command_settings(options).plan
+    is_its_file = Path(_name_of_file(options) or "").absolute() == setting.file.absolute()
+    return setting.name if is_its_file else None
+
+
+def _name_of_file(options: Options) -> str | None:
+    return options.file or os.environ.get(FILE_VARIABLE)
 
 
 def _content(name: str) -> bytes:

@@ -203,6 +203,19 @@ def test_mig_parteds_variables_are_understood(
     assert h100.on("plan", "-o", "json", "-f", h100.plan(WHOLE)).json["verdict"] == "applicable"
 
 
+def test_the_setting_names_the_configuration_of_its_own_file(
+    h100: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One name for the agent and for commands by hand; a file elsewhere has its own."""
+    its_file, other = h100.file(MIG_PARTED, "parted.yaml"), h100.file(MIG_PARTED, "other.yaml")
+    monkeypatch.setenv("NODEAGENT_PLAN_FILE", str(its_file))
+    monkeypatch.setenv("NODEAGENT_PLAN_NAME", "all-off")
+    assert h100.on("plan", "-f", its_file, "-o", "json").json["verdict"] == "inSync"
+    assert h100.on("plan", "-f", other).code == 2
+    monkeypatch.setenv("MIG_PARTED_SELECTED_CONFIG", "all-1g")
+    assert h100.on("plan", "-f", its_file, "-o", "json").json["verdict"] == "applicable"
+
+
 def test_a_reset_is_planned_only_where_it_is_allowed(a100: Program) -> None:
     """On Ampere the plan ends at the mode change, unless `--reset whenIdle`."""
     path = a100.plan("{devices: [0], mig: {1g.5gb: 7}}")
