@@ -133,7 +133,8 @@ def _unreachable(address: AgentAddress, refusals: list[OSError]) -> AgentUnreach
         )
     return AgentUnreachable(
         f"no agent answers at {address} ({refusals[-1].strerror or refusals[-1]})",
-        remedy="start one: systemctl start nodeagent, or nodeagent run",
+        remedy="start one: systemctl start nodeagent, or nodeagent run; "
+        "or say where it is: --run-dir",
     )
 
 
