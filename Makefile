@@ -22,9 +22,9 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
 run: $(RUN)  ## start the agent on a simulated node (BOARDS=h100-80gb:2 PLAN=examples/plan.yaml)
-	@mkdir -p $(LOCAL)/run $(LOCAL)/state
-	@# A new node each time, except below an agent that runs: that has the lock.
-	@flock --nonblock $(LOCAL)/node.json.writer.lock rm -f $(LOCAL)/node.json || true
+	@mkdir -p $(LOCAL)/run
+	@# A new node each time, of which no agent knows anything; not below an agent that has the lock.
+	@flock --nonblock $(LOCAL)/node.json.writer.lock rm -rf $(LOCAL)/node.json $(LOCAL)/state || true
 	@NODEAGENT_RUN_DIR=$(LOCAL)/run NODEAGENT_STATE_DIR=$(LOCAL)/state \
 	  exec $(BIN)/nodeagent run --simulate $(BOARDS) --state $(LOCAL)/node.json --plan $(PLAN)
 

@@ -9,6 +9,7 @@ import shlex
 import signal
 import statistics
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
@@ -20,6 +21,7 @@ import pytest
 
 from tests.acceptance.cluster_rig import SOON, plan_text, until
 from tests.own_host import own_host
+from tests.simulated_cluster.__main__ import begin_anew
 from tests.simulated_cluster.agent import (
     NAME,
     PLAN,
@@ -193,10 +195,25 @@ async def test_by_hand(tmp_path: Path) -> None:
         await asyncio.to_thread(sent, ending)
         await line("pod trainer is gone")
         await until(lambda: len(instances(url)) == 4)
+        process.send_signal(signal.SIGUSR1)
+        await line("the API server is away")
+        with pytest.raises(urllib.error.URLError):
+            instances(url)
+        process.send_signal(signal.SIGUSR1)
+        await line("the API server is back")
+        assert len(instances(url)) == 4
     finally:
         process.send_signal(signal.SIGINT)
         code = await process.wait()
     assert code == 0
+
+
+def test_a_new_node_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
+    """What an earlier agent knew, such as the findings of a GPU of the same UUID, is gone."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/health.json").write_text("{}")
+    begin_anew(tmp_path, "127.0.0.1:0")
+    assert list(tmp_path.glob("state/*")) == []
 
 
 def slices(url: str) -> str:

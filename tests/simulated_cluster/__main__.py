@@ -111,6 +111,21 @@ def _problems(status: dict[str, Any]) -> list[str]:
     return [": ".join(filter(None, (p.get("path"), p["message"]))) for p in found]
 
 
+async def go_away_on_request(api: ApiServer) -> NoReturn:
+    """At SIGUSR1 the API server refuses connections, until the next one."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, asked.set)
+    while True:
+        await asked.wait()
+        asked.clear()
+        await api.stop()
+        print("the API server is away", flush=True)
+        await asked.wait()
+        asked.clear()
+        await api.start()
+        print("the API server is back", flush=True)
+
+
 async def until_stopped(agent: list[str], folder: Path) -> int:
     """Wait for SIGINT or SIGTERM, with the agent (an empty command: without one); an exit code."""
     stop = asyncio.Event()
@@ -148,14 +163,15 @@ def program() -> str:
 
 
 def begin_anew(folder: Path, listen: str) -> None:
-    """A new node, and no claims; raises NodeagentError, with everything as it was, where an agent
-    runs in the folder or the address is taken.
+    """A new node, of which no agent knows anything, and no claims; raises NodeagentError, with
+    everything as it was, where an agent runs in the folder or the address is taken.
     """
     host, _, port = listen.rpartition(":")
     check_free(Address(host, int(port)))
     state = folder / "node.json"
     with writer_lock(state.with_name(f"{state.name}.{FILE_NAME}")):
         state.unlink(missing_ok=True)
+        shutil.rmtree(folder / "state", ignore_errors=True)
         shutil.rmtree(directory_beside(state) / FOLDER, ignore_errors=True)
 
 
@@ -178,9 +194,12 @@ async def serve(options: argparse.Namespace) -> int:
             print(f"  {starting(api.url)}")
             print(f"  {program()} status --run-dir {folder}/run")
             print(f"  {ending(api.url)}")
+            print("take the API server away; the same line brings it back:")
+            print(f"  kill -USR1 {os.getpid()}")
             print("\nbeside them, once the agent is ready:", flush=True)
         workloads = Workloads(api, plugins, options.node, lambda text: print(text, flush=True))
-        for following in (tell_statuses(api, options.node), workloads.run()):
+        tasks = (tell_statuses(api, options.node), workloads.run(), go_away_on_request(api))
+        for following in tasks:
             stack.callback(asyncio.create_task(following).cancel)
         agent: list[str] = []
         if options.agent:
