@@ -37,7 +37,7 @@ def why_not() -> str:
 @functools.cache
 def overlay(name: str) -> tuple[Document, ...]:
     """All documents of an overlay; not to be changed."""
-    return _rendered(MANIFESTS / "overlays" / name)
+    return render(MANIFESTS / "overlays" / name)
 
 
 def with_components(folder: Path, name: str, components: Iterable[str]) -> tuple[Document, ...]:
@@ -48,10 +48,11 @@ def with_components(folder: Path, name: str, components: Iterable[str]) -> tuple
         "components": [f"{from_there}/components/{one}" for one in components],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    return _rendered(folder)
+    return render(folder)
 
 
-def _rendered(folder: Path) -> tuple[Document, ...]:
+def render(folder: Path) -> tuple[Document, ...]:
+    """All documents of the kustomization in the folder."""
     result = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
     )

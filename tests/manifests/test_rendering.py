@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import textwrap
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import yaml
 
 from nodeagent import __version__
+from tests.doc_blocks import PAGES, blocks_of
 from tests.draws import long_run
 from tests.manifests.rendering import (
     MANIFESTS,
@@ -21,6 +24,7 @@ from tests.manifests.rendering import (
     one,
     overlay,
     pod_of,
+    render,
     why_not,
     with_components,
     written,
@@ -41,6 +45,12 @@ TOGETHER = (  # components that an overlay may have at once
     ),
     ("driver-from-operator", "source-mig-config"),
 )
+OF_PAGES = {  # overlays of one's own, as the pages write them
+    page.name: block.body
+    for page in PAGES
+    for block in blocks_of(page.read_text(encoding="utf-8"))
+    if block.lines[0].startswith("# my-overlay/kustomization.yaml")
+}
 rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
@@ -109,6 +119,30 @@ def test_the_components_fit_an_overlay(components: tuple[str, ...], tmp_path: Pa
     assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }
+
+
+@rendered
+@pytest.mark.parametrize("page", OF_PAGES)
+def test_an_overlay_that_a_page_writes(page: str, tmp_path: Path) -> None:
+    """It renders and is valid, and its own files take the place of the repository's."""
+    kustomization = textwrap.dedent(OF_PAGES[page]).replace(
+        "../manifests", os.path.relpath(MANIFESTS, tmp_path)
+    )
+    (tmp_path / "kustomization.yaml").write_text(kustomization, encoding="utf-8")
+    (tmp_path / "settings.yaml").write_text("mine", encoding="utf-8")
+    plan = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "nodeagent-plan", "namespace": "nodeagent"},
+        "data": {"config.yaml": "mine"},
+    }
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan), encoding="utf-8")
+    documents = render(tmp_path)
+    _valid(documents)
+    if "settings.yaml" in kustomization:
+        assert one(documents, "ConfigMap")["data"] == {"settings.yaml": "mine"}
+    if "plan.yaml" in kustomization:
+        assert one(documents, "ConfigMap", "nodeagent-plan")["data"] == plan["data"]
 
 
 def test_all_are_tested() -> None:
