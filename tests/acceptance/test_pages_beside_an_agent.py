@@ -1,4 +1,4 @@
-"""What docs/simulator.md has typed beside an agent, typed beside one."""
+"""What the pages have typed beside an agent, typed beside one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from contextlib import ExitStack
 import pytest
 
 from tests.acceptance.agent_home import SOON, Home
-from tests.doc_blocks import ROOT, blocks_of, words_of
+from tests.doc_blocks import PAGES, ROOT, blocks_of, words_of
 
-PAGE = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
+BLOCKS = {
+    page.name: found
+    for page in PAGES
+    if (found := [b for b in blocks_of(page.read_text("utf-8")) if b.info == "sh agent"])
+}
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("page", BLOCKS)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the page's MPS clients are other users")
-def test_commands_typed_beside_an_agent(home: Home) -> None:
-    """The agents of the page get in sync, and each command ends with 0 or goes on until Ctrl-C."""
+def test_commands_typed_beside_an_agent(home: Home, page: str) -> None:
+    """The agents of a page get in sync, and each command ends with 0 or goes on until Ctrl-C."""
     home.settings = {"NODEAGENT_API_LISTEN": "127.0.0.1:0", "PYTHONUNBUFFERED": "1"}
     (home.folder / "examples").symlink_to(ROOT / "examples")
     (home.folder / "na").mkdir(mode=0o755)
     _end(home, "apply -f examples/plan.yaml --simulate h100-80gb:2 --state node.json")
-    for block in (block for block in blocks_of(PAGE) if block.info == "sh agent"):
+    for block in BLOCKS[page]:
         with ExitStack() as begun:
             for line in block.lines:
                 command = line.removeprefix("nodeagent ").replace("/tmp/na/", f"{home.folder}/na/")
