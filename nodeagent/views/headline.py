@@ -227,8 +227,8 @@ def _refused_claims(state: NodeState) -> Iterator[Headline]:
 
 
 def _sentence(text: str) -> str:
-    """A fragment as a sentence; what begins with a name or a path keeps its first letter."""
-    plain = re.match(r"[a-z]+[ ,;:]", text)
+    """A fragment as a sentence; what begins with a name, a path or a URL keeps its first letter."""
+    plain = re.match(r"[a-z]+[,;:]? ", text)
     return _end(text[:1].upper() + text[1:] if plain else text)
 
 

@@ -213,6 +213,13 @@ def test_a_claim_that_waits_is_named() -> None:
     assert of(node({"claims": (waits,)})).text == "Claim ml/trainer: the disk is full."
 
 
+def test_an_address_at_its_beginning_keeps_its_spelling() -> None:
+    """A URL with a capital would be none."""
+    message = "https://10.0.0.1 does not answer: Connection refused"
+    away = replace(AWAY, problem=ClusterProblem(message=message, remedy="wait"))
+    assert of(node({"cluster": away})).text == f"{message}."
+
+
 def test_before_the_first_look() -> None:
     """Nothing is known, and nothing looks well."""
     fresh = NodeState("gpu-node-0", "annotation")
