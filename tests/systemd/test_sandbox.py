@@ -118,7 +118,9 @@ def check(unit: str, trace: Path) -> None:
         return
     calls = trace.read_text(errors="replace").splitlines()
     assert any("/var/lib/nodeagent/" in call and "O_CREAT" in call for call in calls)
-    assert [call for call in calls if REFUSED.search(call)] == []
+    # Simulated MPS programs run as in a plain Python, which keeps what it compiled where it can.
+    refused = [call for call in calls if REFUSED.search(call) and "/__pycache__/" not in call]
+    assert refused == []
     made = {match[1] for call in calls if (match := CALL.match(call))}
     assert "openat" in made
     assert made & denied_calls(unit) == set()
