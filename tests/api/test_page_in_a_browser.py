@@ -49,7 +49,8 @@ def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None) -> None:
     """The headline is right, nothing has to be scrolled sideways, and nothing goes wrong."""
     agent = Agent(OBSERVED)
-    agent.events.add(EventType.APPLIED, "GPU 0 now has 1g.10gb at 0", gpu=FIRST)
+    kind, after = EventType.CHANGED_FOR_CLAIM, "1g.10gb at 0"  # before the page was opened
+    agent.events.add(kind, "GPU 0 now has it", gpu=FIRST, before="no instances", after=after)
     async with listen(agent, HOST, 0, Refusals()) as port, tab(tmp_path) as page:
         for name, state in STATES.items():
             agent.state = state
@@ -57,7 +58,8 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             assert status is not None
             await page.open(f"http://{HOST}:{port}/")
             await _headline_is(page, status["headline"]["text"])
-            await page.until("byId('timeline').textContent.includes('GPU 0 now has')")
+            await page.until("byId('timeline').textContent.includes('beforeno instances')")
+            assert await page.value("byId('timeline').textContent.includes('after1g.10gb at 0')")
             await _fits_every_screen(page, name, pictures)
         assert page.errors == []
 
