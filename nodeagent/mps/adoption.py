@@ -24,8 +24,8 @@ from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.control.commands import MemoryLimit
 from nodeagent.mps.control.query import Seen, ask_everything, differences
 from nodeagent.mps.files.directories import Directories, directories_of
-from nodeagent.mps.files.records import Record, RecordUnusable, read_records
-from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_records
+from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.process import DaemonProcess, adopt
 from nodeagent.mps.lifecycle.model import Phase
 from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, processes_of
@@ -34,7 +34,7 @@ from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import IDLE, Usage, User
-from nodeagent.processes import command_of, groups_of
+from nodeagent.processes import command_of, groups_of, pids
 
 SHARE = "unrecorded"  # the name of the one share that such a daemon is taken to have
 _MULTI_USER = frozenset({"-multiuser-server", "-M", "-m", "--multiuser"})
@@ -66,6 +66,21 @@ def left_by(run_dir: Path, device: str) -> DaemonSpec:
     made = directories_of(run_dir, device)
     uid = _owner(made)
     return DaemonSpec(device, uid, uid, made.pipe, made.log, None, ALL_THREADS)
+
+
+def lost_daemons(run_dir: Path) -> tuple[MpsProcess, ...]:
+    """Daemons that have their directories below this one, and whose sockets were deleted. Reads all
+    of /proc.
+    """
+    found = (mps_process(pid) for pid in pids())
+    return tuple(
+        one
+        for one in found
+        if one
+        and one.program == CONTROL
+        and Path(one.pipe_directory).parent.parent == run_dir / FOLDER
+        and not is_reachable(one)
+    )
 
 
 def _process(made: Directories) -> MpsProcess | None:

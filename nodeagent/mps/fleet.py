@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Self
 
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
-from nodeagent.mps.adoption import found_process, left_by, unrecorded
+from nodeagent.mps.adoption import found_process, left_by, lost_daemons, unrecorded
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.files.directories import make_directories, remove_directories
@@ -29,10 +30,12 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
     Subject,
 )
+from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.requests import NotReady, drained, end, restarted, started, stopped
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import WantedMps
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import DaemonState
 
 
@@ -55,6 +58,8 @@ class Fleet:
                 await self._take_over(record)
             for device in await asyncio.to_thread(devices_without_record, self._context.run_dir):
                 await self._clear(device)
+            for daemon in await asyncio.to_thread(lost_daemons, self._context.run_dir):
+                await self._end_lost(daemon)
             await self.poll()  # so that the clients are known from the start
         except BaseException:
             await self._stack.aclose()
@@ -119,6 +124,22 @@ class Fleet:
                 await asyncio.to_thread(remove_directories, context.run_dir, device)
         except NodeagentError as error:
             context.report(device, Report(Subject.CANNOT_BE_ENDED, str(error)))
+
+    async def _end_lost(self, daemon: MpsProcess) -> None:
+        """End a daemon whose record was deleted with its directory, unless it has a server: no
+        client finds it any more, and none could be started in its place.
+        """
+        context, device = self._context, Path(daemon.pipe_directory).parent.name
+        if device in self._supervisors:  # which replaces it
+            return
+        try:
+            spec = replace(left_by(context.run_dir, device), uid=daemon.uid)
+            await end_orphans(spec, grace=context.settings.grace)
+            words = f"its directory was deleted under its daemon (pid {daemon.pid}), which is ended"
+            report = Report(Subject.RECORD_UNUSABLE, words)
+        except NodeagentError as error:
+            report = Report(Subject.CANNOT_BE_ENDED, str(error))
+        context.report(device, report)
 
     def _supervisor(self, record: Record) -> Supervisor:
         supervisor = Supervisor(self._context, record)

@@ -69,6 +69,25 @@ async def test_a_living_daemon_is_no_orphans_parent(
         assert await process.wait() == f"signal 9 ({signal.SIGKILL.name})"
 
 
+async def test_a_daemon_that_no_client_can_find(
+    spec: DaemonSpec, programs: Programs, start_server: StartServer
+) -> None:
+    """Its sockets were deleted: it is ended as soon as it has no server, and so no client."""
+    process = await ChildLauncher(programs).launch(spec)
+    socket = Path(spec.pipe_directory) / "control"
+    socket.touch()
+    with pytest.raises(OrphansLeft, match="already serves"):
+        await end_orphans(spec, grace=1)
+    socket.unlink()
+    server = start_server()
+    with pytest.raises(OrphansLeft, match="already serves"):
+        await end_orphans(spec, grace=1)
+    server.kill()
+    server.wait()
+    assert [one.pid for one in await end_orphans(spec, grace=1)] == [process.pid]
+    await process.wait()
+
+
 @pytest.mark.parametrize(
     ("arguments", "user"),
     [

@@ -117,6 +117,20 @@ class DaemonSockets:
         return not self.impostor(daemon) and any(one == daemon for one, _ in self._proven.values())
 
 
+def is_reachable(daemon: MpsProcess) -> bool:
+    """Whether any of its sockets is where it made them, in its own view of the file system; not
+    knowing counts. Blocks on the file system.
+    """
+    front = Path(f"/proc/{daemon.pid}/root{daemon.pipe_directory}")
+    for directory in (front, front.with_name(BACK)):
+        for name in SOCKETS:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                with suppress(PermissionError):
+                    (directory / name).lstat()
+                return True
+    return False
+
+
 def _listening(path: Path) -> tuple[int, int] | None:
     """Pid and uid of the process that listens there; None where none does, or its queue is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

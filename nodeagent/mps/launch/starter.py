@@ -22,7 +22,7 @@ from nodeagent.mps.files.directories import (
     make_directories,
     remove_directories,
 )
-from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.mps.launch.process import DaemonProcess, StartError
 from nodeagent.mps.processes import (
@@ -42,28 +42,30 @@ class OrphansLeft(NodeagentError):
 
 
 async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[MpsProcess, ...]:
-    """End all servers of this daemon, which is dead; which those were.
+    """End what is left of this daemon, which is dead or lost its sockets; which processes it was.
 
     They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
     when one survives even that for as long again, or when a daemon lives there after all.
     """
     pipe_directory = spec.pipe_directory
-    daemons = await asyncio.to_thread(_daemons, spec)
-    if daemons:
-        raise OrphansLeft(
-            f"another MPS daemon (pid {daemons[0].pid}, user {daemons[0].uid}) already serves "
-            f"{pipe_directory}",
-            remedy=f"see who started it, and end it: `kill {daemons[0].pid}`",
-        )
     users = await asyncio.to_thread(_users, spec)
+    daemons = await asyncio.to_thread(_daemons, spec)
     found = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
-    left = servers = tuple(server for server in found if server.uid in users)
+    for daemon in daemons:
+        # Without a server it has no client, and without a socket it never gets one.
+        if found or daemon.uid not in users or await asyncio.to_thread(is_reachable, daemon):
+            raise OrphansLeft(
+                f"another MPS daemon (pid {daemon.pid}, user {daemon.uid}) already serves "
+                f"{pipe_directory}",
+                remedy=f"see who started it, and end it: `kill {daemon.pid}`",
+            )
+    left = servers = (*daemons, *(server for server in found if server.uid in users))
     for number in (signal.SIGINT, signal.SIGKILL):
         left = await _ended(left, number, grace)
     if left:
         pids = ", ".join(str(server.pid) for server in left)
         raise OrphansLeft(
-            f"an earlier daemon's server does not end although it was killed: pid {pids}",
+            f"an earlier daemon or its server does not end although it was killed: pid {pids}",
             remedy="it probably waits for the driver: look at `dmesg | grep NVRM`, else reboot",
         )
     return servers
