@@ -104,6 +104,9 @@ mutants: $(DEV)  ## how many of 200 small changes of the code the tests notice; 
 fuzz: $(DEV)  ## read changed inputs by every parser of text from outside (INPUTS=1000000 SEED=2)
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),100000) --seed $(or $(SEED),1) $(ARGS)
 
+campaign: $(DEV)  ## random days of the agent on a simulated node, and what came of them (SEEDS=1-1000)
+	$(BIN)/python -m tests.campaign $(or $(SEEDS),1-1000) $(ARGS)
+
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench
 
@@ -143,4 +146,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants fuzz bench man dist lock clean
+  pytest-pure $(PARTS) goldens cover mutants fuzz campaign bench man dist lock clean

@@ -1,0 +1,52 @@
+"""The agent's writes to the disk, seen where they leave Python: by audit events."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.campaign.library import Border
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink"}
+_seen: list[tuple[str, Border]] = []  # at most one; a hook cannot be removed
+
+
+@contextmanager
+def watched(folder: Path, border: Border) -> Iterator[None]:
+    """Within it the agent runs, and what it changes below the folder passes the border."""
+    _seen.append((str(folder), border))
+    try:
+        yield
+    finally:
+        _seen.clear()
+
+
+def _audited(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _seen:
+        return
+    if event == "open":
+        path, _, flags = arguments
+        if not isinstance(path, str) or not isinstance(flags, int) or not flags & _WRITING:
+            return
+    elif event in _CHANGES:
+        path = arguments[0]
+    else:
+        return
+    folder, border = _seen[0]
+    name = os.fsdecode(path)
+    if name.startswith("/") and not name.startswith(folder):
+        return
+    border.change()
+    if event in {"open", "os.mkdir"} and border.full_at is not None:
+        border.full_at -= 1
+        if border.full_at <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+
+sys.addaudithook(_audited)

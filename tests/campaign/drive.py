@@ -1,0 +1,284 @@
+"""Plays an episode: its actions on a machine, then an end of all faults, after which the node has
+to become what its plan says.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from nodeagent.errors import UsageError
+from nodeagent.simulation.codes import Refused
+from tests.campaign import invariants, processes
+from tests.campaign.clock import CLOCK
+from tests.campaign.episode import (
+    Action,
+    BadPlan,
+    Damage,
+    EndFaults,
+    Episode,
+    Fault,
+    Foreign,
+    FullDisk,
+    Hang,
+    JumpClock,
+    Kill,
+    Leave,
+    Lose,
+    Occupy,
+    Plan,
+    Reboot,
+    Recover,
+    Restart,
+    Signal,
+    Xid,
+)
+from tests.campaign.invariants import Violation
+from tests.campaign.library import Hold
+from tests.campaign.machine import Machine
+
+MOST = 900.0  # seconds from the end of all faults until the node is what its plan says
+_OFTEN = 5.0  # seconds between looks whether it is
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How an episode went. `converged`: seconds that it took in the end."""
+
+    episode: Episode
+    violations: list[Violation] = field(default_factory=list)
+    actions: Counter[str] = field(default_factory=Counter)
+    converged: float = 0.0
+
+
+def play(episode: Episode) -> Outcome:
+    """Play it to its first violation."""
+    CLOCK.begin(episode.seed)
+    outcome = Outcome(episode)
+    folder = Path(tempfile.mkdtemp(prefix="day-", dir="/dev/shm"))
+    machine = Machine(folder, episode.boards, strict=episode.strict, has_mps=episode.has_mps)
+    try:
+        player = Player(machine)
+        machine.start()
+        for step in episode.steps:
+            outcome.actions[type(step.action).__name__] += 1
+            player.act(step.action)
+            machine.run(step.seconds)
+            player.after(step.action)
+            if machine.violations:
+                break
+        else:
+            outcome.converged = player.end()
+    finally:
+        machine.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    outcome.violations = machine.violations
+    return outcome
+
+
+class Player:
+    """Acts on one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._node = machine.node
+        self._file: Plan | None = None  # in the plan file, where that is one
+
+    def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
+        """Do it, at once."""
+        machine, node, border = self._machine, self._node, self._machine.border
+        match action:
+            case Plan() | BadPlan():
+                self._write(action)
+            case Occupy(device, calls):
+                if calls:
+                    arrival = border.calls + calls, lambda: self._occupy(device)
+                    border.arrivals.append(arrival)
+                else:
+                    self._occupy(device)
+            case Leave(number):
+                pids = [p.pid for card in node.cards for p in card.state.processes]
+                if pids:
+                    node.release(pid=pids[number % len(pids)])
+            case Fault(function, code, times, skip, applied):
+                node.inject(function, error=code, times=times, skip=skip, applied=applied)
+                machine.touch()
+            case Hang(function, skip):
+                border.holds.append(Hold(function, skip))
+            case EndFaults():
+                self._end_faults()
+            case Lose(gpu, code):
+                node.lose(gpu, error=code)
+                machine.touch()
+            case Recover(gpu):
+                self._recover(gpu)
+            case Xid(gpu, number):
+                node.xid(gpu, number)
+            case Foreign(gpu, create, number):
+                self._change_behind_its_back(gpu, number, create=create)
+            case Kill(changes):
+                border.kill_at = changes or None
+            case Restart():
+                machine.stop()
+                machine.start()
+            case Reboot():
+                self._reboot()
+            case JumpClock(seconds):
+                CLOCK.jump += seconds
+            case Damage(directory, how, number):
+                self._damage(machine.folder / directory, how, number)
+            case FullDisk(writes):
+                border.full_at = writes
+                machine.state_kept = False
+            case Signal(name, number):
+                self._signal(signal.Signals[name], number)
+            case _:
+                assert_never(action)
+
+    def after(self, action: Action) -> None:
+        """What belongs to the end of its step: an agent that was killed is started again."""
+        machine = self._machine
+        if isinstance(action, Kill):
+            machine.kill()
+        if not machine.runs and not machine.violations:
+            machine.run(action.down if isinstance(action, Kill) else 1.0)
+            machine.start()
+
+    def end(self) -> float:
+        """All faults end, and all who use anything; the seconds until all is as planned."""
+        machine, node = self._machine, self._node
+        machine.border.kill_at = None
+        machine.border.arrivals.clear()
+        node.release()
+        self._end_faults()
+        for card in node.cards:
+            if card.state.failure:
+                node.reset(card.index)
+        if machine.wanted is None or (self._file is None and not machine.state_kept):
+            self._write(self._file or Plan(tuple({} for _ in node.cards)))
+        machine.touch()
+        began = CLOCK.now
+        while not self._converged() and CLOCK.now - began < MOST and not machine.violations:
+            machine.run(_OFTEN)
+        if machine.violations:
+            return MOST
+        if not self._converged():
+            wrong = "; ".join(machine.differences())
+            machine.violate(invariants.NEVER, f"{machine.phase} after {MOST:g} s: {wrong}")
+            return MOST
+        seconds = CLOCK.now - began if machine.in_sync_at is None else machine.in_sync_at - began
+        machine.stop()
+        return seconds
+
+    def _converged(self) -> bool:
+        """All is as planned, and said to be so where the newest plan is the one in force."""
+        machine = self._machine
+        return machine.in_sync_at is not None or (self._file is None and not machine.differences())
+
+    # --- what is done -----------------------------------------------------------------------------
+
+    def _write(self, plan: Plan | BadPlan) -> None:
+        machine = self._machine
+        if isinstance(plan, BadPlan) and machine.in_sync_at is None:
+            machine.wanted = None  # the plan before may not have been read
+        self._file = plan if isinstance(plan, Plan) else None
+        if isinstance(plan, Plan):
+            machine.wanted = plan
+        if plan.text is None:
+            machine.plan.unlink(missing_ok=True)
+        else:
+            new = machine.plan.with_suffix(".new")
+            new.write_text(plan.text)
+            new.replace(machine.plan)
+        machine.touch()
+
+    def _occupy(self, number: int) -> None:
+        places = []
+        for card in self._node.cards:
+            if not card.state.mig:
+                places.append(str(card.index))
+            places += [f"{card.index}/{i.id}/{c.id}" for i, c in card.mig_devices()]
+        if places:
+            device = places[number % len(places)]
+            with suppress(UsageError):  # its compute mode keeps it out
+                process = self._node.occupy(device, memory=None)
+                self._machine.border.came(process, int(device.partition("/")[0]))
+
+    def _end_faults(self) -> None:
+        self._node.clear_faults()
+        self._machine.border.holds.clear()
+        self._machine.border.full_at = None
+        self._machine.touch()
+
+    def _recover(self, gpu: int) -> None:
+        if self._node.cards[gpu].state.failure:
+            self._node.release(gpu)
+            self._node.reset(gpu)
+            self._machine.touch()
+
+    def _change_behind_its_back(self, gpu: int, number: int, *, create: bool) -> None:
+        card = self._node.cards[gpu]
+        idle = [i for i in card.state.instances if not _users(card.state.processes, i.id)]
+        try:
+            with self._node.changes():
+                if create:
+                    profile = card.board.profiles[number % len(card.board.profiles)]
+                    made = card.create_instance(profile.id)
+                    if number % 2:
+                        whole = [c for c in profile.compute if c.slices == profile.slices]
+                        card.create_compute(made, whole[0].id)
+                elif idle:
+                    gone = idle[number % len(idle)]
+                    for compute in list(gone.compute):
+                        card.destroy_compute(gone, compute)
+                    card.destroy_instance(gone)
+        except (Refused, UsageError):
+            return
+        finally:
+            self._machine.touch()
+
+    def _reboot(self) -> None:
+        machine = self._machine
+        machine.kill()
+        processes.end_all()
+        self._node.reboot()
+        shutil.rmtree(machine.folder / "run", ignore_errors=True)
+        (machine.folder / "run").mkdir()
+        machine.touch()
+
+    def _signal(self, number: signal.Signals, which: int) -> None:
+        found = processes.daemons(self._machine.folder)
+        pids = [pid for _, pids in sorted(found.items()) for pid in pids]
+        if pids:
+            processes.send(pids[which % len(pids)], number)
+            self._machine.touch()
+
+    def _damage(self, folder: Path, how: str, number: int) -> None:
+        if folder.name == "state":
+            self._machine.state_kept = False
+        if how == "deleteAll":
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        if not files:
+            return
+        file = files[number % len(files)]
+        content = bytearray(file.read_bytes())
+        if how == "delete":
+            file.unlink()
+        elif how == "cut":
+            file.write_bytes(content[: len(content) // 2])
+        elif content:
+            content[number * 7 % len(content)] ^= 1 << number % 8
+            file.write_bytes(content)
+
+
+def _users(processes: Sequence[object], instance: int) -> bool:
+    return any(getattr(process, "instance", None) == instance for process in processes)

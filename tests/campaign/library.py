@@ -1,0 +1,171 @@
+"""NVML as the agent has it: calls that hang, a process that comes in the middle of the work, a
+process that is killed there, and a count of every attempt to take away what is in use.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation.arguments import HandleIn
+from nodeagent.simulation.functions import FUNCTIONS
+from nodeagent.simulation.handles import Handle, Kind
+from nodeagent.simulation.nvml_library import SimulatedLibrary
+from nodeagent.simulation.state import Process
+from tests.campaign.clock import CLOCK, Killed, turn_of_this_thread
+
+LIST = "nvmlDeviceGetComputeRunningProcesses*"
+_TIMEOUT = 10
+_PROOF = 5.0  # seconds for which having found a device idle counts
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A call that does not return. The first `skip` that match do."""
+
+    function: str
+    skip: int
+
+
+@dataclass(slots=True)
+class Border:
+    """What the machine does to the agent's process, and what it saw that process do.
+
+    `kill_at`: the change of the machine at which the process is killed, counted from here.
+    `arrivals`: who comes when so many more calls were made.
+    """
+
+    node: SimulatedNode
+    strict: bool
+    dead: bool = False
+    kill_at: int | None = None
+    full_at: int | None = None
+    holds: list[Hold] = field(default_factory=list)
+    arrivals: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    attempts: list[str] = field(default_factory=list)
+    calls: int = 0
+    _looks: Counter[int] = field(default_factory=Counter)  # at a GPU's processes
+    _came: dict[int, tuple[float, int]] = field(default_factory=dict)  # by pid: when, and looks
+
+    def came(self, process: Process, gpu: int) -> None:
+        """A process is on a device from now on."""
+        self._came[process.pid] = (CLOCK.now, self._looks[gpu])
+
+    def change(self) -> None:
+        """The process is about to change something; raises Killed."""
+        if self.kill_at is not None:
+            self.kill_at -= 1
+            self.dead = self.dead or self.kill_at <= 0
+        if self.dead:
+            raise Killed
+
+    def call(self, name: str, handle: Handle | None) -> None:
+        """The process is about to call NVML; raises Killed."""
+        self.calls += 1
+        for due in [one for one in self.arrivals if one[0] <= self.calls]:
+            self.arrivals.remove(due)
+            due[1]()
+        if FUNCTIONS[name].changes:
+            self.change()
+        elif self.dead:
+            raise Killed
+        self._hold(name)
+        if handle is not None and handle.kind is Kind.GPU and fnmatchcase(name, LIST):
+            self._looks[handle.gpu] += 1
+
+    def _hold(self, name: str) -> None:
+        hold = next((one for one in self.holds if fnmatchcase(name, one.function)), None)
+        turn = turn_of_this_thread()
+        if hold is None or turn is None:
+            return
+        if hold.skip > 0:
+            hold.skip -= 1
+        elif hold.skip == 0:
+            hold.skip = -1  # it has its call
+            turn.park(lambda: hold not in self.holds)
+
+    # --- who must not be harmed -------------------------------------------------------------------
+
+    def take_away(self, name: str, handle: Handle, enabled: bool) -> None:
+        """The driver is asked to take a device away. Where it is not strict it does, and the
+        programs there end.
+        """
+        card = self.node.cards[handle.gpu]
+        users = [p for p in card.state.processes if self._concerns(p, name, handle, enabled)]
+        for user in users:
+            came, looks = self._came[user.pid]
+            if self._looks[handle.gpu] > looks or CLOCK.now - came > _PROOF:
+                self.attempts.append(f"{name} under process {user.pid} on GPU {handle.gpu}")
+        if users and not self.strict:
+            self.node.state.gpus[handle.gpu].processes = [
+                p for p in card.state.processes if p not in users
+            ]
+
+    def _concerns(self, process: Process, name: str, handle: Handle, enabled: bool) -> bool:
+        card = self.node.cards[handle.gpu]
+        if name == "nvmlDeviceSetMigMode":
+            return enabled != card.state.mig
+        parts = {
+            (instance.id, compute.id)
+            for instance in card.state.instances
+            for compute in instance.compute
+            if handle.serial in {instance.serial, compute.serial}
+        }
+        return (process.instance, process.compute) in parts
+
+
+_TAKING = {"nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy", "nvmlDeviceSetMigMode"}
+
+
+class BorderLibrary:
+    """`libnvidia-ml.so.1` of one process of the machine."""
+
+    def __init__(self, border: Border) -> None:
+        self._border = border
+        self._library = SimulatedLibrary(border.node)
+
+    def forget(self) -> None:
+        """The process is no more, and the driver notices."""
+        session = self._library.session
+        while session.initialised > 0:
+            session.shut()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self._library, name)
+        if FUNCTIONS[name].raw:
+            return function
+        border, session = self._border, self._library.session
+        first = next(iter(FUNCTIONS[name].arguments), None)
+
+        def call(*given: Any) -> Any:
+            handle = None
+            if isinstance(first, HandleIn):
+                handle = first.handle(session, first.take(given[0], name), name)
+            border.call(name, handle)
+            if name in _TAKING and handle is not None:
+                border.take_away(name, handle, name.endswith("MigMode") and bool(given[1]))
+            if name == "nvmlSystemEventSetWait":
+                given[0]._obj.timeoutms = 0  # or it would wait in real time
+            return function(*given)
+
+        return call if name != "nvmlEventSetWait_v2" else self._waiting(call)
+
+    def _waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A wait for events in the machine's time."""
+        node = self._border.node
+
+        def wait(events: Any, data: Any, milliseconds: Any) -> Any:
+            code = call(events, data, type(milliseconds)(0))
+            turn = turn_of_this_thread()
+            seconds = getattr(milliseconds, "value", milliseconds) / 1000
+            if code != _TIMEOUT or not seconds or turn is None:
+                return code
+            until, last = CLOCK.now + seconds, node.state.events[-1:]
+            turn.park(lambda: CLOCK.now >= until or node.state.events[-1:] != last, until)
+            return call(events, data, type(milliseconds)(0))
+
+        return wait

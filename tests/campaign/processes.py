@@ -1,0 +1,110 @@
+"""The real processes of the machine: MPS daemons, their servers, and the programs that ask them.
+
+They take real time, in which the machine's stands still as long as one of them is at work.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from nodeagent.simulation.mps.installation import install
+
+_PR_SET_CHILD_SUBREAPER = 36
+_AT_WORK = {"R", "D"}
+_UNREAPED = 0.05  # real seconds in which the one who waits for a process notices its end
+_ended: dict[int, float] = {}  # pids of zombies, and since when
+
+
+def adopt_orphans() -> None:
+    """What a process that ends leaves behind becomes a child of this one."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@cache
+def programs() -> Path:
+    """Where the stand-ins for MPS are, in a folder that every user can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="campaign-programs-", dir="/tmp"))
+    folder.chmod(0o755)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    install(folder, version="580")
+    return folder
+
+
+def are_at_work() -> bool:
+    """Whether any of them has something to do, or has just ended, or is just being started."""
+    found = dict(_descendants())
+    now = time.perf_counter()
+    for pid in [pid for pid in _ended if found.get(pid) != "Z"]:
+        del _ended[pid]
+    for pid, state in found.items():
+        if state in _AT_WORK:
+            return True
+        if state == "Z" and now - _ended.setdefault(pid, now) < _UNREAPED:
+            return True
+    return any(thread.name == "mps start" for thread in threading.enumerate())
+
+
+def exist() -> bool:
+    """Whether there is any."""
+    return any(True for _ in _descendants())
+
+
+def send(pid: int, number: int) -> None:
+    """A signal, to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def end_all() -> None:
+    """Kill them all, until there are none."""
+    with suppress(ChildProcessError):
+        while True:
+            for pid, _ in _descendants():
+                send(pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def daemons(folder: Path) -> dict[str, list[int]]:
+    """The control daemons with their files below the folder, by device."""
+    found: dict[str, list[int]] = {}
+    for pid, state in _descendants():
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if state == "Z" or b"-f" not in words:  # else it asks one
+                continue
+            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                name, _, place = entry.decode().partition("=")
+                if name == "CUDA_MPS_PIPE_DIRECTORY" and place.startswith(f"{folder}/"):
+                    found.setdefault(Path(place).parent.name, []).append(pid)
+    return found
+
+
+def _descendants() -> Iterator[tuple[int, str]]:
+    """Pids and states of all processes below this one."""
+    pending = _children(os.getpid())
+    while pending:
+        pid = pending.pop()
+        with suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            yield pid, stat.rpartition(")")[2].split()[0]
+            pending += _children(pid)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - quick
+            with suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found

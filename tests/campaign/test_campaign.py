@@ -1,0 +1,63 @@
+"""Random days of the agent, on which nothing may be harmed and nothing claimed that is not so.
+
+They are played in a process of their own (`python -m tests.campaign`), whose clock is the
+machine's.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from tests.campaign import episode as module
+from tests.campaign.episode import Episode, episode
+from tests.campaign.shrink import shrink
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        ["1-3"],
+        pytest.param(["--kept"], marks=pytest.mark.full),
+        pytest.param(["4-200"], marks=[pytest.mark.full, pytest.mark.timeout(900)]),
+    ],
+)
+def test_random_days(days: list[str]) -> None:
+    """After each of them the node is what its plan says; so it is on those that once went wrong."""
+    played = subprocess.run(
+        [sys.executable, "-m", "tests.campaign", *days],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert played.returncode == 0, played.stdout
+    assert re.search(r"(?m)^violations +0$", played.stdout)
+
+
+def test_a_seed_is_a_day() -> None:
+    """Ever the same, and what is printed of it is the same day again."""
+    made = [episode(seed) for seed in range(200)]
+    assert made == [episode(seed) for seed in range(200)]
+    for day in made:
+        assert eval(str(day), vars(module)) == day
+    kinds = {type(step.action).__name__ for day in made for step in day.steps}
+    assert kinds == {kind.__name__ for kind in get_args(module.Action)}
+
+
+def test_a_day_is_shortened() -> None:
+    """To what is needed for the fault, in as little time as that takes."""
+    day = max(map(episode, range(50)), key=lambda day: len(day.steps))
+    some = [step.action for step in day.steps[3::5]]
+    assert len(some) > 1
+
+    def fails(shorter: Episode) -> bool:
+        return [step.action for step in shorter.steps if step.action in some] == some
+
+    found = shrink(day, fails)
+    assert [step.action for step in found.steps] == some
+    assert all(step.seconds == 0.0 for step in found.steps)

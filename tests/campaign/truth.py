@@ -1,0 +1,95 @@
+"""What is so on the machine: read from the simulated cards and from the disk, with nothing of the
+agent's own code.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.simulation import SimulatedNode
+from tests.campaign import processes
+from tests.campaign.clock import CLOCK, MachineThread
+from tests.campaign.episode import Plan
+
+_EXCLUSIVE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One card. `whole`: the profiles of GPU instances with one compute instance that fills them;
+    `other` are all others. `modes`: the compute mode of each device, by UUID.
+    """
+
+    works: bool
+    mig: bool
+    whole: Counter[str]
+    other: tuple[str, ...]
+    modes: Mapping[str, int]
+
+    def is_as(self, layout: Mapping[str, int]) -> bool:
+        """Whether it is what a plan says; without profiles: outside of MIG."""
+        return self.mig is bool(layout) and self.whole == Counter(layout) and not self.other
+
+
+def gpus(node: SimulatedNode) -> list[Gpu]:
+    """All of them."""
+    found = []
+    for card in node.cards:
+        whole, other = Counter[str](), list[str]()
+        for instance in card.state.instances:
+            profile = card.profile(instance.profile)
+            sizes = [card.compute_profile(instance, c.profile).slices for c in instance.compute]
+            if sizes == [profile.slices]:
+                whole[profile.name] += 1
+            else:
+                other.append(f"{profile.name} at {instance.start} with {sizes}")
+        modes = {card.mig_uuid(i, c): c.compute_mode for i, c in card.mig_devices()}
+        if not card.state.mig:
+            modes = {card.identity.uuid: card.state.compute_mode}
+        works = not card.state.failure
+        found.append(Gpu(works, card.state.mig, whole, tuple(other), modes))
+    return found
+
+
+def differences(
+    node: SimulatedNode, folder: Path, plan: Plan, *, modes_kept: bool = True
+) -> list[str]:
+    """What on the machine is not as the plan says. `modes_kept` False: the agent lost what compute
+    modes were before it changed them.
+    """
+    found, shared = list[str](), set[str]()
+    for index, (gpu, layout) in enumerate(zip(gpus(node), plan.layouts, strict=True)):
+        if not gpu.is_as(layout):
+            found.append(f"GPU {index} is {gpu} and not {layout}")
+        wants = index in plan.mps
+        shared |= set(gpu.modes) if wants else set()
+        for device, mode in gpu.modes.items():
+            if (mode == _EXCLUSIVE) != wants and (wants or modes_kept):
+                found.append(f"the compute mode of {device} is {mode}")
+    if shared or processes.exist():
+        daemons = processes.daemons(folder)
+        if set(daemons) != shared or any(len(pids) != 1 for pids in daemons.values()):
+            found.append(f"MPS daemons are {daemons} and not those of {sorted(shared)}")
+    return found
+
+
+def descriptors() -> dict[str, str]:
+    """What this process has open, by number."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - quick
+        try:
+            found[name] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - quick
+        except OSError:  # the listing's own
+            continue
+    return found
+
+
+def threads() -> list[str]:
+    """Those of the agent that have not ended."""
+    found = [thread for thread in threading.enumerate() if isinstance(thread, MachineThread)]
+    return [thread.name for thread in found if thread.turn in CLOCK.turns]
