@@ -12,12 +12,17 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import structlog
+
 from nodeagent.app.logs import configure_logging
 from nodeagent.app.paths import Paths, Simulation
 from nodeagent.app.plan_service import SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.service import Agent
+from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
@@ -42,6 +47,8 @@ def run(
 
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
+    for problem in settings.dra.without_effect(in_cluster=is_in_cluster(settings.kubernetes)):
+        log.warning(problem.message, remedy=problem.remedy)
     places = Paths(settings, simulation)
     places.make_state_directory()
     lock = places.writer_lock()

@@ -74,6 +74,7 @@ class Agent:
         source = source_of(settings.plan, in_cluster=in_cluster)
         simulation = places.simulation
         self._node_name = settings.node_name
+        self._without_effect = settings.dra.without_effect(in_cluster=in_cluster)
         self._simulation = simulation
         self._notifier = notifier
         self._on_ready = on_ready
@@ -296,10 +297,10 @@ class Agent:
         )
 
     def _own_problems(self) -> tuple[Problem, ...]:
-        """What is wrong with the agent's files, and what it cannot read."""
+        """What is wrong with the agent's files and settings, and what it cannot read."""
         readers = (*self._health.problems, *self._sampling.problems)
         of_claims = self._claims.problems if self._claims else ()
-        return (*self._own_files.problems, *readers, *of_claims)
+        return (*self._own_files.problems, *self._without_effect, *readers, *of_claims)
 
     def _health_changed(self) -> None:
         """The cluster gets it at once, plans with the next look."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent.app.plan_service import source_of
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks import gpu, health, host, metrics, mps, plan
-from nodeagent.cli.checks.findings import Finding, error, ok
+from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated, lock_file, observed_node
@@ -47,7 +47,10 @@ def _findings(options: Options) -> Iterator[Finding]:
     except UsageError as wrong:
         yield error("settings", wrong.message, wrong.remedy)
         return
+    in_cluster = is_in_cluster(settings.kubernetes)
     yield ok("settings", "valid")
+    for problem in settings.dra.without_effect(in_cluster=in_cluster):
+        yield warning("settings", problem.message, problem.remedy)
     simulated = is_simulated(options)
     observed = _observe(options, settings)
     yield from gpu.driver_findings(observed)
@@ -62,7 +65,6 @@ def _findings(options: Options) -> Iterator[Finding]:
     yield from health.health_findings(settings.health, simulated=simulated)
     yield from metrics.metrics_findings(settings.metrics)
     yield host.lock_finding(lock_file(options, settings.run.dir))
-    in_cluster = is_in_cluster(settings.kubernetes)
     try:
         source = source_of(settings.plan, in_cluster=in_cluster)
     except UsageError as wrong:

@@ -2,10 +2,13 @@
 
 # Without postponed annotations, as in `model`.
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodeagent.settings.group import Group, group, setting
 from nodeagent.settings.values import Duration, FilePath, Memory, Text, Texts
+
+if TYPE_CHECKING:
+    from nodeagent.plan.problems import Problem
 
 
 @group
@@ -110,3 +113,20 @@ class DraSettings(Group):
         "The kubelet's root directory, in which it looks for plugins; in a pod it has to be "
         "mounted at the same path.",
     )
+
+    def without_effect(self, *, in_cluster: bool) -> "tuple[Problem, ...]":
+        """What is set here and offers nothing, because of what else is set or is not there."""
+        from nodeagent.plan.problems import Code, Problem
+
+        if self.mode != "off" and not in_cluster:
+            message = f"no claims are served: dra.mode is {self.mode}, but there is no cluster"
+            remedy = "name a kubeconfig in kubernetes.kubeconfig, or set dra.mode: off"
+        elif self.share is not None and self.mode != "dynamic":
+            message = (
+                "no MPS shares are offered: dra.share counts with dra.mode dynamic alone, "
+                f"and it is {self.mode}"
+            )
+            remedy = "set dra.mode: dynamic, or take dra.share out of the settings"
+        else:
+            return ()
+        return (Problem(Code.NO_EFFECT, message, remedy),)

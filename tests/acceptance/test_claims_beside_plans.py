@@ -42,11 +42,13 @@ SEVEN = plan_text("{7g.80gb: 1}")
 
 
 @asynccontextmanager
-async def serving(cluster: Cluster, mode: str = "dynamic") -> AsyncIterator[AgentProcess]:
+async def serving(
+    cluster: Cluster, mode: str = "dynamic", **more: str
+) -> AsyncIterator[AgentProcess]:
     """The agent, once the kubelet knows it."""
     state = str(cluster.folder / "node.json")
     arguments = [*command("h100-80gb:1", cluster.folder), "--state", state]
-    variables = settings(cluster.folder, mode)
+    variables = {**settings(cluster.folder, mode), **more}
     async with AgentProcess(arguments, cluster.folder, settings=variables) as agent:
         await until(lambda: cluster.kubelet.plugins.get(DRIVER))
         yield agent
@@ -139,12 +141,14 @@ async def test_a_plan_comes_back_in_its_places(cluster: Cluster) -> None:
 
 async def test_mode_static_on_an_older_cluster(cluster: Cluster) -> None:
     """Kubernetes 1.34 knows neither counters nor taints: the plan's devices are offered all the
-    same, and nothing is made.
+    same, and nothing is made. That there are no MPS shares is said, and holds nothing up.
     """
     cluster.api.slices.partitionable = cluster.api.slices.taints = False
     cluster.api.annotate(NAME, **{PLAN: THREE})
-    async with serving(cluster, "static"):
+    async with serving(cluster, "static", NODEAGENT_DRA_SHARE="8Gi"):
         await until(lambda: {*devices(cluster)} == {"mig-3g-40gb-4"})
+        found = await until_status(cluster.api, in_sync(THREE))
+        assert "NoEffect" in [problem["code"] for problem in found["problems"]]
         assert cluster.pod("small", "1g.10gb") is None
         claim = cluster.pod("train", "3g.40gb")
         assert claim

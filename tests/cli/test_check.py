@@ -84,6 +84,14 @@ def test_settings_that_are_wrong_are_an_error(h100: Program) -> None:
     assert ended.json["findings"][0]["check"] == "settings"
 
 
+def test_a_setting_without_effect_is_a_warning(h100: Program) -> None:
+    """The agent starts with it."""
+    ended, found = _check(h100, "--settings", h100.file("dra: {share: 8Gi}", "s.yaml"))
+    assert ended.code == 0
+    assert found["settings"]["level"] == "warning"
+    assert found["settings"]["remedy"].startswith("set dra.mode: dynamic")
+
+
 def test_bad_usage_is_code_2(h100: Program) -> None:
     """An option that is not there."""
     assert h100.on("check", "--fix").code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from nodeagent.errors import UsageError
 from nodeagent.settings import Address, load_settings
+from nodeagent.settings.cluster import DraSettings
 from nodeagent.settings.sources import setting_names, settings_schema, variable_of, written
 
 NOTHING = Path("/dev/null")
@@ -189,6 +191,25 @@ def test_groups_cannot_be_changed() -> None:
     group = load_settings(NOTHING, {}, {}).plan
     with pytest.raises(AttributeError):
         group.name = "x"  # type: ignore[misc]  # that is the point
+
+
+@pytest.mark.parametrize(
+    ("dra", "in_cluster", "found"),
+    [
+        ({}, False, ""),
+        ({"mode": "dynamic", "share": 1 << 33}, True, ""),
+        ({"mode": "static"}, True, ""),
+        ({"mode": "static", "share": 1 << 33}, True, "dra.mode dynamic alone, and it is static"),
+        ({"share": 1 << 33}, False, "dra.mode dynamic alone, and it is off"),
+        ({"mode": "dynamic", "share": 1 << 33}, False, "is dynamic, but there is no cluster"),
+    ],
+)
+def test_claims_that_are_set_up_in_vain_are_a_problem(
+    dra: dict[str, Any], in_cluster: bool, found: str
+) -> None:
+    """Shares need mode dynamic, and claims a cluster: without them the agent works, and says so."""
+    problems = DraSettings(**dra).without_effect(in_cluster=in_cluster)
+    assert [found in problem.message for problem in problems] == ([True] if found else [])
 
 
 # --- refusals -----------------------------------------------------------------------------------
