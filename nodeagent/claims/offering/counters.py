@@ -27,6 +27,7 @@ from nodeagent.claims.names import Place, places
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Gpu, GpuInstance, GpuInstanceProfile
+from nodeagent.structs import replace
 
 # Cards have at most 2,319 legal sets; a card with very many more is not enumerated at all.
 _MOST_SETS = 20_000
@@ -144,7 +145,9 @@ def mismatch(gpu: Gpu, pinned: frozenset[str] = frozenset()) -> str:
     devices that fit beside them, whether the scheduler counts the pinned ones or not. Some
     15 ms for each kind of card and each `pinned`, once.
     """
-    return _mismatch(gpu.profiles, gpu.compute_capability, pinned)
+    # Those of compute instances, which are learned one after the other, change nothing of it.
+    profiles = tuple(replace(profile, compute=()) for profile in gpu.profiles)
+    return _mismatch(profiles, gpu.compute_capability, pinned)
 
 
 @dataclass(frozen=True, slots=True)

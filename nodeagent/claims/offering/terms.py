@@ -11,8 +11,7 @@ from typing import assert_never
 
 from nodeagent.claims.model import Result
 from nodeagent.claims.names import WHOLE_GPU, GpuShare, share_named
-from nodeagent.claims.offering.devices import GpuFacts
-from nodeagent.claims.offering.wanted import Mode, Planned, wanted_devices
+from nodeagent.claims.offering.wanted import Mode, Planned, wanted_names
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
@@ -64,8 +63,8 @@ class Terms:
         """Why no claim may have the device, which is one of the GPU's; "" where one may."""
         if self.closed:
             return self.closed
-        offered = wanted_devices(gpu, self.mode, self.planned, GpuFacts(), {}, share=self.share)
-        if device in offered.devices:
+        offered = wanted_names(gpu, self.mode, self.planned, {}, share=self.share)
+        if device in offered.names:
             return ""
         if offered.reason:
             return offered.reason.message

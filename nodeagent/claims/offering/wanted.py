@@ -95,6 +95,16 @@ class Wanted:
     reason: Problem | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WantedNames:
+    """The names of the devices; `counted` and `shared` as `published_form` takes them."""
+
+    names: tuple[str, ...] = ()
+    counted: bool = False
+    shared: bool = False
+    reason: Problem | None = None
+
+
 def wanted_devices(
     gpu: Gpu,
     mode: Mode,
@@ -104,11 +114,31 @@ def wanted_devices(
     *,
     share: int = 0,
 ) -> Wanted:
+    """As they are published; the arguments are those of `wanted_names`."""
+    wanted = wanted_names(gpu, mode, planned, held, share=share)
+    counted, shared = wanted.counted, wanted.shared
+    return Wanted(
+        {
+            name: published_form(gpu, name, facts, counted=counted, shared=shared)
+            for name in wanted.names
+        },
+        wanted.reason,
+    )
+
+
+def wanted_names(
+    gpu: Gpu,
+    mode: Mode,
+    planned: Planned | None,
+    held: Mapping[str, OfferedDevice],
+    *,
+    share: int = 0,
+) -> WantedNames:
     """`held` are the devices that claims have, as they are published: nothing is offered in the way
     of one that does not take from the counters. `share`: bytes of an MPS share, 0: there are none.
     """
     if mode is Mode.OFF:
-        return Wanted({})
+        return WantedNames()
     fixed = planned.fixed if planned else ()
     uncounted = [name for name, device in held.items() if not device.consumes]
     held_shares = [one for one in map(share_named, held) if one]
@@ -131,11 +161,7 @@ def wanted_devices(
     # What is held and does not take memory, excludes shares without a scheduler knowing it.
     if shares and all(MEMORY in device.consumes for device in held.values()):
         names += _shares(gpu, share, held_shares)
-    shared = shares or bool(held_shares)
-    found = {
-        name: published_form(gpu, name, facts, counted=counted, shared=shared) for name in names
-    }
-    return Wanted(found, reason)
+    return WantedNames(tuple(names), counted, shares or bool(held_shares), reason)
 
 
 def _inexact(gpu: Gpu, difference: str) -> Problem:
