@@ -275,7 +275,8 @@ class NodeClaims:
 
     async def _make(self, record: ClaimRecord) -> ClaimRecord:
         """GPU after GPU; the record has at each moment what may have been made."""
-        for uuid in sorted(record.gpus):
+        uuids = sorted(record.gpus)
+        for uuid in uuids:
 
             async def admit(gpu: Gpu, asked: ClaimRecord = record) -> DesiredGpu:
                 return await self._admit(asked, gpu)
@@ -283,12 +284,13 @@ class NodeClaims:
             outcome = await self._change(uuid, admit, adds=True)
             require_done(outcome, record)
             record = with_instances(self._records[record.uid], outcome.after)
-            await self._keep(record)
-            require_there(record, outcome.after)
-            require_daemons(outcome, record)
-        if record.phase is Phase.INTENT:
-            record = replace(record, phase=Phase.MADE)
-            await self._keep(record)
+            try:
+                require_there(record, outcome.after)
+                require_daemons(outcome, record)
+                if uuid == uuids[-1] and record.phase is Phase.INTENT:
+                    record = replace(record, phase=Phase.MADE)
+            finally:  # once, since each write waits for the disk twice
+                await self._keep(record)
         return record
 
     async def _admit(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
