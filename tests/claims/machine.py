@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ TOOLKIT = {
 }
 
 
+@cache
 def capabilities() -> dict[int, Instance]:
     """As /proc/driver/nvidia-caps/mig-minors has it for eight GPUs."""
     numbers: dict[int, Instance] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -26,9 +26,10 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS
 from tests.claims.machine import NODE, Home, laid_out
-from tests.simulated_cluster.scheduler import Device, complete_pools, first_fit, of_profile
+from tests.simulated_cluster.scheduler import Pool, complete_pools, first_fit, of_profile
 
 ROUNDS_OF_A_LIFE = 40  # until the agent is started again
+PARTS = 4  # of the long test on each kind of card, each with a seed of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Pods:
         self._running: dict[int, Pod] = {}
         self._forced: dict[int, Pod] = {}
         self._offer: Offer | None = None
-        self._pools: Mapping[str, Sequence[Device]] = {}
+        self._pools: Mapping[str, Pool] = {}
         self._places: Mapping[str, Place] = {}
         self._published: Mapping[str, OfferedDevice] = {}
         self.allocated = self.waited = self.refused = self.restarts = 0
@@ -200,12 +201,12 @@ class Pods:
         return any(amount > totals[counter] for counter, amount in taken.items())
 
 
-async def come_and_go(board: str, home: Home, allocations: int) -> Pods:
-    """So many claims on one card of that kind; the seed is fixed."""
+async def come_and_go(board: str, home: Home, allocations: int, part: int = 0) -> Pods:
+    """So many claims on one card of that kind; the seed is fixed, another one in each part."""
     with simulated(f"{board}:1") as node:
         state = node.card(0).state
         state.mig = state.pending = board.startswith("a")  # which needs a reset to change it
-        pods = Pods(node, home, seed=KINDS.index(board))
+        pods = Pods(node, home, seed=KINDS.index(board) + len(KINDS) * part)
         while pods.allocated < allocations:
             await pods.live(allocations)
         await pods.end()
@@ -223,7 +224,8 @@ async def test_pods_come_and_go(board: str, home: Home) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("board", KINDS)
-async def test_pods_come_and_go_for_long(board: str, home: Home) -> None:
+async def test_pods_come_and_go_for_long(board: str, part: int, home: Home) -> None:
     """100,000 allocations on all kinds of cards together."""
-    await come_and_go(board, home, 20_000)
+    await come_and_go(board, home, 100_000 // len(KINDS) // PARTS, part)

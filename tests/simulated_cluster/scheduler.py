@@ -9,6 +9,7 @@ devices that are in the slices leave; devices with a NoSchedule taint are passed
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.claims.offering.resource_slices import read_quantity
@@ -57,8 +58,18 @@ class Scheduler:
         self._api.store.change(Key("resourceclaims", namespace, name), allocated)
 
 
-def complete_pools(slices: Iterable[Device]) -> dict[str, list[Device]]:
-    """The driver's slices by pool, of each its newest generation; none of incomplete pools."""
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One pool as it is published: its counters, and its devices in their order, each with what it
+    takes of them.
+    """
+
+    totals: Mapping[str, int]
+    devices: tuple[tuple[Device, Mapping[str, int]], ...]
+
+
+def complete_pools(slices: Iterable[Device]) -> dict[str, Pool]:
+    """The driver's pools by name, of each its newest generation; none that are incomplete."""
     found: dict[str, list[Device]] = {}
     for one in slices:
         if one["spec"]["driver"] == DRIVER:
@@ -68,40 +79,37 @@ def complete_pools(slices: Iterable[Device]) -> dict[str, list[Device]]:
         for pool, slices in found.items()
     }
     return {
-        pool: sorted(slices, key=lambda one: str(one["metadata"]["name"]))
+        pool: _pool(sorted(slices, key=lambda one: str(one["metadata"]["name"])))
         for pool, slices in newest.items()
         if slices[0]["spec"]["pool"]["resourceSliceCount"] == len(slices)
     }
 
 
 def first_fit(
-    pools: Mapping[str, Sequence[Device]],
+    pools: Mapping[str, Pool],
     taken: Collection[tuple[str, str]],
     wanted: Callable[[Device], bool],
 ) -> tuple[str, str] | None:
     """Pool and name of the first device that is wanted and fits; `taken` are such of others."""
-    for pool, slices in sorted(pools.items()):
-        for device in (d for one in slices for d in one["spec"].get("devices", ())):
+    for name, pool in sorted(pools.items()):
+        free = dict(pool.totals)
+        for device, consumed in pool.devices:
+            for counter, amount in consumed.items() if (name, device["name"]) in taken else ():
+                free[counter] -= amount
+        for device, consumed in pool.devices:
             tainted = any(t["effect"] != "None" for t in device.get("taints", ()))
-            if (pool, device["name"]) in taken or tainted or not wanted(device):
+            if (name, device["name"]) in taken or tainted or not wanted(device):
                 continue
-            if _fits(device, slices, {d for p, d in taken if p == pool}):
-                return pool, str(device["name"])
+            if all(free[counter] >= amount for counter, amount in consumed.items()):
+                return name, str(device["name"])
     return None
 
 
-def _fits(device: Device, slices: Sequence[Device], taken: Collection[str]) -> bool:
-    free = {
-        name: read_quantity(counter["value"])
-        for one in slices
-        for counters in one["spec"].get("sharedCounters", ())
-        for name, counter in counters["counters"].items()
-    }
-    for other in (d for one in slices for d in one["spec"].get("devices", ())):
-        if other["name"] in taken:
-            for name, amount in _consumed(other).items():
-                free[name] -= amount
-    return all(free[name] >= amount for name, amount in _consumed(device).items())
+def _pool(slices: Sequence[Device]) -> Pool:
+    counters = (c for one in slices for c in one["spec"].get("sharedCounters", ()))
+    totals = {name: amount for one in counters for name, amount in _amounts(one).items()}
+    devices = (device for one in slices for device in one["spec"].get("devices", ()))
+    return Pool(totals, tuple((device, _consumed(device)) for device in devices))
 
 
 def of_profile(profile: str) -> Callable[[Device], bool]:
@@ -126,8 +134,9 @@ def _generation(one: Device) -> int:
 
 
 def _consumed(device: Device) -> dict[str, int]:
-    return {
-        name: read_quantity(counter["value"])
-        for consumed in device.get("consumesCounters", ())
-        for name, counter in consumed["counters"].items()
-    }
+    taken = device.get("consumesCounters", ())
+    return {name: amount for one in taken for name, amount in _amounts(one).items()}
+
+
+def _amounts(counters: Device) -> dict[str, int]:
+    return {name: read_quantity(one["value"]) for name, one in counters["counters"].items()}
