@@ -33,6 +33,11 @@ def cpu_seconds(pid: int) -> float:
     return times.user + times.system
 
 
+def proportional(pid: int) -> int:
+    """Bytes in memory; of pages that several processes have, its part alone (PSS)."""
+    return int(psutil.Process(pid).memory_full_info().pss)
+
+
 def resident(pid: int) -> int:
     """Bytes in memory."""
     return psutil.Process(pid).memory_info().rss
