@@ -234,14 +234,13 @@ _CHANGES = (
 def _restructured(rng: Random, text: bytes, changes: int) -> bytes:
     try:
         tree = [json.loads(text)]  # so that the whole has a place, too
-    except (ValueError, RecursionError):
+        for _ in range(changes):
+            places = _places(tree)
+            holder, key = rng.choice(places)
+            _change(rng, holder, key, places)
+        whole = json.dumps(tree[0] if tree else None, ensure_ascii=rng.random() < 0.5)
+    except (ValueError, RecursionError):  # it is no JSON, or has become too deep
         return text
-    for _ in range(changes):
-        places = _places(tree)
-        holder, key = rng.choice(places)
-        _change(rng, holder, key, places)
-    plain = rng.random() < 0.5
-    whole = json.dumps(tree[0] if tree else None, ensure_ascii=plain)
     return whole.encode("utf-8", "surrogatepass")
 
 
@@ -281,4 +280,4 @@ def _change(rng: Random, holder: Any, key: Any, places: Sequence[tuple[Any, Any]
         case 6 if isinstance(value, str):
             holder[key] = rng.choice((value * 50, value[:-1], value + "\n", value.upper(), [value]))
         case _:
-            holder[key] = rng.choice(_VALUES)
+            holder[key] = deepcopy(rng.choice(_VALUES))

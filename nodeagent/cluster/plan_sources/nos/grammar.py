@@ -112,6 +112,7 @@ STATUS = f"{_PREFIX}status-gpu"
 
 _INTEGER = re.compile(r"([+-]?)(?=[0-9])0*+([0-9]{0,19})")  # as Go reads one; at most 64 bits
 _LARGEST = 2**63 - 1
+_MOST_SPECS = 1024  # 16 GPUs with all their profiles have some 200
 _SPEC_PARTS = 4
 _STATUS_PARTS = 5
 
@@ -165,7 +166,13 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
     asked: list[DeviceRequest] = []
     wrong: list[Problem] = []
     ignored: list[Problem] = []
-    for key, value in _with_prefix(annotations, SPEC):
+    named = list(_with_prefix(annotations, SPEC))
+    if len(named) > _MOST_SPECS:
+        message = f"there are {len(named)} annotations {SPEC}..., at most {_MOST_SPECS} are read"
+        remedy = "take those away that are of no GPU of this node"
+        path = "metadata.annotations"
+        return Requests(wrong=(Problem(Code.INVALID_VALUE, message, remedy, path=path),))
+    for key, value in named:
         match _spec(key, value):
             case str(why):
                 message = f"is passed over, by nos too: {why}"

@@ -169,3 +169,16 @@ def test_mode() -> None:
     ]
     for labels, mode in cases:
         assert mode_of(labels) is mode
+
+
+def test_thousands_of_annotations_are_one_fault() -> None:
+    """Who may annotate Nodes can write seven thousand, each of which costs time to word."""
+    many = {f"nos.nebuly.com/spec-gpu-{number}-1g.10gb": "1" for number in range(7_000)}
+    found = read_spec(many)
+    assert [(one.message, one.path) for one in found.wrong] == [
+        (
+            "there are 7000 annotations nos.nebuly.com/spec-gpu..., at most 1024 are read",
+            "metadata.annotations",
+        )
+    ]
+    assert found.devices == ()

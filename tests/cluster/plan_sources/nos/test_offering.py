@@ -152,7 +152,7 @@ def test_card_without_mig() -> None:
 
 def test_much_nonsense() -> None:
     """After enough faults no more are looked for."""
-    asked = spec(**{f"0-x{n}": "1" for n in range(5000)})
+    asked = spec(**{f"0-x{n}": "1" for n in range(1000)})
     assert "and 17 more" in problem(offer(asked, MIG, TWO)).message
 
 
@@ -315,9 +315,9 @@ def test_remarks() -> None:
 
 def test_remarks_are_bounded() -> None:
     """A node full of nonsense does not fill a log."""
-    found = remarks(spec(**{f"{n}-x-y": "1" for n in range(5000)}), MIG, TWO)
+    found = remarks(spec(**{f"{n}-x-y": "1" for n in range(1000)}), MIG, TWO)
     assert len(found) == 21
-    assert "4980 more" in found[-1].message
+    assert "980 more" in found[-1].message
 
 
 def test_unspeakable() -> None:
