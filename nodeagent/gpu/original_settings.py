@@ -152,10 +152,17 @@ def _encoded(values: Values) -> bytes:
 def _decoded(content: bytes, _: int) -> Values:
     """The first release wrote the same content without a checksum."""
     return {
-        (device, _NAMES[name]): _NAMES[name](value)
+        (device, _NAMES[name]): _NAMES[name](_word(name, value))
         for device, fields in parse_json(content).items()
         for name, value in fields.items()
     }
+
+
+def _word(name: str, value: object) -> str:
+    """Anything else is not shown: it may be large."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is no word")
+    return value
 
 
 _FORMAT: Final[StateFormat[Values]] = StateFormat("earlier-modes", 2, _LARGEST, _encoded, _decoded)

@@ -167,17 +167,10 @@ _LOG = b"""\
 
 
 def _reply(text: bytes, _: Path) -> None:
-    """As the answer to each command, and as that to a batch."""
+    """As the answer to one of the commands, and as that to a batch."""
     said = text.decode(errors="replace")
     _parted(said, 3)
-    wrong = 0
-    for command in _COMMANDS:
-        try:
-            command.read(said.splitlines())
-        except commands.UnexpectedReply:
-            wrong += 1
-    if wrong == len(_COMMANDS) - 1:  # any answer will do to the one that ends the daemon
-        raise Refused
+    _COMMANDS[len(text) % len(_COMMANDS)].read(said.splitlines())
 
 
 def _log(text: bytes, _: Path) -> None:
@@ -289,7 +282,11 @@ def parsers() -> tuple[Parser, ...]:
     return (
         *_states(),
         Parser(
-            "MPS replies", _reply, (Refused,), (*replies, batch), (b"815\n" * 16_000, b"9" * 65_000)
+            "MPS replies",
+            _reply,
+            (commands.UnexpectedReply,),
+            (*replies, batch),
+            (b"815\n" * 16_000, b"9" * 65_000),
         ),
         Parser(
             "MPS log",

@@ -261,7 +261,7 @@ def parsers() -> tuple[Parser, ...]:
                 _crowded(
                     b'{"metadata": {"namespace": "a", "name": "b", "uid": "c"}, '
                     b'"spec": {"containers": [',
-                    b'{"env": [{"name": "a", "value": "b"}]}',
+                    b'{"name": "c", "image": "i", "env": [{"name": "a", "value": "b"}]}',
                     b"]}}",
                 ),
             ),

@@ -7,6 +7,7 @@ import resource
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -73,12 +74,16 @@ def run(parser: Parser, numbers: range, seed: str, folder: Path) -> Figures:
     found = Figures()
     collecting = gc.isenabled()
     gc.disable()
+    gc.freeze()  # what was there before is not looked through again and again
+    with suppress(OSError):  # from here on the highest is what it is now
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     try:
         for number in numbers:
             if number % _COLLECT == 0:
                 gc.collect()
             _read(parser, number, input_of(parser, seed, number), folder, found)
     finally:
+        gc.unfreeze()
         if collecting:
             gc.enable()
     return found

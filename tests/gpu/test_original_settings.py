@@ -259,5 +259,15 @@ async def test_a_crash_at_any_point_leaves_what_is_needed(path: Path, crash: str
             assert OriginalSettings(path).mode(device.uuid) is None
 
 
+def test_a_value_that_is_no_word_is_not_repeated(tmp_path: Path) -> None:
+    """It may be as large as the file."""
+    path = tmp_path / FILE_NAME
+    path.write_text('{"GPU-1": {"computeMode": {"a": [1, 2]}}}')
+    problem = OriginalSettings(path, read_only=True).file.problem
+    assert problem is not None
+    assert "computeMode is no word" in problem.message
+    assert "[1, 2]" not in problem.message
+
+
 def _mode(node: SimulatedNode) -> int:
     return node.cards[0].state.instances[0].compute[0].compute_mode
