@@ -24,6 +24,17 @@ SIMULATOR = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
 SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["security.md", "reliability.md"])
+def test_the_tests_that_a_page_names_are_there(name: str) -> None:
+    """What is promised is shown by a test of that name."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 5
+    for path, test in named:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not test or re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), (path, test)
+
+
 def _rows(text: str) -> dict[str, list[str]]:
     """Table rows by the name in code that they begin with."""
     rows = {}
