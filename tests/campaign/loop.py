@@ -52,6 +52,7 @@ class MachineLoop(asyncio.SelectorEventLoop):
             self.stop()
             return False
         if self._still > MOST_TURNS:
+            self._still = 0  # what is left of it has to be unwound
             raise Spinning
         return True
 

@@ -153,7 +153,7 @@ class Machine:
         before = CLOCK.now
         life.run_for(0.0)  # it may not have begun
         if not self.border.dead:
-            life.agent.stop("SIGTERM")
+            life.stop()
             life.run_for(ENDING)
         if self.border.dead:
             self._bury()
@@ -289,6 +289,10 @@ class _Life:
             self.error = self._main.exception()
             while isinstance(self.error, BaseExceptionGroup):
                 self.error = self.error.exceptions[0]
+
+    def stop(self) -> None:
+        """As by SIGTERM."""
+        self._loop.call_soon(self.agent.stop, "SIGTERM")
 
     def close(self) -> list[str]:
         """Clean up after an agent that ended by itself; what it left."""
