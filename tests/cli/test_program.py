@@ -179,7 +179,7 @@ def test_status_imports_neither_the_planner_nor_slow_libraries() -> None:
     loaded = _imported("status", "--listen", "127.0.0.1:1")
     assert "nodeagent.cli.status" in loaded
     unneeded = {"nodeagent.plan.plan", "nodeagent.plan.observed", "nodeagent.runbook"}
-    assert not loaded & {*SLOW, *unneeded, "asyncio", "msgspec", "yaml"}
+    assert not loaded & {*SLOW, *unneeded, "asyncio", "dataclasses", "msgspec", "yaml"}
 
 
 @pytest.mark.parametrize("name", ["plan", "assert", "export", "apply"])
