@@ -177,7 +177,7 @@ def test_thousands_of_annotations_are_one_fault() -> None:
     found = read_spec(many)
     assert [(one.message, one.path) for one in found.wrong] == [
         (
-            "there are 7000 annotations nos.nebuly.com/spec-gpu..., at most 1024 are read",
+            "there are 7000 annotations nos.nebuly.com/spec-gpu..., at most 4096 are read",
             "metadata.annotations",
         )
     ]
