@@ -91,10 +91,10 @@ def test_sizes() -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        {"version": "v1", "gpus": [{f"k{n}": 1 for n in range(4500)}]},
+        {"version": "v1", "gpus": [{f"k{n}": 1 for n in range(2900)}]},
         {"version": "v1", "gpus": [{"devices": ["x"] * 5000, "mig": {}}]},
-        {"version": "v1", "gpus": [{"devices": "all", "mig": {f"{n}x": 0 for n in range(4000)}}]},
-        {"version": "v1", "mig-configs": {f"l{n}": [{"x": 1}] for n in range(1900)}},
+        {"version": "v1", "gpus": [{"devices": "all", "mig": {f"{n}x": 0 for n in range(2900)}}]},
+        {"version": "v1", "mig-configs": {f"l{n}": [{"x": 1}] for n in range(1150)}},
     ],
     ids=["keys", "devices", "profiles", "configurations"],
 )
