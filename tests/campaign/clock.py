@@ -38,6 +38,10 @@ class Clock:
         self.now, self.jump = _BEGIN, 0.0
         self.random.seed(seed)
 
+    def pass_to(self, moment: float) -> None:
+        """Let time pass until then, unless it is past."""
+        self.now = max(self.now, moment)
+
     def monotonic(self) -> float:
         return self.now
 

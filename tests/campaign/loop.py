@@ -42,7 +42,7 @@ class MachineLoop(asyncio.SelectorEventLoop):
 
     def pass_until(self, limit: float) -> None:
         """Let time pass to the next thing that happens, at most until then."""
-        CLOCK.now = max(CLOCK.now, min(limit, CLOCK.next_thread))
+        CLOCK.pass_to(min(limit, CLOCK.next_thread))
         self._still = 0
 
     def goes_on(self) -> bool:

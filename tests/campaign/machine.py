@@ -136,7 +136,7 @@ class Machine:
                 self._bury()
             elif self._life.ended:
                 self._ended()
-        CLOCK.now = max(CLOCK.now, until)
+        CLOCK.pass_to(until)
         self._judge()
 
     def kill(self) -> None:
