@@ -160,6 +160,12 @@ def turn_of_this_thread() -> Turn | None:
     return getattr(threading.current_thread(), "turn", None)
 
 
+def living_threads() -> list[str]:
+    """The names of those of the agent that have not ended."""
+    found = [thread for thread in threading.enumerate() if isinstance(thread, MachineThread)]
+    return [thread.name for thread in found if thread.turn in CLOCK.turns]
+
+
 CLOCK = Clock()
 time.monotonic = CLOCK.monotonic
 time.time = CLOCK.time

@@ -7,10 +7,8 @@ from __future__ import annotations
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
@@ -40,22 +38,12 @@ from tests.campaign.episode import (
     Signal,
     Xid,
 )
-from tests.campaign.invariants import Violation
 from tests.campaign.library import Hold
 from tests.campaign.machine import Machine
+from tests.campaign.outcomes import Outcome
 
 MOST = 900.0  # seconds from the end of all faults until the node is what its plan says
 _OFTEN = 5.0  # seconds between looks whether it is
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How an episode went. `converged`: seconds that it took in the end."""
-
-    episode: Episode
-    violations: list[Violation] = field(default_factory=list)
-    actions: Counter[str] = field(default_factory=Counter)
-    converged: float = 0.0
 
 
 def play(episode: Episode) -> Outcome:

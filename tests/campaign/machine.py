@@ -24,7 +24,7 @@ from nodeagent.settings import Settings, load_settings
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.install import installed
 from tests.campaign import invariants, processes, truth
-from tests.campaign.clock import CLOCK
+from tests.campaign.clock import CLOCK, living_threads
 from tests.campaign.disk import watched
 from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
@@ -302,7 +302,7 @@ class _Life:
         CLOCK.now += _IN_DRIVER
         while CLOCK.let_one_run():
             pass
-        threads = truth.threads()
+        threads = living_threads()
         if len(threads) > _THREADS + len(self._machine.node.cards):
             left += [f"thread {name}" for name in threads]
         self._end()

@@ -5,7 +5,6 @@ agent's own code.
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from nodeagent.simulation import SimulatedNode
 from tests.campaign import processes
-from tests.campaign.clock import CLOCK, MachineThread
 from tests.campaign.episode import Plan
 
 _EXCLUSIVE = 3
@@ -87,9 +85,3 @@ def descriptors() -> dict[str, str]:
         except OSError:  # the listing's own
             continue
     return found
-
-
-def threads() -> list[str]:
-    """Those of the agent that have not ended."""
-    found = [thread for thread in threading.enumerate() if isinstance(thread, MachineThread)]
-    return [thread.name for thread in found if thread.turn in CLOCK.turns]
