@@ -319,6 +319,7 @@ class ClaimsService:
             self.claims.records,
             state.observed,
             self._health(),
+            node_name=state.node,
             driver_error=state.driver_error,
             now=time.time(),
         )

@@ -50,6 +50,7 @@ from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import HealthReadings, KernelErrors, OwnChanges
 from nodeagent.telemetry.samples import SampleBatch
+from nodeagent.views.health_remedies import HealthRemedies
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +80,8 @@ class HealthService:
     """The health of the node's GPUs, from `load` on, and kept up to date while `run` runs.
 
     `observation` has the node as it was observed last, and so who uses what; `states` how it stands
-    to the plan in force, and so which modes are wanted. `now` gives the moment.
+    to the plan in force, and so which modes are wanted. `now` gives the moment. What to do is said
+    in kubectl's commands where the agent is `in_cluster`.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class HealthService:
         *,
         observation: LastObservation,
         states: NodeStates,
+        in_cluster: bool,
         now: Callable[[], Moment] = kernel.now,
         boot_id: Callable[[], str] = kernel.boot_id,
     ) -> None:
@@ -97,6 +100,8 @@ class HealthService:
         self._paths = places
         self._events = events
         self._observation = observation
+        self._states = states
+        self._in_cluster = in_cluster
         self._readings = HealthReadings(lambda: states.newest.plan)
         self._on_the_bus: tuple[str, ...] | None = None
         self._subscribers: list[Callable[[], None]] = []
@@ -222,7 +227,8 @@ class HealthService:
         clients, each with the reason.
         """
         fences = self.fences(observed)
-        return fencing.as_fenced(observed, fences), fences.reasons
+        marked = fencing.as_fenced(observed, fences, self._remedies(observed).of_finding)
+        return marked, fences.reasons
 
     def fences(self, observed: ObservedNode) -> Fences:
         """What of these GPUs is too unhealthy for anything new."""
@@ -247,14 +253,17 @@ class HealthService:
         evaluation = evaluate(self.state, reading, self._xids, observed)
         first_read = _read_gpus(evaluation.state) != _read_gpus(self.state)
         self.state = evaluation.state
-        self._report(evaluation)
+        self._report(evaluation, observed)
         news = evaluation.raised or evaluation.changed or evaluation.ended or first_read
         if news and not quietly:
             self._changed()
         if _missed(self.state) != self._kept:
             self._news.set()
 
-    def _report(self, evaluation: Evaluation) -> None:
+    def _remedies(self, observed: ObservedNode) -> HealthRemedies:
+        return HealthRemedies(self._states.newest.node, self._in_cluster, observed)
+
+    def _report(self, evaluation: Evaluation, observed: ObservedNode) -> None:
         now, due = self._now().uptime, self._log_limit.due
         # A storm of one kind is counted, but logged once a minute.
         fresh = replace(
@@ -262,7 +271,7 @@ class HealthService:
         )
         for xid in fresh.xids:
             log.warning("XID", xid=xid.xid, **self._where(xid), source=xid.source.value)
-        for event in events(fresh, self._xids):
+        for event in events(fresh, self._xids, self._remedies(observed).of_finding):
             hit = f" It hit {', '.join(event.pods)}." if event.pods else ""
             self._events.add(EventType(event.reason), f"{event.message}{hit}", gpu=event.gpu)
 

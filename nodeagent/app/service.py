@@ -118,6 +118,7 @@ class Agent:
             self._events,
             observation=observation,
             states=self._states,
+            in_cluster=in_cluster,
         )
         self._mps = MpsService(
             settings.mps,

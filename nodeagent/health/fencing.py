@@ -10,10 +10,10 @@ A fence takes nothing away: what runs, runs on, and the plan's devices stay. It 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nodeagent.health.findings import Finding, Pod, Severity, in_order
-from nodeagent.health.table import BY_CAUSE, advice
+from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
     HEALTHY,
@@ -106,13 +106,19 @@ def _devices(instances: Iterable[GpuInstance]) -> list[str]:
     return [device.uuid for instance in instances for device in instance.compute]
 
 
-def as_fenced(observed: ObservedNode, fenced: Fences) -> ObservedNode:
-    """The node with its fences as the planner's health limits."""
-    gpus = tuple(replace(gpu, health_limits=_health_limits(gpu, fenced)) for gpu in observed.gpus)
+def as_fenced(
+    observed: ObservedNode, fenced: Fences, advice: Callable[[Finding, int], str]
+) -> ObservedNode:
+    """The node with its fences as the planner's health limits; `advice` says what to do about a
+    finding of the GPU with this index.
+    """
+    gpus = tuple(
+        replace(gpu, health_limits=_health_limits(gpu, fenced, advice)) for gpu in observed.gpus
+    )
     return replace(observed, gpus=gpus)
 
 
-def _health_limits(gpu: Gpu, fenced: Fences) -> HealthLimits:
+def _health_limits(gpu: Gpu, fenced: Fences, advice: Callable[[Finding, int], str]) -> HealthLimits:
     mine = [fence for fence in fenced.all if fence.gpu == gpu.uuid]
     if not mine:
         return HEALTHY
@@ -120,7 +126,7 @@ def _health_limits(gpu: Gpu, fenced: Fences) -> HealthLimits:
     # Of a GPU that is unhealthy as a whole, the finding that makes it so.
     why = next(f for f in mine if f.placement is None or not whole).finding
     slices = 0 if whole else fenced.slices(gpu.uuid)
-    return HealthLimits(slices, whole, f"it {words(why)}", advice(why.cause, why.action))
+    return HealthLimits(slices, whole, f"it {words(why)}", advice(why, gpu.index))
 
 
 def words(finding: Finding) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from nodeagent.health.evaluate import Evaluation
@@ -10,7 +10,7 @@ from nodeagent.health.fencing import words
 from nodeagent.health.finding_store import Ended
 from nodeagent.health.findings import Action, End, Finding, Severity, in_order, rank, worst
 from nodeagent.health.state import GpuHistory, HealthState
-from nodeagent.health.table import BY_CAUSE, advice
+from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
 from nodeagent.structs import Struct
@@ -120,10 +120,18 @@ class HealthEvent(Struct, frozen=True):
     pods: tuple[str, ...] = ()  # namespace/name of whom it hit
 
 
-def events(evaluation: Evaluation, xids: XidTable) -> tuple[HealthEvent, ...]:
-    """The events of an evaluation: findings begun, changed and ended, XIDs without a finding."""
+def events(
+    evaluation: Evaluation, xids: XidTable, advice: Callable[[Finding, int | None], str]
+) -> tuple[HealthEvent, ...]:
+    """The events of an evaluation: findings begun, changed and ended, XIDs without a finding.
+
+    `advice` says what to do about a finding of the GPU with this index.
+    """
     gpus = evaluation.state.gpus
-    found = [_begun(f, gpus) for f in (*evaluation.raised, *evaluation.changed)]
+    found = []
+    for finding in (*evaluation.raised, *evaluation.changed):
+        known = gpus.get(finding.place.gpu)
+        found.append(_begun(finding, gpus, advice(finding, known.index if known else None)))
     found += [_ended(e, gpus) for e in evaluation.ended]
     with_finding = {(f.place.gpu, f.code) for f in evaluation.state.findings if f.check == "xid"}
     with_finding |= {(e.finding.place.gpu, e.finding.code) for e in evaluation.ended}
@@ -143,13 +151,12 @@ _REASONS = {
 }
 
 
-def _begun(finding: Finding, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
+def _begun(finding: Finding, gpus: Mapping[str, GpuHistory], advice: str) -> HealthEvent:
     # The evidence names the XID.
     said = _statement(finding, gpus, BY_CAUSE[finding.cause].words)
-    helps = advice(finding.cause, finding.action)
     return HealthEvent(
         reason=_REASONS[finding.severity],
-        message=f"{said}: {finding.evidence}. {helps}".rstrip(),
+        message=f"{said}: {finding.evidence}. {advice}".rstrip(),
         gpu=finding.place.gpu,
         pods=tuple(map(str, finding.pods)),
     )

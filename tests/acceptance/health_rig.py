@@ -49,6 +49,7 @@ class World:
             self.events,
             observation=self.observation,
             states=self.states,
+            in_cluster=False,
             now=lambda: Moment(self.now, EPOCH + self.now),
             boot_id=lambda: "boot-1",
         )

@@ -49,6 +49,7 @@ class Rig:
             self.events,
             observation=self.observation,
             states=NodeStates(NodeState("node-a", "file")),
+            in_cluster=False,
             now=lambda: Moment(self.uptime, EPOCH + self.uptime),
             boot_id=lambda: self.boot,
         )

@@ -53,6 +53,8 @@ def test_a_sick_slice(tmp_path: Path) -> None:
         status = process.until(lambda body: profiles(body, 1) == ["7g.80gb"])
         status = process.until_phase("Blocked")
         assert [p["code"] for p in status["problems"]] == ["GpuUnhealthy"]
+        assert status["problems"][0]["remedy"] == finding["advice"]
+        assert "`nvidia-smi --gpu-reset -i 0`" in finding["advice"]
         assert profiles(status) == ["3g.40gb", "3g.40gb"]
         deadline = time.monotonic() + 30.0
         while not _kept(tmp_path / "state" / "health.json"):

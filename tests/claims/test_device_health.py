@@ -31,7 +31,14 @@ def judged(
 ) -> DeviceHealth:
     """The one device of the claim, which lies at memory slice 4."""
     health = HealthState(findings=findings, gpus={GPU: GpuHistory(index=3)})
-    (found,) = device_health([claim or record()], node, health, driver_error=driver_error, now=NOW)
+    (found,) = device_health(
+        [claim or record()],
+        node,
+        health,
+        node_name="gpu-node-0",
+        driver_error=driver_error,
+        now=NOW,
+    )
     return found
 
 
@@ -50,7 +57,7 @@ def test_a_device_is_healthy_while_nothing_is_wrong_with_its_part() -> None:
     [
         (
             finding("eccUncorrected", Placement(4, 2)),
-            "GPU 3 has uncorrected memory errors in slices 4-5. Drain the GPU, then reset it.",
+            "GPU 3 has uncorrected memory errors in slices 4-5. Reset GPU 3: `kubectl drain",
         ),
         (finding("xidReboot"), "GPU 3 reported an error that needs a reboot (XID -1). Drain and"),
     ],

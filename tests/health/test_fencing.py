@@ -45,6 +45,10 @@ SPLIT = ObservedNode((replace(CARD, instances=(_instance(1, LEFT), _instance(2, 
 EMPTY = ObservedNode((CARD,))
 
 
+def _marked(observed: ObservedNode, fenced: Fences) -> ObservedNode:
+    return as_fenced(observed, fenced, lambda finding, gpu: f"mend {finding.cause} of GPU {gpu}")
+
+
 def _allows(fenced: Fences, gpu: str, placement: Placement) -> bool:
     return not fenced.slices(gpu) & placement.mask
 
@@ -127,21 +131,21 @@ def test_a_fence_ends_with_its_finding() -> None:
 def test_the_reason_is_reported() -> None:
     """To the planner with what helps, and to each device; without figures that change."""
     fenced = fences(_sick().state.findings, SPLIT)
-    (sick,) = as_fenced(SPLIT, fenced).gpus
+    (sick,) = _marked(SPLIT, fenced).gpus
     assert sick.health_limits == HealthLimits(
-        0xF0, False, "it has uncorrected memory errors", "Drain the GPU, then reset it."
+        0xF0, False, "it has uncorrected memory errors", "mend eccUncorrected of GPU 0"
     )
     assert fenced.reasons == dict.fromkeys(
         ["MIG-2-0", "MIG-2-1"], "it has uncorrected memory errors"
     )
-    assert as_fenced(SPLIT, Fences()) == SPLIT
+    assert _marked(SPLIT, Fences()) == SPLIT
 
 
 def test_of_a_gpu_that_is_sick_as_a_whole_the_worst_is_reported() -> None:
     """What fences but a slice of it is not why all of it is fenced."""
     node = _sick()
     node.xid(79)
-    (sick,) = as_fenced(SPLIT, fences(node.state.findings, SPLIT)).gpus
+    (sick,) = _marked(SPLIT, fences(node.state.findings, SPLIT)).gpus
     assert sick.health_limits.whole
     assert sick.health_limits.slices == 0
     assert sick.health_limits.why == "it fell off the bus (XID 79)"
@@ -184,7 +188,7 @@ def _findings() -> tuple[Finding, ...]:
 def test_the_planner_places_beside_the_fence() -> None:
     """A new instance goes where nothing is sick, though it would fit elsewhere."""
     fenced = fences(_findings(), EMPTY)
-    answer = plan(_wanted("1g.10gb", "1g.10gb"), as_fenced(EMPTY, fenced))
+    answer = plan(_wanted("1g.10gb", "1g.10gb"), _marked(EMPTY, fenced))
     steps = [s for s in answer.gpus[0].steps if isinstance(s, CreateGpuInstance)]
     assert len(steps) == 2
     assert all(_allows(fenced, GPU, step.placement) for step in steps)
@@ -197,14 +201,14 @@ def test_the_planner_keeps_what_runs_behind_the_fence() -> None:
         for i in SPLIT.gpus[0].instances
     )
     observed = ObservedNode((replace(CARD, instances=whole),))
-    answer = plan(_wanted("3g.40gb", "3g.40gb"), as_fenced(observed, fences(_findings(), SPLIT)))
+    answer = plan(_wanted("3g.40gb", "3g.40gb"), _marked(observed, fences(_findings(), SPLIT)))
     assert answer.verdict is Verdict.IN_SYNC
 
 
 def test_a_layout_that_needs_the_fenced_slices_waits() -> None:
     """It is refused for health's sake, and nothing is touched."""
     fenced = fences(_findings(), EMPTY)
-    answer = plan(_wanted("7g.80gb"), as_fenced(EMPTY, fenced))
+    answer = plan(_wanted("7g.80gb"), _marked(EMPTY, fenced))
     assert answer.verdict is Verdict.BLOCKED
     assert answer.gpus[0].problems[0].code is Code.GPU_UNHEALTHY
     assert answer.gpus[0].steps == ()
@@ -222,7 +226,7 @@ def test_nothing_new_behind_any_fence(profiles: list[str], start: int, size: int
     node = Node()
     node.read(gpu(instances=(InstanceReading(5, sick, 1),)))
     fenced = fences(node.state.findings, EMPTY)
-    answer = plan(_wanted(*profiles), as_fenced(EMPTY, fenced))
+    answer = plan(_wanted(*profiles), _marked(EMPTY, fenced))
     created = [s for s in answer.gpus[0].steps if isinstance(s, CreateGpuInstance)]
     assert all(_allows(fenced, GPU, step.placement) for step in created)
     assert not any(isinstance(s, DestroyGpuInstance) for s in answer.gpus[0].steps)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.health.evaluate import Evaluation
 from nodeagent.health.findings import Finding, Pod
 from nodeagent.health.readings import Answer, InstanceReading, NvLink, RemappedRows, Silence, Source
 from nodeagent.health.reporting import HealthEvent, condition, events, of_gpu
@@ -23,11 +24,17 @@ from nodeagent.views.status_report import health_shape
 from tests.health.rig import GPU, RIGHT, Node, gpu
 from tests.health.test_check_table import RAISING
 
+REMEDIES = HealthRemedies("gpu-node-0", in_cluster=True, observed=ObservedNode())
+
 
 def health_json(findings: Iterable[Finding]) -> Json:
     """As answers have them."""
-    remedies = HealthRemedies("gpu-node-0", in_cluster=True, observed=ObservedNode())
-    return as_json(health_shape(findings, remedies, 3))
+    return as_json(health_shape(findings, REMEDIES, 3))
+
+
+def news(evaluation: Evaluation) -> tuple[HealthEvent, ...]:
+    """The events of an evaluation."""
+    return events(evaluation, default_table(), REMEDIES.of_finding)
 
 
 def samples(node: Node, metric: AgentMetric) -> dict[tuple[str, ...], float]:
@@ -153,15 +160,18 @@ def test_events_of_a_finding() -> None:
     """One when it begins, one when it ends, none in between."""
     node = Node()
     node.read(gpu())
-    sick, table = gpu(ecc_uncorrected=1), default_table()
-    (begun,) = events(node.read(sick), table)
+    sick = gpu(ecc_uncorrected=1)
+    (begun,) = news(node.read(sick))
     assert (begun.reason, begun.gpu) == ("GpuUnhealthy", GPU)
     assert begun.message == (
         "GPU 0 has uncorrected memory errors: 1 uncorrected errors since the last reset. "
-        "Drain the GPU, then reset it."
+        "Reset GPU 0: `kubectl drain gpu-node-0 --ignore-daemonsets --delete-emptydir-data && "
+        "kubectl label node gpu-node-0 nodeagent.io/off=`, then run `nvidia-smi --gpu-reset -i 0` "
+        "on the node, then `kubectl label node gpu-node-0 nodeagent.io/off- && "
+        "kubectl uncordon gpu-node-0`; or reboot the node."
     )
-    assert events(node.read(sick), table) == ()
-    (ended,) = events(node.read(gpu(ecc_uncorrected=0)), table)
+    assert news(node.read(sick)) == ()
+    (ended,) = news(node.read(gpu(ecc_uncorrected=0)))
     assert ended.reason == "GpuRecovered"
     assert ended.message == "GPU 0 has uncorrected memory errors: over, its cause is gone"
 
@@ -170,10 +180,10 @@ def test_an_xid_without_a_finding_is_reported() -> None:
     """What is only counted has an event, too; one that both sources report has one."""
     node = Node()
     node.read(gpu())
-    (event,) = events(node.xid(43), default_table())
+    (event,) = news(node.xid(43))
     assert event.reason == "Xid"
     assert event.message == "GPU 0: XID 43 (GPU stopped processing)"
-    assert events(node.xid(43, source=Source.KERNEL_LOG), default_table()) == ()
+    assert news(node.xid(43, source=Source.KERNEL_LOG)) == ()
 
 
 @pytest.mark.parametrize("cause", RAISING)
@@ -186,7 +196,7 @@ def test_every_finding_is_reported_everywhere(cause: str) -> None:
 
     def reporting(*args: Any, **values: Any) -> Any:
         evaluation = read(*args, **values)
-        reported.extend(events(evaluation, default_table()))
+        reported.extend(news(evaluation))
         return evaluation
 
     node.read = reporting  # type: ignore[method-assign]  # to see the events of every reading

@@ -11,8 +11,8 @@ from nodeagent.health.fencing import Fence, fences
 from nodeagent.health.findings import Finding, Severity
 from nodeagent.health.reporting import sentence
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import advice
 from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.views.health_remedies import HealthRemedies
 
 Status = Literal["healthy", "unhealthy", "unknown"]
 
@@ -36,6 +36,7 @@ def device_health(
     node: ObservedNode,
     health: HealthState = _NO_HEALTH,
     *,
+    node_name: str,
     driver_error: str = "",
     now: float,
 ) -> tuple[DeviceHealth, ...]:
@@ -44,11 +45,13 @@ def device_health(
     A device is unhealthy as soon as one of its memory slices, or its GPU, takes nothing new.
     `driver_error` is empty while the driver answers.
     """
+    remedies = HealthRemedies(node_name, in_cluster=True, observed=node)
     fenced = fences(health.findings, node).all
     found: dict[tuple[str, str], DeviceHealth] = {}
     for device in (device for record in records for device in record.devices):
         if finding := _unhealthy(device, node, health, fenced):
-            helps = advice(finding.cause, finding.action)
+            known = health.gpus.get(finding.place.gpu)
+            helps = remedies.of_finding(finding, known.index if known else None)
             status: Status = "unhealthy"
             message = f"{sentence(finding, health.gpus)}. {helps}".rstrip()
         elif driver_error:
