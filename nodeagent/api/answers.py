@@ -16,8 +16,8 @@ from nodeagent.views.shapes import Json
 
 
 class Answers(Protocol):
-    """Every method answers from memory and at once, except `preview`, which computes in a thread,
-    and what changes MPS, which comes back when it is done.
+    """Every method answers from memory and at once, except `plan` and `preview`, which compute in a
+    thread, and what changes MPS, which comes back when it is done.
     """
 
     @property
@@ -26,7 +26,8 @@ class Answers(Protocol):
     def status(self, gpu: str | None) -> Rendered | None:
         """Of one GPU by its UUID or of all; None for a GPU that is not there."""
 
-    def plan(self) -> Json: ...
+    def plan(self) -> Coroutine[Any, Any, Json]:
+        """The plan in force, computed once for all who ask; one who leaves does not end that."""
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
         """None as long as the node was never observed."""

@@ -87,7 +87,7 @@ class _Routes:
         )
 
     async def plan(self, _: web.Request) -> web.Response:
-        return web.json_response(self._answers.plan())
+        return web.json_response(await self._answers.plan())
 
     async def preview(self, request: web.Request) -> web.Response:
         text = await request.read()

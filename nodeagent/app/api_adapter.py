@@ -61,6 +61,8 @@ class ApiAdapter:
     def __post_init__(self) -> None:
         clock = asyncio.get_running_loop().time
         self._rendered = RenderedStatus(self.current, status_json, clock)
+        self._planned: tuple[NodePlan, str, str] | None = None
+        self._plan_report: asyncio.Task[Json]  # of `_planned`
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until cancelled; calls `ready` when the first reconciliation is over, too, or the
@@ -120,10 +122,17 @@ class ApiAdapter:
     def scrape(self, zipped: bool) -> bytes:
         return self.metrics.scrape(zipped)
 
-    def plan(self) -> Json:
+    async def plan(self) -> Json:
+        """Computed once for each plan, whoever comes and goes."""
         state = self.current()
-        plan = state.plan or NodePlan(Verdict.IN_SYNC)
-        return plan_json(plan, digest=state.digest, source=state.source)
+        planned = state.plan or NodePlan(Verdict.IN_SYNC), state.digest, state.source
+        if planned != self._planned:
+            plan, digest, source = self._planned = planned
+            report = asyncio.to_thread(
+                plan_json, plan, digest=digest, source=source, policy=self.policy
+            )
+            self._plan_report = asyncio.create_task(report, name="plan's report")
+        return await asyncio.shield(self._plan_report)
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
         state, host_for = self.current(), self.mps_service.host_for

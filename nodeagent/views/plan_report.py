@@ -38,15 +38,12 @@ from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import MODE_WORD
 
 
-def plan_json(plan: NodePlan, *, digest: str, source: str, policy: Policy | None = None) -> Json:
-    """The whole plan; with the `policy` that it was made by also what blocked GPUs come to when
-    they are free, which takes as long as some plans more.
+def plan_json(plan: NodePlan, *, digest: str, source: str, policy: Policy) -> Json:
+    """The whole plan, and what blocked GPUs come to when they are free by the `policy` that it was
+    made by. Of a blocked GPU that takes one plan more for each of its devices.
     """
     problems = (*plan.problems, *(p for gpu in plan.gpus for p in gpu.problems))
-    gpus = (
-        structs.replace(_gpu_plan(gpu), once_free=_once_free(gpu, policy) if policy else None)
-        for gpu in plan.gpus
-    )
+    gpus = (structs.replace(_gpu_plan(gpu), once_free=_once_free(gpu, policy)) for gpu in plan.gpus)
     return _answer(plan.verdict, gpus, problems, digest, source)
 
 

@@ -55,10 +55,10 @@ class Agent:
     def status(self, gpu: str | None) -> Rendered | None:
         return self._rendered.page(gpu)
 
-    def plan(self) -> dict[str, Any]:
+    async def plan(self) -> dict[str, Any]:
         state = self.state
         plan = state.plan or NodePlan(Verdict.IN_SYNC)
-        return plan_json(plan, digest=state.digest, source=state.source)
+        return plan_json(plan, digest=state.digest, source=state.source, policy=Policy())
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
         if self._previewing:

@@ -126,7 +126,9 @@ def test_the_states_of_slices() -> None:
 def test_what_goes_and_what_is_new() -> None:
     """By the steps that remain; both layouts are to scale."""
     assert WORKING.plan is not None
-    planned = json.dumps(plan_json(WORKING.plan, digest="", source="file")["gpus"][0])
+    planned = json.dumps(
+        plan_json(WORKING.plan, digest="", source="file", policy=Policy())["gpus"][0]
+    )
     now, then = _computed(
         f"[boxesNow(all[0].gpus[0], {planned}.steps), boxesAfter({planned})]", WORKING
     )

@@ -21,6 +21,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import Account, ComputeMode, TimeSlice
 from nodeagent.structs import replace
 from nodeagent.views.plan_report import outcome_json, plan_json, rejection_json
+from nodeagent.views.shapes import Json
 from tests.plan.cards import card, devices, divided, wanted, with_instances
 from tests.plan.daemons import A, C, D, daemon, give, shared, without_mig
 
@@ -30,14 +31,15 @@ def planned(gpu, desired, **policy: bool) -> NodePlan:  # type: ignore[no-untype
     return plan(DesiredNode({gpu.uuid: desired}), ObservedNode((gpu,)), Policy(**policy))
 
 
+def report(plan: NodePlan, digest: str = "") -> Json:
+    """The JSON of a plan that the default policy made."""
+    return plan_json(plan, digest=digest, source="file", policy=Policy())
+
+
 def test_contract_keys() -> None:
     """Every key that the contract names is there, with its meaning."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[1])
-    result = plan_json(
-        planned(gpu, wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 1)])),
-        digest="sha256:1",
-        source="file",
-    )
+    result = report(planned(gpu, wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 1)])), "sha256:1")
     assert {"verdict", "digest", "source", "gpus", "problems"} == set(result)
     (one,) = result["gpus"]
     assert {"index", "uuid", "name", "verdict", "before", "after", "steps"} <= set(one)
@@ -66,8 +68,7 @@ def test_a_blocked_gpu_shows_what_is_wanted() -> None:
     """Where only users are in the way: the steps that lead there, and what stays in use."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
     blocked = planned(gpu, wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 1)]))
-    assert "onceFree" not in plan_json(blocked, digest="", source="file")["gpus"][0]
-    (one,) = plan_json(blocked, digest="", source="file", policy=Policy())["gpus"]
+    (one,) = report(blocked)["gpus"]
     assert (one["verdict"], one["steps"], one["after"]) == ("blocked", [], one["before"])
     free = one["onceFree"]
     assert [step["kind"] for step in free["steps"]] == ["destroyInstance", "createInstance"]
@@ -76,15 +77,13 @@ def test_a_blocked_gpu_shows_what_is_wanted() -> None:
     assert (kept["profile"], kept["inUse"]) == ("1g.10gb", True)
     assert free["mig"] == {"current": "enabled", "pending": "enabled"}
     lost = planned(replace(gpu, access=Access.LOST), wanted(gpu, [("7g.80gb", 1)]))
-    assert "onceFree" not in plan_json(lost, digest="", source="", policy=Policy())["gpus"][0]
+    assert "onceFree" not in report(lost)["gpus"][0]
 
 
 def test_modes_and_resets() -> None:
     """Mode changes and resets are steps of their own kinds."""
     gpu = replace(card("a100-40gb"), mig=MigMode(current=False, pending=False))
-    result = plan_json(
-        planned(gpu, wanted(gpu, [("7g.40gb", 1)]), reset_when_idle=True), digest="", source="file"
-    )
+    result = report(planned(gpu, wanted(gpu, [("7g.40gb", 1)]), reset_when_idle=True))
     (one,) = result["gpus"]
     assert [s["kind"] for s in one["steps"]] == ["setMigMode", "resetGpu", "createInstance"]
     assert one["mig"] == {
@@ -98,7 +97,7 @@ def test_divided_instances_are_rows() -> None:
     gpu = divided(card("h100-80gb"), "3g.40gb", 0, 1, 1)
     half = with_instances(card("h100-80gb"), [("3g.40gb", 4)]).instances[0]
     gpu = replace(gpu, instances=(*gpu.instances, replace(half, id=2, compute=())))
-    result = plan_json(planned(gpu, devices(gpu, ("3g.40gb", 1, 0))), digest="", source="file")
+    result = report(planned(gpu, devices(gpu, ("3g.40gb", 1, 0))))
     before = result["gpus"][0]["before"]
     assert [row["profile"] for row in before] == ["1c.3g.40gb", "1c.3g.40gb", "3g.40gb"]
     assert "uuid" not in before[2]
@@ -109,9 +108,7 @@ def test_divided_instances_are_rows() -> None:
 def test_mps() -> None:
     """Daemons by device or place, with sizes in bytes; what is not limited is absent."""
     gpu = give(with_instances(card("h100-80gb"), [("3g.40gb", 4)]), daemon(D))
-    result = plan_json(
-        planned(gpu, shared(gpu, ("3g.40gb", 4, C), ("1g.10gb", 0, A))), digest="", source="file"
-    )
+    result = report(planned(gpu, shared(gpu, ("3g.40gb", 4, C), ("1g.10gb", 0, A))))
     (one,) = result["gpus"]
     stop, _, mode, start, restart = one["steps"]
     assert {"kind": "stopMps", "device": "MIG-0", "profile": "3g.40gb"}.items() <= stop.items()
@@ -144,13 +141,11 @@ def test_a_whole_gpu_and_its_time_slice() -> None:
     """The device is the GPU's own UUID, and there is no place on the card."""
     gpu = without_mig(card("t4"), compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
     anybody = replace(A, account=Account(0, 0, any_user=True))
-    (start,) = plan_json(
-        planned(gpu, DesiredGpu(None, "p", mps=anybody)), digest="", source="file"
-    )["gpus"][0]["steps"]
+    (start,) = report(planned(gpu, DesiredGpu(None, "p", mps=anybody)))["gpus"][0]["steps"]
     assert (start["device"], start["user"]) == (gpu.uuid, "any")
     assert "profile" not in start
     slices = DesiredGpu(None, "p", time_slice=TimeSlice.LONG)
-    steps = plan_json(planned(gpu, slices), digest="", source="file")["gpus"][0]["steps"]
+    steps = report(planned(gpu, slices))["gpus"][0]["steps"]
     assert [s["kind"] for s in steps] == ["setTimeSlice", "setComputeMode"]
     assert steps[0]["timeSlice"] == "long"
     assert (steps[1]["mode"], steps[1]["device"]) == ("default", gpu.uuid)
@@ -205,5 +200,5 @@ def test_what_is_not_known_is_absent() -> None:
 def test_a_card_without_mig_has_no_mode() -> None:
     """Absent, not null."""
     gpu = card("t4")
-    result = plan_json(planned(gpu, DesiredGpu(MigDisabled("p"), "p")), digest="d", source="file")
+    result = report(planned(gpu, DesiredGpu(MigDisabled("p"), "p")))
     assert "mig" not in result["gpus"][0]
