@@ -246,7 +246,7 @@ class ProcessWatch:
             return False
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError:
+        except (OSError, OverflowError):  # NVML's pids have 32 bits, the kernel's 31
             return False
         if has_ended(descriptor):  # a zombie: it would wake us again and again
             os.close(descriptor)

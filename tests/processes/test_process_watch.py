@@ -63,7 +63,7 @@ async def test_a_process_no_longer_watched_wakes_nothing() -> None:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("pid", [0, NO_SUCH_PID])
+@pytest.mark.parametrize("pid", [0, NO_SUCH_PID, 2**32 - 1])
 async def test_looks_again_where_the_kernel_cannot_tell(pid: int) -> None:
     """Users without a watchable process are looked at again, ever less often."""
     times: list[float] = []
