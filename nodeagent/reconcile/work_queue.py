@@ -7,6 +7,7 @@ was then changed by another program, or lost its layout at a reset) may be left 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class WorkQueue:
         self._failures: dict[str, _Failure] = {}
         self._in_sync: dict[str, DesiredGpu] = {}  # with what
         self._drifted: dict[str, DesiredGpu] = {}  # from what
+        self._chosen_at = -math.inf
 
     def observe(self, judgement: Judgement) -> tuple[Gpu, ...]:
         """Note what is so now; the GPUs that another program changed since the last time."""
@@ -81,6 +83,7 @@ class WorkQueue:
 
     def choose(self, judgement: Judgement, now: float) -> tuple[GpuPlan, ...]:
         """The GPUs to work on now."""
+        self._chosen_at = now
         wanted = judgement.desired.gpus
         return tuple(
             gpu_plan
@@ -128,10 +131,12 @@ class WorkQueue:
         return (*drift, *gpu_plan.problems, *(failure.problems if failure else ()))
 
     def next_retry(self, judgement: Judgement) -> float | None:
-        """When something that failed is to be tried again; None when nothing is."""
+        """When something that failed is to be tried again; None when nothing is. What was due when
+        the GPUs were chosen, and still waits, waits for what keeps it from being worked on.
+        """
         waiting = (p.before.uuid for p in judgement.gpus if p.steps)
         times = (self._failures[uuid].retry_at for uuid in waiting if uuid in self._failures)
-        return min(times, default=None)
+        return min((time for time in times if time > self._chosen_at), default=None)
 
     def _is_left_drifted(self, gpu_plan: GpuPlan) -> bool:
         return not self._mend and gpu_plan.before.uuid in self._drifted

@@ -61,6 +61,14 @@ def test_the_same_is_not_tried_before_its_time() -> None:
         assert may_try(queue, GPU, now)
 
 
+def test_what_is_due_and_kept_from_being_done_wakes_nothing() -> None:
+    """While a hook objects a retry in the past would be the next round without any pause."""
+    queue = make()
+    fail(queue, 0)
+    assert may_try(queue, GPU, 11)
+    assert queue.next_retry(judged(GPU)) is None
+
+
 def test_new_ids_are_no_new_situation() -> None:
     """A layout that was restored has new UUIDs; that alone is no reason to try at once."""
     queue = make()
