@@ -54,11 +54,26 @@ class _NothingHappened(Exception):
 
 @dataclass(slots=True)
 class _Sets:
-    """The event sets of one session. `gpus`: UUIDs by the address of the handle."""
+    """The event sets of one session. `gpus`: UUIDs by the address of the handle. `system` is None
+    where the driver has no such events.
+    """
 
     events: Any
-    gpus: dict[int, str]
-    system: Any
+    gpus: dict[int, str] = field(default_factory=dict)
+    system: Any = None
+
+    def free(self) -> None:
+        """A set that failed may not even be freed."""
+        with suppress(DriverError):
+            call("nvmlEventSetFree", self.events)
+        self.free_system()
+
+    def free_system(self) -> None:
+        if self.system is not None:
+            with suppress(DriverError):
+                request = pynvml.nvmlSystemEventSetFreeRequest_v1
+                call("nvmlSystemEventSetFree", request, self.system)
+            self.system = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +168,7 @@ class EventListener:
         of = (self.driver.pool.session, self.driver.pool.gpu_count)
         if self._sets is None or of != self._of or self._broken:
             if self._sets is not None and of[0] == self._of[0]:
-                _free(self._sets)
+                self._sets.free()
             self._sets = None
             self._sets, self._of = _make_sets(of[1]), of
             self._broken = False
@@ -195,47 +210,31 @@ class EventListener:
         return [Binding(event["eventType"], event["gpuId"], self.uptime()) for event in found]
 
 
-def _free(sets: _Sets) -> None:
-    """A set that failed may not even be freed."""
-    with suppress(DriverError):
-        call("nvmlEventSetFree", sets.events)
-    if sets.system is not None:
-        with suppress(DriverError):
-            call(
-                "nvmlSystemEventSetFree",
-                pynvml.nvmlSystemEventSetFreeRequest_v1,
-                sets.system,
-            )
-
-
 def _make_sets(gpus: int) -> _Sets:
-    events = call("nvmlEventSetCreate")
-    found: dict[int, str] = {}
+    """Raises DriverError, with nothing left behind: it is tried again every second."""
+    sets = _Sets(call("nvmlEventSetCreate"))
     for index in range(gpus):
         try:
             device = nvml.device_by_index(index)
             uuid = nvml.uuid(device)
             supported = call("nvmlDeviceGetSupportedEventTypes", device)
-            call("nvmlDeviceRegisterEvents", device, supported & _WANTED, events)
+            call("nvmlDeviceRegisterEvents", device, supported & _WANTED, sets.events)
         except DriverError:
             continue  # it is lost, or has no events
-        found[_address(device)] = uuid
+        sets.gpus[_address(device)] = uuid
         with suppress(DriverError):  # the supported types do not say whether it is
-            call("nvmlDeviceRegisterEvents", device, _MIG_CHANGE, events)
-    try:
-        system = _make_system_set()
-    except DriverError as error:
-        if error.code not in ABSENT:
-            raise
-        system = None
-    return _Sets(events, found, system)
-
-
-def _make_system_set() -> Any:
-    system = call("nvmlSystemEventSetCreate", pynvml.nvmlSystemEventSetCreateRequest_v1)
+            call("nvmlDeviceRegisterEvents", device, _MIG_CHANGE, sets.events)
     kinds = pynvml.nvmlSystemEventTypeGpuDriverBind | pynvml.nvmlSystemEventTypeGpuDriverUnbind
-    call("nvmlSystemRegisterEvents", pynvml.nvmlSystemRegisterEventRequest_v1, kinds, system)
-    return system
+    try:
+        sets.system = call("nvmlSystemEventSetCreate", pynvml.nvmlSystemEventSetCreateRequest_v1)
+        request = pynvml.nvmlSystemRegisterEventRequest_v1
+        call("nvmlSystemRegisterEvents", request, kinds, sets.system)
+    except DriverError as error:
+        sets.free_system()
+        if error.code not in ABSENT:
+            sets.free()
+            raise
+    return sets
 
 
 def _address(handle: Any) -> int:

@@ -97,6 +97,18 @@ async def test_a_driver_without_system_events(driver: Driver, node: SimulatedNod
     assert len(xids(await listener.listen())) == 1
 
 
+async def test_sets_that_cannot_be_made_leave_nothing(driver: Driver, node: SimulatedNode) -> None:
+    """Each attempt frees what it made, for it may be one a second for days."""
+    await driver.observe()
+    node.inject("nvmlSystemRegisterEvents", error="UNKNOWN", times=None)
+    listener = EventListener(driver, timing=SHORT)
+    for _ in range(3):
+        assert await listener.listen() == ()
+        assert listener.failure is not None
+    for kind in ("nvmlEventSet", "nvmlSystemEventSet"):
+        assert node.journal.counts[f"{kind}Free"] == node.journal.counts[f"{kind}Create"] == 3
+
+
 @pytest.mark.parametrize("error", ["UNKNOWN", "INVALID_ARGUMENT", "GPU_IS_LOST"])
 async def test_a_set_that_is_lost_is_made_anew(
     error: str, listener: EventListener, node: SimulatedNode
