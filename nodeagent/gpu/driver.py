@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from nodeagent.errors import DriverError, GpuInUse
+from nodeagent.errors import DriverError, GpuInUse, NodeagentError
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import about
@@ -227,9 +228,13 @@ class Driver(Observer):
         self._time_slices[gpu] = (asyncio.get_running_loop().time(), wanted)
 
     async def _forget_modes(self, devices: Sequence[str]) -> None:
-        """What is made anew may have the same UUID, but has nothing to be restored to."""
+        """What is made anew may have the same UUID, but has nothing to be restored to. What cannot
+        be written now, as on a full disk, does not make the step one that failed: the next
+        observation forgets it.
+        """
         for device in devices:
-            await asyncio.to_thread(self.original.forget, device, ComputeMode)
+            with suppress(NodeagentError):
+                await asyncio.to_thread(self.original.forget, device, ComputeMode)
 
     async def _reset(self, step: ResetGpu) -> None:
         """Reset a GPU that is proven idle, while NVML is shut down in this process."""

@@ -16,7 +16,7 @@ from nodeagent.plan.observed import Access, Gpu, MpsDaemon
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, TimeSlice, WantedMps
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
-from tests.gpu.steps_of import compute_mode, laid_out
+from tests.gpu.steps_of import compute_mode, destroy, laid_out
 
 GPU, MIG = "GPU-0a1b2c3d-0000-1111-2222-333344445555", "MIG-0a1b2c3d-0000-1111-2222-333344445555"
 DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
@@ -259,6 +259,20 @@ async def test_a_crash_at_any_point_leaves_what_is_needed(path: Path, crash: str
             assert OriginalSettings(path).mode(device.uuid) is None
 
 
+async def test_a_destruction_is_done_though_it_cannot_be_noted(path: Path) -> None:
+    """On a full disk the step would else fail, and what was destroyed be made again."""
+    with simulated("h100-80gb:1"):
+        async with Driver(
+            observe_deadline=30, step_deadline=30, original=OriginalSettings(path)
+        ) as driver:
+            before = await laid_out(driver, 0, at0="1g.10gb")
+            [instance] = before.instances
+            await driver.apply(compute_mode(before, EXCLUSIVE, instance.compute[0]))
+            _make_unwritable(path)
+            await driver.apply(destroy(before, instance))
+            assert driver.original.file.problem is not None
+
+
 def test_a_value_that_is_no_word_is_not_repeated(tmp_path: Path) -> None:
     """It may be as large as the file."""
     path = tmp_path / FILE_NAME
@@ -267,6 +281,12 @@ def test_a_value_that_is_no_word_is_not_repeated(tmp_path: Path) -> None:
     assert problem is not None
     assert "computeMode is no word" in problem.message
     assert "[1, 2]" not in problem.message
+
+
+def _make_unwritable(path: Path) -> None:
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.touch()
 
 
 def _mode(node: SimulatedNode) -> int:
