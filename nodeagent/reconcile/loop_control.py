@@ -90,6 +90,8 @@ class LoopControl:
                     _hurry(self._looking)
                 yield
         except TimeoutError as error:
+            if not self.stopping:  # of another clock: a fault, and no reason to look again at once
+                raise
             raise Abandoned from error
         finally:
             self._looking = None

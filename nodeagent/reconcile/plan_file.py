@@ -45,8 +45,10 @@ class PlanFile:
             found = await asyncio.to_thread(signature, self.path)
         if found == self._last:
             return
-        self._last = found
-        self.offer(await asyncio.to_thread(self._read))
+        update = await asyncio.to_thread(self._read)
+        # What cannot be read may be read another time, though nothing of it changes.
+        self._last = "" if isinstance(update, UnreadablePlan) else found
+        self.offer(update)
 
     def _read(self) -> PlanUpdate:
         try:

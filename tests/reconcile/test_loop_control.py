@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from nodeagent.reconcile.loop_control import Heartbeats
+import pytest
+
+from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl
+
+
+async def test_only_a_stop_abandons_a_look() -> None:
+    """Any other timeout is an error of its own."""
+    control = LoopControl()
+    with pytest.raises(TimeoutError):
+        async with control.abandoned_at_stop():
+            raise TimeoutError
+    control.stop()
+    with pytest.raises(Abandoned):
+        async with control.abandoned_at_stop():
+            raise TimeoutError
 
 
 def test_a_loop_is_overdue_only_after_its_own_time() -> None:

@@ -241,3 +241,11 @@ async def test_a_folder_in_the_files_place_takes_no_descriptors(tmp_path: Path) 
         await source.file.refresh()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above
     assert all(isinstance(offer, UnreadablePlan) for offer in source.offers)
+
+
+async def test_what_cannot_be_read_is_tried_again(tmp_path: Path) -> None:
+    """Too many open files or a failing disk may pass, though nothing of the file changes."""
+    source = Source(tmp_path)  # a folder: it cannot be read, and is the same each time
+    await source.file.refresh()
+    await source.file.refresh()
+    assert [type(offer) for offer in source.offers] == [UnreadablePlan] * 2
