@@ -38,7 +38,7 @@ from tests.campaign.episode import (
     Signal,
     Xid,
 )
-from tests.campaign.library import Hold
+from tests.campaign.library import Arrival, Hold
 from tests.campaign.machine import Machine
 from tests.campaign.outcomes import Outcome
 
@@ -85,9 +85,9 @@ class Player:
         match action:
             case Plan() | BadPlan():
                 self._write(action)
-            case Occupy(device, calls):
-                if calls:
-                    arrival = border.calls + calls, lambda: self._occupy(device)
+            case Occupy(device, before, skip):
+                if before:
+                    arrival = Arrival(before, skip, lambda: self._occupy(device))
                     border.arrivals.append(arrival)
                 else:
                     self._occupy(device)

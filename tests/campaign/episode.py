@@ -66,12 +66,13 @@ class BadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Occupy:
-    """A process comes to a device, chosen by a number; `calls`: in the middle of the agent's work,
-    that many NVML calls from now.
+    """A process comes to a device, chosen by a number; with `before` in the middle of the agent's
+    work, right before a call of NVML that matches: the first after `skip` of them.
     """
 
     device: int
-    calls: int = 0
+    before: str = ""
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,11 @@ def episode(seed: int) -> Episode:
     for _ in range(rng.randint(4, 14)):
         make = rng.choices(makers, weights)[0]
         actions.append(make(rng, boards, gpus))
-    steps = tuple(Step(action, _seconds(rng)) for action in actions)
+        if _comes_in_between(actions[-1]):  # of what the agent sees and what it does
+            actions.append(plan(rng, boards, gpus))
+    steps = tuple(
+        Step(action, 0.0 if _comes_in_between(action) else _seconds(rng)) for action in actions
+    )
     return Episode(seed, boards, rng.random() < 0.5, steps)
 
 
@@ -266,6 +271,14 @@ _CHANGES = (
     "nvmlGpuInstanceCreateComputeInstance*",
     "nvmlGpuInstanceDestroy",
     "nvmlComputeInstanceDestroy",
+    "nvmlDeviceSetMigMode",
+)
+_MOMENTS = (
+    "nvmlDeviceGetComputeRunningProcesses*",
+    "nvmlDeviceGetComputeRunningProcesses*",
+    "nvmlDeviceGetGpuInstances",
+    "nvmlComputeInstanceDestroy",
+    "nvmlGpuInstanceDestroy",
     "nvmlDeviceSetMigMode",
 )
 _READS = (
@@ -322,7 +335,12 @@ def _bad_plan(rng: random.Random, boards: str, gpus: int) -> BadPlan:
 
 
 def _occupy(rng: random.Random, boards: str, gpus: int) -> Occupy:
-    return Occupy(rng.randrange(16), rng.choice((0, 0, rng.randint(1, 300))))
+    before = rng.choice(("", rng.choice(_MOMENTS)))
+    return Occupy(rng.randrange(16), before, rng.choice((0, 0, 1, 2, 5)) if before else 0)
+
+
+def _comes_in_between(action: Action) -> bool:
+    return isinstance(action, Occupy) and bool(action.before)
 
 
 def _leave(rng: random.Random, boards: str, gpus: int) -> Leave:

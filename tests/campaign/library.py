@@ -31,12 +31,21 @@ class Hold:
     skip: int
 
 
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """What happens right before a call. The first `skip` that match are none."""
+
+    function: str
+    skip: int
+    happen: Callable[[], None]
+
+
 @dataclass(slots=True)
 class Border:
     """What the machine does to the agent's process, and what it saw that process do.
 
     `kill_at`: the change of the machine at which the process is killed, counted from here.
-    `arrivals`: who comes when so many more calls were made.
+    `arrivals`: processes that come in the middle of its work.
     """
 
     node: SimulatedNode
@@ -45,9 +54,8 @@ class Border:
     kill_at: int | None = None
     full_at: int | None = None
     holds: list[Hold] = field(default_factory=list)
-    arrivals: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
     attempts: list[str] = field(default_factory=list)
-    calls: int = 0
     _looks: Counter[int] = field(default_factory=Counter)  # at a GPU's processes
     _came: dict[int, tuple[float, int]] = field(default_factory=dict)  # by pid: when, and looks
 
@@ -65,10 +73,11 @@ class Border:
 
     def call(self, name: str, handle: Handle | None) -> None:
         """The process is about to call NVML; raises Killed."""
-        self.calls += 1
-        for due in [one for one in self.arrivals if one[0] <= self.calls]:
-            self.arrivals.remove(due)
-            due[1]()
+        for arrival in [one for one in self.arrivals if fnmatchcase(name, one.function)]:
+            arrival.skip -= 1
+            if arrival.skip < 0:
+                self.arrivals.remove(arrival)
+                arrival.happen()
         if FUNCTIONS[name].changes:
             self.change()
         elif self.dead:
