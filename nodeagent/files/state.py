@@ -123,6 +123,8 @@ def make_open_directory(path: Path) -> None:
 
     What is there already keeps its mode. Raises OSError. Blocks on the disk.
     """
+    if path.is_dir():
+        return
     for level in reversed((path, *path.parents)):
         try:
             level.mkdir()

@@ -85,7 +85,7 @@ class Machine:
         self.phase = ""
         self.in_sync_at: float | None = None
         self.plan = folder / "plan.yaml"
-        for name in ("run", "state", "node"):
+        for name in ("run", "state"):
             (folder / name).mkdir(parents=True)
         folder.chmod(0o755)  # daemons run as another user
         self._settings = self._load_settings()
@@ -258,10 +258,10 @@ class _Life:
             simulated=True,
         )
         simulation = Simulation(
-            None, ("false",), folder / "node", mps, frozenset, machine.node.capabilities
+            None, ("false",), folder / "state", mps, frozenset, machine.node.capabilities
         )
         places = Paths(self._settings, simulation)
-        (folder / "state").mkdir(parents=True, exist_ok=True)
+        places.make_state_directory()
         self._lock.take()
         self.agent = Agent(
             self._settings,
@@ -306,10 +306,14 @@ class _Life:
         if len(threads) > _THREADS + len(self._machine.node.cards):
             left += [f"thread {name}" for name in threads]
         self._end()
-        gc.collect()
-        before = self._before
-        after = {n: what for n, what in truth.descriptors().items() if before.get(n) != what}
-        return [*left, *(f"descriptor {what}" for what in after.values())]
+        if self._open():
+            gc.collect()  # what is in a cycle closes itself
+        return [*left, *(f"descriptor {what}" for what in self._open())]
+
+    def _open(self) -> list[str]:
+        """What it has open still."""
+        now = truth.descriptors()
+        return [what for number, what in now.items() if self._before.get(number) != what]
 
     def die(self) -> None:
         """What a killed process held is free; nothing that it would do now has an effect."""
