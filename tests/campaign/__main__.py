@@ -12,8 +12,9 @@ import sys
 from itertools import count
 
 from tests.campaign.clock import CLOCK  # before all of the agent
+from tests.campaign.days import episode
 from tests.campaign.drive import play
-from tests.campaign.episode import Episode, episode
+from tests.campaign.episode import Episode
 from tests.campaign.kept import KEPT
 from tests.campaign.outcomes import Outcome, parser, play_all, seeds
 from tests.campaign.processes import adopt_orphans

@@ -14,7 +14,8 @@ from typing import get_args
 import pytest
 
 from tests.campaign import episode as module
-from tests.campaign.episode import Episode, episode
+from tests.campaign.days import episode
+from tests.campaign.episode import Episode
 from tests.campaign.shrink import shrink
 
 
