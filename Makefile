@@ -4,7 +4,6 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-UV     := uv==0.13.8
 
 # Where `make run` keeps what an installed agent keeps in /run and /var/lib.
 LOCAL  ?= .local
@@ -12,6 +11,9 @@ BOARDS ?= h100-80gb:2
 PLAN   ?= examples/plan.yaml
 
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# uv takes seconds where pip takes a minute. It does not read pip's configuration: where it finds
+# no index by itself, pip does the same.
+INSTALL  = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(PIP) install $(1)
 RUN     := $(VENV)/.run.stamp
 DEV     := $(VENV)/.dev.stamp
 SOURCES := nodeagent tests bench tools
@@ -118,8 +120,8 @@ dist: $(RUN)  ## what is released, in dist/: wheel, sdist, image recipe, rendere
 
 lock:  ## pin what is installed anew, with hashes, from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-lock
-	@$(VENV)-lock/bin/python -m pip --disable-pip-version-check --quiet install $(UV)
-	@for name in run build dev; do PATH=$(VENV)-lock/bin:$$PATH ./requirements/lock $$name; done
+	@$(VENV)-lock/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/install.txt
+	@for name in install run build dev; do PATH=$(VENV)-lock/bin:$$PATH ./requirements/lock $$name; done
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-lock $(LOCAL) build dist .coverage \
@@ -133,16 +135,19 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
 	@$(PYTHON) -m venv $(VENV)
 
-$(RUN): requirements/run.txt requirements/build.txt pyproject.toml | $(BIN)/python
+$(BIN)/uv: requirements/install.txt | $(BIN)/python
+	@$(PIP) install --require-hashes -r requirements/install.txt
+	@touch $@
+
+$(RUN): requirements/run.txt requirements/build.txt pyproject.toml $(BIN)/uv
 	@echo "installing requirements/run.txt"
-	@$(PIP) install --require-hashes -r requirements/run.txt -r requirements/build.txt
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(call INSTALL,--require-hashes -r requirements/run.txt -r requirements/build.txt)
+	@$(call INSTALL,--no-deps --no-build-isolation -e .)
 	@touch $@
 
 $(DEV): requirements/dev.txt $(RUN)
 	@echo "installing requirements/dev.txt"
-	@# Most of it is never imported: what is, is compiled then.
-	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
+	@$(call INSTALL,--require-hashes -r requirements/dev.txt)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \

@@ -54,6 +54,7 @@ def _wanted(group: str) -> set[str]:
 def test_the_locks_hold_what_the_project_asks_for() -> None:
     """Every declared dependency is pinned, and one version of a package is used everywhere."""
     run, build, dev = _lock("run"), _lock("build"), _lock("dev")
+    assert _wanted("install") == set(_lock("install"))
     assert {_canonical(name) for name in PROJECT["project"]["dependencies"]} <= set(run)
     assert _wanted("build") <= set(build)
     assert _wanted("dev") <= set(dev)
@@ -62,7 +63,7 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
 
 def test_the_locks_name_no_index() -> None:
     """Each machine installs from its own index."""
-    for name in ("run", "build", "dev"):
+    for name in ("install", "run", "build", "dev"):
         text = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
         assert not re.search(r"://|^-|\s--(?!hash=)", text, re.MULTILINE)
 
@@ -75,7 +76,8 @@ def test_each_dependency_has_a_reason() -> None:
         for first in re.findall(r"^\| ([\w, -]+?) \| (?!for)", page, re.MULTILINE)
         for name in first.split(", ")
     }
-    declared = {_canonical(name) for name in PROJECT["project"]["dependencies"]} | _wanted("dev")
+    declared = {_canonical(name) for name in PROJECT["project"]["dependencies"]}
+    declared |= _wanted("dev") | _wanted("install")
     assert declared == listed
 
 
@@ -100,7 +102,7 @@ FREE = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0", "
 
 def test_each_package_has_its_licence() -> None:
     """Every package of the locks is listed, no other, and none of a licence not yet considered."""
-    assert set(LICENCES) == set(_lock("dev"))
+    assert set(LICENCES) == set(_lock("dev")) | set(_lock("install"))
     assert {one for text in LICENCES.values() for one in re.split(" AND | OR ", text)} <= FREE
 
 
