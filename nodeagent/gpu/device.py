@@ -181,6 +181,11 @@ class GpuDevice:
     # --- profiles -------------------------------------------------------------------------------
 
     def profile(self, profile_id: int) -> GpuInstanceProfile | None:
+        """None where the GPU offers none of that id. The driver is asked where nothing is known:
+        a reset of another GPU, at any time between two steps, begins a new session with it.
+        """
+        if not self.profiles and (mode := self.mode()):
+            self.learn_profiles(mode, confirm=False)
         return next((p for p in self.profiles if p.id == profile_id), None)
 
     def compute_profiles(self, profile_id: int) -> tuple[ComputeInstanceProfile, ...]:

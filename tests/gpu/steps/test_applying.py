@@ -16,7 +16,7 @@ from nodeagent.plan.observed import Access, MigMode, Placement
 from nodeagent.plan.steps import ResetGpu, SetMigMode
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.hanging import QUICK, settled
-from tests.gpu.steps_of import create, enable, laid_out, layout
+from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
 
 
 async def test_a_step_needs_no_observation_before(node: SimulatedNode) -> None:
@@ -106,6 +106,24 @@ async def test_a_pending_mode_becomes_current_with_a_reset(
         assert after.gpus[0].mig == MigMode(current=True, pending=True)
         assert after.gpus[1] == other
         assert layout(await laid_out(driver, 0, at0="3g.20gb")) == {Placement(0, 4): ("3g.20gb",)}
+
+
+async def test_a_reset_between_the_steps_of_another_gpu(
+    ampere: tuple[SimulatedNode, list[str]],
+) -> None:
+    """NVML is started anew for it; what was planned for the other GPU goes on."""
+    _, smi = ampere
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
+        for gpu in (await driver.observe()).gpus:
+            await driver.apply(enable(gpu))
+        first, second = (await driver.observe()).gpus
+        await driver.apply(ResetGpu(first.uuid, "MIG mode is pending"))
+        await driver.apply(ResetGpu(second.uuid, "MIG mode is pending"))
+        await driver.apply(create(first, "3g.20gb", 0))
+        first = await driver.observe_gpu(first.uuid)
+        await driver.apply(ResetGpu(second.uuid, ""))
+        await driver.apply(destroy(first, first.instances[0]))
+        assert layout(await driver.observe_gpu(first.uuid)) == {}
 
 
 async def test_a_gpu_in_use_is_not_reset(ampere: tuple[SimulatedNode, list[str]]) -> None:
