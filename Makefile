@@ -70,7 +70,7 @@ PURE    := tests/documents tests/health tests/metrics tests/mps/lifecycle tests/
 CLUSTER := tests/cluster tests/simulated_cluster tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 DAEMONS := tests/mps tests/simulation/mps
-COMMANDS := tests/app tests/cli tests/goldens
+COMMANDS := tests/app tests/cli tests/claims tests/goldens
 PROGRAMS := $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py))
 
 pytest-pure: $(DEV)

@@ -27,7 +27,7 @@ def test_number_of_layouts(board: str, count: int) -> None:
     "board",
     [
         "a30",
-        "rtx-pro-6000",
+        pytest.param("rtx-pro-6000", marks=pytest.mark.full),
         # H100's layouts are those of the next test, from any placement; A100 has the same.
         pytest.param("h100-80gb", marks=pytest.mark.full),
         pytest.param("a100-40gb", marks=pytest.mark.full),

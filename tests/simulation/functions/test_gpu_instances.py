@@ -97,7 +97,7 @@ Layout = frozenset[tuple[str, int]]  # profile and how many of it
     ("board", "data"),
     [
         ("a100-80gb", "geometries_7slice_plain"),
-        ("h100-80gb", "geometries_7slice_with_me_rev2"),
+        pytest.param("h100-80gb", "geometries_7slice_with_me_rev2", marks=pytest.mark.full),
         ("a30", "geometries_A30_plain"),
     ],
 )
