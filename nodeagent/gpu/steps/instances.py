@@ -10,9 +10,11 @@ creation that fails half-way is undone. The result is read back with the rest of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu import nvml
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.recent import KnownDevice
@@ -231,18 +233,34 @@ def _look_for_users(change: Change, uuids: Sequence[str]) -> None:
     before and are still to be destroyed.
     """
     gpu = change.gpu
-    meant = {uuid: _known(change, uuid) for uuid in dict.fromkeys((*uuids, *gpu.recent.idle))}
+    names = tuple(dict.fromkeys((*uuids, *gpu.recent.idle)))
+    meant = {uuid: _known(change, uuid) for uuid in names}
     lists = ProcessLists(gpu.handle)
+    if _elsewhere(gpu, lists, meant.values()).processes:
+        _find_devices(gpu)
+        meant = {uuid: _known(change, uuid) for uuid in names}
     for uuid, known in meant.items():
         usage = lists.on_instance(known.gpu_instance, known.compute_instance)
         require_idle(usage, uuid)
-    pairs = {
-        (d.gpu_instance, d.compute_instance)
-        for d in (*meant.values(), *gpu.recent.devices.values())
-    }
     # A process on the GPU and on none of its devices may be on any of them.
-    require_idle(lists.on_no_instance_of(pairs), ", ".join(meant))
-    gpu.recent.proved_idle(meant)
+    require_idle(_elsewhere(gpu, lists, meant.values()), ", ".join(names))
+    gpu.recent.proved_idle(names)
+
+
+def _elsewhere(gpu: GpuDevice, lists: ProcessLists, meant: Iterable[KnownDevice]) -> Usage:
+    """Who is on no device that is known."""
+    known = (*meant, *gpu.recent.devices.values())
+    return lists.on_no_instance_of((d.gpu_instance, d.compute_instance) for d in known)
+
+
+def _find_devices(gpu: GpuDevice) -> None:
+    """Those that are not known: made since the last observation, or all but those asked for after
+    the reset of another GPU, which begins a new session with the driver.
+    """
+    with suppress(DriverError):  # what is not found out counts as in use
+        for device in gpu.mig_devices():
+            instance, compute = nvml.gpu_instance_id(device), nvml.compute_instance_id(device)
+            gpu.recent.found(nvml.uuid(device), KnownDevice(instance, compute, slices=0))
 
 
 def _require_no_other_instance(

@@ -288,6 +288,17 @@ async def test_who_is_on_no_known_device_may_be_on_any(driver: Driver, node: Sim
     assert node.journal.total(DESTROYS) == 0
 
 
+async def test_who_is_on_another_device_is_on_none_of_these(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """Also where nothing is known of them: a reset of another GPU starts NVML anew."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
+    node.occupy(gpu.instances[1].compute[0].uuid)
+    assert await driver.pool.restart()
+    await driver.apply(destroy(gpu, gpu.instances[0]))
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(4, 1): ("1g.10gb",)}
+
+
 @pytest.mark.parametrize("reason", ["", "processes are hidden"])
 async def test_other_sources_are_asked_before_each_destruction(reason: str) -> None:
     """A capability file opened, or an allocation made, after the look: they cost no driver call."""
