@@ -122,7 +122,7 @@ class Api:
             return answer.status, await answer.json()
 
 
-def observe() -> ObservedNode:
+async def observe() -> ObservedNode:
     """A simulated node with two GPUs, one of them divided. In a loop of its own: the driver's
     threads are no work to a loop of virtual time, which would let their deadlines pass.
     """
@@ -132,7 +132,7 @@ def observe() -> ObservedNode:
             return await driver.observe()
 
     with simulated("h100-80gb:1,t4:1"):
-        return asyncio.run(first_look())
+        return await asyncio.to_thread(asyncio.run, first_look())
 
 
 @asynccontextmanager
@@ -147,7 +147,7 @@ async def api(
     host: str = "127.0.0.1",
 ) -> AsyncIterator[Api]:
     """Serve what a node that was just observed answers."""
-    node = await asyncio.to_thread(observe) if observed else None
+    node = await observe() if observed else None
     served = Api(answers := Agent(node, daemons, doing, previewing))
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(listen(answers, host, 0, served.refusals, limits))
