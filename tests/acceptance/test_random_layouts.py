@@ -13,7 +13,7 @@ from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Gpu
-from nodeagent.plan.plan import GpuPlan, Policy, Verdict
+from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.simulation import simulated
@@ -36,17 +36,17 @@ def random_plan(rng: random.Random, board: str, gpus: int) -> bytes:
 
 async def apply(driver: Driver, text: bytes, parallel: int) -> tuple[GpuPlan, ...]:
     """One round; what is planned afterwards, from what the hardware is then."""
-    document = read_document(text)
-    for last in (False, True):
-        observed = await driver.observe()
-        wanted = resolve(document, observed)
-        assert isinstance(wanted, DesiredNode)
-        made = plan(wanted, observed, RESETS)
-        if last:
-            break
-        outcome = await execute(made, driver, parallel=parallel)
-        assert [problem for gpu in outcome.gpus for problem in gpu.problems] == []
-    return made.gpus
+    outcome = await execute(await planned(driver, text), driver, parallel=parallel)
+    assert [problem for gpu in outcome.gpus for problem in gpu.problems] == []
+    return (await planned(driver, text)).gpus
+
+
+async def planned(driver: Driver, text: bytes) -> NodePlan:
+    """From what the hardware is now."""
+    observed = await driver.observe()
+    wanted = resolve(read_document(text), observed)
+    assert isinstance(wanted, DesiredNode)
+    return plan(wanted, observed, RESETS)
 
 
 def devices(gpu: Gpu) -> set[str]:
