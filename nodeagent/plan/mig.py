@@ -24,7 +24,7 @@ from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
-from nodeagent.plan.remedies import in_use_remedy
+from nodeagent.plan.remedies import in_use_remedy, reset_remedy
 from nodeagent.plan.reserved import in_the_way
 from nodeagent.plan.search import Target, best_layout, counted, does_not_fit
 from nodeagent.plan.steps import (
@@ -139,17 +139,13 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
     Where the plan does not set it (instances would be destroyed for nothing), the remedy does.
     """
     unset = not enable and bool(gpu.instances) and gpu.mig is not None and gpu.mig.pending
-    first = f"run `nvidia-smi -i {gpu.pci_bus_id} -mig 0`, then " if unset else "run "
-    reset = f"{first}`nvidia-smi --gpu-reset -i {gpu.pci_bus_id}`"
+    reset = reset_remedy(gpu.pci_bus_id, mode_off_first=unset)
     if gpu.passthrough:
         remedy = "reboot the virtual machine: the GPU cannot be reset from inside it"
     elif policy.reset_when_idle:
-        remedy = f"{reset}, or reboot"
+        remedy = reset
     else:
-        remedy = (
-            f"while the GPU is idle, {reset} or reboot; or allow it with the setting "
-            "`reset: whenIdle`"
-        )
+        remedy = f"while the GPU is idle, {reset}; or allow it with the setting `reset: whenIdle`"
     message = f"MIG mode of {gpu.title} goes {'on' if enable else 'off'} only at a GPU reset"
     return Problem(Code.RESET_REQUIRED, message, remedy, gpu.uuid, path)
 

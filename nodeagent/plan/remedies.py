@@ -1,4 +1,4 @@
-"""What to do about users that are in the way, as commands with their names in them."""
+"""What to do about users that are in the way, and how a GPU is reset: commands of this node."""
 
 from __future__ import annotations
 
@@ -38,3 +38,16 @@ def in_use_remedy(*usages: Usage) -> str:
     if not all(usage.known for usage in usages):
         return "run `nodeagent check`: until it is known who uses it, it counts as in use"
     return "end what uses it, or wait for its end"
+
+
+def reset_remedy(pci_bus_id: str, *, mode_off_first: bool = False) -> str:
+    """How to reset an idle GPU by hand; `mode_off_first`: nothing has asked the driver for it yet.
+
+    The driver resets no GPU that anything has open, an agent included.
+    """
+    first = f"`nvidia-smi -i {pci_bus_id} -mig 0` and " if mode_off_first else ""
+    return (
+        "stop all that has it open, the agent too (`systemctl stop nodeagent`, in a cluster the "
+        f"Node's label nodeagent.io/off), run {first}`nvidia-smi --gpu-reset -i {pci_bus_id}` and "
+        "start it again, or reboot"
+    )

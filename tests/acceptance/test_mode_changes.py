@@ -11,15 +11,17 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from nodeagent.cli import main
 from nodeagent.plan.problems import Code
-from nodeagent.simulation import SimulatedNode, Switches
+from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.state_file import STATE_VARIABLE
 
 LAYOUTS = {
@@ -92,17 +94,28 @@ class Home:
         finally:
             node.close()
 
-    def run(self, command: str) -> None:
-        """A command that a remedy names, on the simulated node."""
-        program, *words = shlex.split(command)
-        assert program == "nvidia-smi"
-        subprocess.run(
-            [sys.executable, "-m", "nodeagent.simulation.nvidia_smi", *words],
-            env={**os.environ, STATE_VARIABLE: str(self.state)},
-            check=True,
-            timeout=60,
-            stdout=subprocess.DEVNULL,
-        )
+    def run(self, commands: list[str]) -> None:
+        """The commands that a remedy names, on the simulated node; NVML is open as an agent has it
+        until one of them stops that.
+        """
+        with ExitStack() as agent:
+            agent.enter_context(simulated(state=self.state))
+            pynvml.nvmlInit()
+            agent.callback(pynvml.nvmlShutdown)
+            for command in commands:
+                program, *words = shlex.split(command)
+                if program == "systemctl":
+                    assert words == ["stop", "nodeagent"]
+                    agent.close()
+                    continue
+                assert program == "nvidia-smi"
+                subprocess.run(
+                    [sys.executable, "-m", "nodeagent.simulation.nvidia_smi", *words],
+                    env={**os.environ, STATE_VARIABLE: str(self.state)},
+                    check=True,
+                    timeout=60,
+                    stdout=subprocess.DEVNULL,
+                )
 
 
 # --- drivers of both kinds ------------------------------------------------------------------------
@@ -241,8 +254,7 @@ def test_a_remedy_followed_once_leads_to_the_goal(
     remedy, reset = problem["remedy"], "never"
     match case.way:
         case "command":
-            for command in re.findall(r"`(nvidia-smi [^`]+)`", remedy):
-                home.run(command)
+            home.run(re.findall(r"`((?:nvidia-smi|systemctl) [^`]+)`", remedy))
         case "reboot":
             assert "reboot" in remedy
             home.on_node(lambda node: node.reboot())

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.errors import DriverError
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.remedies import reset_remedy
 
 _PATIENCE = 10.0  # seconds for nvidia-smi
 
@@ -43,7 +44,7 @@ def _gpu_finding(gpu: Gpu) -> Finding:
         return warning(
             check,
             f"{name}: MIG mode goes {word} at the next GPU reset",
-            f"nvidia-smi --gpu-reset -i {gpu.pci_bus_id} while it is idle, or reboot",
+            f"while it is idle, {reset_remedy(gpu.pci_bus_id)}",
         )
     if not gpu.profiles:
         return warning(
