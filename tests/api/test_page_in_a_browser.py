@@ -47,7 +47,9 @@ def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None) -> None:
-    """The headline is right, nothing has to be scrolled sideways, and nothing goes wrong."""
+    """The headline is right, and nothing above the GPUs looks well unless all is; nothing has to be
+    scrolled sideways, and nothing goes wrong.
+    """
     agent = Agent(OBSERVED)
     kind, after = EventType.CHANGED_FOR_CLAIM, "1g.10gb at 0"  # before the page was opened
     agent.events.add(kind, "GPU 0 now has it", gpu=FIRST, before="no instances", after=after)
@@ -58,6 +60,8 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             assert status is not None
             await page.open(f"http://{HOST}:{port}/")
             await _headline_is(page, status["headline"]["text"])
+            looks_well = await page.value("document.querySelector('header .tone-ok') !== null")
+            assert looks_well is (status["headline"]["severity"] == "ok"), name
             await page.until("byId('timeline').textContent.includes('beforeno instances')")
             assert await page.value("byId('timeline').textContent.includes('after1g.10gb at 0')")
             await _fits_every_screen(page, name, pictures)
