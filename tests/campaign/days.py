@@ -1,11 +1,15 @@
-"""A random day for each seed."""
+"""A random day for each seed: scenes, one after another. Some are of one action; in others several
+meet at the moment that decides.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tests.campaign.episode import (
+    WORKING,
     Action,
     BadPlan,
     Damage,
@@ -15,6 +19,7 @@ from tests.campaign.episode import (
     Foreign,
     FullDisk,
     Hang,
+    Ignore,
     JumpClock,
     Kill,
     Leave,
@@ -61,27 +66,60 @@ def episode(seed: int) -> Episode:
     """The day with this number, ever the same."""
     rng = random.Random(seed)
     boards = rng.choice(list(BOARDS))
-    gpus = int(boards[-1])
-    plan, more = (_shared_plan, _WITH_MPS) if rng.random() < _SHARING else (_plan, ())
-    makers, weights = zip((plan, 20), *_MAKERS, *more, strict=True)
-    actions: list[Action] = [plan(rng, boards, gpus)]
-    for _ in range(rng.randint(4, 14)):
-        make = rng.choices(makers, weights)[0]
-        actions.append(make(rng, boards, gpus))
-        if _comes_in_between(actions[-1]):  # of what the agent sees and what it does
-            actions.append(plan(rng, boards, gpus))
-    steps = tuple(
-        Step(action, 0.0 if _comes_in_between(action) else _seconds(rng)) for action in actions
-    )
-    return Episode(seed, boards, rng.random() < 0.5, steps)
+    day = _Day(rng, boards, int(boards[-1]), has_mps=rng.random() < _SHARING)
+    scenes, weights = zip(*_SCENES, *(_WITH_MPS if day.has_mps else ()), strict=True)
+    steps = [day.change()]
+    for _ in range(rng.randint(3, 10)):
+        steps += rng.choices(scenes, weights)[0](day)
+    if rng.random() < 0.2:  # no other plan comes then
+        steps += _failure(day)
+    return Episode(seed, boards, rng.random() < 0.5, tuple(steps))
 
 
-# --- how each is made -----------------------------------------------------------------------------
+_Steps = tuple[Step, ...]
+_Seconds = tuple[float, ...]
+_LONG = (45.0,)  # so long that a plan is carried out where nothing is wrong
+_ANY = (0.0, 0.02, 0.1, 0.5, 2.0, 5.0, 10.0, 45.0)  # often too few for the agent to come to rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Day:
+    """What all scenes of one day have in common."""
+
+    rng: random.Random
+    boards: str
+    gpus: int
+    has_mps: bool
+
+    def change(self, seconds: _Seconds = _ANY) -> Step:
+        """A new plan, and one of these times."""
+        return Step(self._plan(), self.rng.choice(seconds))
+
+    def gpu(self) -> int:
+        return self.rng.randrange(self.gpus)
+
+    def _plan(self) -> Plan:
+        if not self.has_mps:
+            return Plan(tuple(self._layout() for _ in range(self.gpus)))
+        profiles = BOARDS[self.boards]  # few instances, since each daemon is a process
+        few: list[dict[str, int]] = [{}, {profiles[2]: 2}, {profiles[4]: 1}]
+        layouts = tuple(self.rng.choice(few) for _ in range(self.gpus))
+        return Plan(layouts, tuple(gpu for gpu in range(self.gpus) if self.rng.random() < 0.6))
+
+    def _layout(self) -> dict[str, int]:
+        if self.rng.random() < 0.1:
+            return {}
+        counts = zip(BOARDS[self.boards], self.rng.choice(LAYOUTS), strict=True)
+        return {profile: count for profile, count in counts if count}
+
+
+# --- the scenes -----------------------------------------------------------------------------------
 
 _CODES = (
     *("UNKNOWN", "TIMEOUT", "GPU_IS_LOST", "MEMORY", "OPERATING_SYSTEM", "UNINITIALIZED"),
     *("DRIVER_NOT_LOADED", "RESET_REQUIRED", "NO_PERMISSION", "INVALID_ARGUMENT"),
 )
+_PASSING = ("UNKNOWN", "MEMORY", "OPERATING_SYSTEM", "NO_PERMISSION")  # the GPU answers still
 _CHANGES = (
     "nvmlDeviceCreateGpuInstance*",
     "nvmlGpuInstanceCreateComputeInstance*",
@@ -96,6 +134,7 @@ _MOMENTS = (
     "nvmlComputeInstanceDestroy",
     "nvmlGpuInstanceDestroy",
     "nvmlDeviceSetMigMode",
+    *(WORKING, WORKING, WORKING),
 )
 _READS = (
     "*",
@@ -112,119 +151,153 @@ _READS = (
     "nvmlInit*",
     "nvmlEventSetWait*",
 )
+_IGNORED = (
+    "nvmlGpuInstanceDestroy",
+    "nvmlComputeInstanceDestroy",
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceSetComputeMode",
+)
 
 
-def _seconds(rng: random.Random) -> float:
-    """Often too few for the agent to come to rest."""
-    return rng.choice((0.0, 0.02, 0.1, 0.5, 2.0, 10.0, 40.0, 70.0))
+def _then(day: _Day, action: Action) -> _Steps:
+    return (Step(action, day.rng.choice(_ANY)),)
 
 
-def _layout(rng: random.Random, boards: str) -> dict[str, int]:
-    if rng.random() < 0.1:
-        return {}
-    counts = zip(BOARDS[boards], rng.choice(LAYOUTS), strict=True)
-    return {profile: count for profile, count in counts if count}
+def _change(day: _Day) -> _Steps:
+    return (day.change(),)
 
 
-def _plan(rng: random.Random, boards: str, gpus: int) -> Plan:
-    return Plan(tuple(_layout(rng, boards) for _ in range(gpus)))
+def _occupy(day: _Day) -> _Steps:
+    device = day.rng.randrange(16)
+    if day.rng.random() < 0.5:
+        return _then(day, Occupy(device))
+    comes = Occupy(device, day.rng.choice(_MOMENTS), day.rng.choice((0, 0, 1, 2, 5)))
+    return (Step(comes, 0.0), day.change())
 
 
-def _shared_plan(rng: random.Random, boards: str, gpus: int) -> Plan:
-    """On cards without instances or with a few, since each daemon is a process."""
-    few: list[dict[str, int]] = [{}, {BOARDS[boards][2]: 2}, {BOARDS[boards][4]: 1}]
-    layouts = tuple(rng.choice(few) for _ in range(gpus))
-    return Plan(layouts, tuple(gpu for gpu in range(gpus) if rng.random() < 0.6))
+def _unseen(day: _Day) -> _Steps:
+    """There is a process on a device that the next plan may take away, and it cannot be listed."""
+    fails = Fault("nvmlDeviceGetComputeRunningProcesses*", day.rng.choice(_PASSING), 1000)
+    comes = Occupy(day.rng.randrange(16))
+    settled = (Step(EndFaults(), 0.0), day.change((10.0,)))
+    return (*settled, Step(comes, 0.0), Step(fails, 0.0), day.change((2.0, 10.0)))
 
 
-def _signal(rng: random.Random, boards: str, gpus: int) -> Signal:
-    return Signal(rng.choice(("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP")), rng.randrange(4))
+def _failure(day: _Day) -> _Steps:
+    """Of the steps from one plan to the next, one fails, once or for long."""
+    rng = day.rng
+    times, skip = rng.choice((1, 1, 1000)), rng.choice((0, 0, 1))
+    fails = Fault(rng.choice(_CHANGES), rng.choice(_PASSING), times, skip)
+    settled = (Step(EndFaults(), 0.0), day.change((10.0,)))
+    return (*settled, Step(fails, 0.0), day.change((2.0,)))
 
 
-def _bad_plan(rng: random.Random, boards: str, gpus: int) -> BadPlan:
-    return BadPlan(rng.choice((*BAD_PLANS, None)))
+def _leave(day: _Day) -> _Steps:
+    return _then(day, Leave(day.rng.randrange(8)))
 
 
-def _occupy(rng: random.Random, boards: str, gpus: int) -> Occupy:
-    before = rng.choice(("", rng.choice(_MOMENTS)))
-    return Occupy(rng.randrange(16), before, rng.choice((0, 0, 1, 2, 5)) if before else 0)
+def _fault(day: _Day) -> _Steps:
+    rng = day.rng
+    times = rng.choice((1, 1, 1, 2, 5, 1000))
+    if rng.random() < 0.4:
+        skip = rng.choice((0, 1, 10, 100, 400))
+        return _then(day, Fault(rng.choice(_READS), rng.choice(_CODES), times, skip))
+    code = rng.choice((*_CODES, "IN_USE", "INSUFFICIENT_RESOURCES", "NOT_SUPPORTED"))
+    skip = rng.choice((0, 0, 1, 2, 5))
+    fault = Fault(rng.choice(_CHANGES), code, times, skip, rng.random() < 0.3)
+    return (Step(fault, 0.0), day.change((0.5, 2.0, 10.0)))
 
 
-def _comes_in_between(action: Action) -> bool:
-    return isinstance(action, Occupy) and bool(action.before)
+def _hang(day: _Day) -> _Steps:
+    return _then(day, Hang(day.rng.choice((*_CHANGES, *_READS)), day.rng.choice((0, 1, 10, 100))))
 
 
-def _leave(rng: random.Random, boards: str, gpus: int) -> Leave:
-    return Leave(rng.randrange(8))
+def _ignore(day: _Day) -> _Steps:
+    return (Step(Ignore(day.rng.choice(_IGNORED)), 0.0), day.change(_LONG))
 
 
-def _fault(rng: random.Random, boards: str, gpus: int) -> Fault:
-    times = rng.choice((1, 1, 2, 5, 1000))
-    if rng.random() < 0.6:
-        code = rng.choice((*_CODES, "IN_USE", "INSUFFICIENT_RESOURCES", "NOT_SUPPORTED"))
-        skip = rng.choice((0, 0, 1, 2, 5))
-        return Fault(rng.choice(_CHANGES), code, times, skip, rng.random() < 0.3)
-    return Fault(rng.choice(_READS), rng.choice(_CODES), times, rng.choice((0, 1, 10, 100, 400)))
+def _end_faults(day: _Day) -> _Steps:
+    return _then(day, EndFaults())
 
 
-def _hang(rng: random.Random, boards: str, gpus: int) -> Hang:
-    return Hang(rng.choice((*_CHANGES, *_READS)), rng.choice((0, 1, 10, 100)))
+def _lose(day: _Day) -> _Steps:
+    lost = Lose(day.gpu(), day.rng.choice(("GPU_IS_LOST", "RESET_REQUIRED")))
+    return (Step(lost, 2.0), day.change(_LONG)) if day.gpus > 1 else _then(day, lost)
 
 
-def _end_faults(rng: random.Random, boards: str, gpus: int) -> EndFaults:
-    return EndFaults()
+def _recover(day: _Day) -> _Steps:
+    return _then(day, Recover(day.gpu()))
 
 
-def _lose(rng: random.Random, boards: str, gpus: int) -> Lose:
-    return Lose(rng.randrange(gpus), rng.choice(("GPU_IS_LOST", "RESET_REQUIRED")))
+def _xid(day: _Day) -> _Steps:
+    return _then(day, Xid(day.gpu(), day.rng.choice((13, 31, 43, 45, 63, 94))))
 
 
-def _recover(rng: random.Random, boards: str, gpus: int) -> Recover:
-    return Recover(rng.randrange(gpus))
+def _foreign(day: _Day) -> _Steps:
+    return _then(day, Foreign(day.gpu(), day.rng.random() < 0.5, day.rng.randrange(8)))
 
 
-def _xid(rng: random.Random, boards: str, gpus: int) -> Xid:
-    return Xid(rng.randrange(gpus), rng.choice((13, 31, 43, 45, 63, 94)))
+def _kill(day: _Day) -> _Steps:
+    rng = day.rng
+    down = rng.choice((0.0, 1.0, 30.0))
+    if rng.random() < 0.4:
+        return _then(day, Kill(rng.choice((0, rng.randint(1, 60))), down))
+    moment = "nvmlDeviceSetComputeMode" if day.has_mps else rng.choice(_CHANGES)
+    return (day.change((0.0,)), Step(Kill(rng.choice((1, 2, 2, 2, 3)), down, moment), 10.0))
 
 
-def _foreign(rng: random.Random, boards: str, gpus: int) -> Foreign:
-    return Foreign(rng.randrange(gpus), rng.random() < 0.5, rng.randrange(8))
+def _restart(day: _Day) -> _Steps:
+    return _then(day, Restart())
 
 
-def _kill(rng: random.Random, boards: str, gpus: int) -> Kill:
-    return Kill(rng.choice((0, rng.randint(1, 60))), rng.choice((0.0, 1.0, 30.0)))
+def _reboot(day: _Day) -> _Steps:
+    return _then(day, Reboot())
 
 
-def _restart(rng: random.Random, boards: str, gpus: int) -> Restart:
-    return Restart()
+def _bad_plan(day: _Day) -> _Steps:
+    bad = BadPlan(day.rng.choice((*BAD_PLANS, None)))
+    if day.rng.random() < 0.5:
+        return _then(day, bad)
+    return (day.change((10.0,)), Step(bad, 2.0), Step(Reboot(), 10.0))
 
 
-def _reboot(rng: random.Random, boards: str, gpus: int) -> Reboot:
-    return Reboot()
+def _jump_clock(day: _Day) -> _Steps:
+    return _then(day, JumpClock(day.rng.choice((-86400.0, -60.0, 60.0, 86400.0))))
 
 
-def _jump_clock(rng: random.Random, boards: str, gpus: int) -> JumpClock:
-    return JumpClock(rng.choice((-86400.0, -60.0, 60.0, 86400.0)))
+def _damage(day: _Day) -> _Steps:
+    how = day.rng.choice(("delete", "cut", "flip", "deleteAll"))
+    return _then(day, Damage(day.rng.choice(("run", "state")), how, day.rng.randrange(8)))
 
 
-def _damage(rng: random.Random, boards: str, gpus: int) -> Damage:
-    directory = rng.choice(("run", "state"))
-    return Damage(directory, rng.choice(("delete", "cut", "flip", "deleteAll")), rng.randrange(8))
+def _damage_run(day: _Day) -> _Steps:
+    how = day.rng.choice(("delete", "cut", "flip", "deleteAll"))
+    return _then(day, Damage("run", how, day.rng.randrange(8)))
 
 
-def _full_disk(rng: random.Random, boards: str, gpus: int) -> FullDisk:
-    return FullDisk(rng.choice((0, rng.randint(1, 20))))
+def _full_disk(day: _Day) -> _Steps:
+    writes = day.rng.choice((0, day.rng.randint(1, 20)))
+    return _then(day, FullDisk(writes, day.rng.choice(("", "state"))))
 
 
-_Makers = tuple[tuple[Callable[[random.Random, str, int], Action], int], ...]
-_MAKERS: _Makers = (
+def _signal(day: _Day) -> _Steps:
+    name = day.rng.choice(("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP"))
+    return _then(day, Signal(name, day.rng.randrange(4)))
+
+
+_Scenes = tuple[tuple[Callable[[_Day], _Steps], int], ...]
+_SCENES: _Scenes = (
+    (_change, 16),
     (_bad_plan, 4),
     (_occupy, 16),
-    (_leave, 10),
-    (_fault, 14),
+    (_unseen, 4),
+    (_leave, 8),
+    (_fault, 10),
+    (_failure, 8),
     (_hang, 4),
+    (_ignore, 3),
     (_end_faults, 6),
-    (_lose, 2),
+    (_lose, 4),
     (_recover, 2),
     (_xid, 2),
     (_foreign, 6),
@@ -237,4 +310,4 @@ _MAKERS: _Makers = (
 )
 
 _SHARING = 0.1  # of all days are with MPS, which takes many times as long
-_WITH_MPS: _Makers = ((_signal, 14), (_damage, 6))
+_WITH_MPS: _Scenes = ((_signal, 14), (_damage_run, 6), (_kill, 10))

@@ -43,10 +43,16 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
     if name.startswith("/") and not name.startswith(folder):
         return
     border.change()
-    if event in {"open", "os.mkdir"} and border.full_at is not None:
+    if event in {"open", "os.mkdir"} and border.full_at is not None and _is_in(name, border):
         border.full_at -= 1
         if border.full_at <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+
+def _is_in(name: str, border: Border) -> bool:
+    """Whether it is on the disk that may be full."""
+    folder, _ = _seen[0]
+    return not border.full_in or name.startswith(f"{folder}/{border.full_in}")
 
 
 sys.addaudithook(_audited)

@@ -14,7 +14,7 @@ from typing import assert_never
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation.codes import Refused
-from tests.campaign import invariants, processes
+from tests.campaign import invariants, processes, truth
 from tests.campaign.clock import CLOCK
 from tests.campaign.episode import (
     Action,
@@ -26,6 +26,7 @@ from tests.campaign.episode import (
     Foreign,
     FullDisk,
     Hang,
+    Ignore,
     JumpClock,
     Kill,
     Leave,
@@ -36,6 +37,7 @@ from tests.campaign.episode import (
     Recover,
     Restart,
     Signal,
+    Step,
     Xid,
 )
 from tests.campaign.library import Arrival, Hold
@@ -44,6 +46,7 @@ from tests.campaign.outcomes import Outcome
 
 MOST = 900.0  # seconds from the end of all faults until the node is what its plan says
 _OFTEN = 5.0  # seconds between looks whether it is
+_SOON = 40.0  # seconds after which a plan is carried out where nothing is wrong
 
 
 def play(episode: Episode) -> Outcome:
@@ -59,15 +62,15 @@ def play(episode: Episode) -> Outcome:
             outcome.actions[type(step.action).__name__] += 1
             player.act(step.action)
             machine.run(step.seconds)
-            player.after(step.action)
-            if machine.violations:
+            player.after(step)
+            if machine.witness.violations:
                 break
         else:
             outcome.converged = player.end()
     finally:
         machine.close()
         shutil.rmtree(folder, ignore_errors=True)
-    outcome.violations = machine.violations
+    outcome.violations = machine.witness.violations
     return outcome
 
 
@@ -77,7 +80,10 @@ class Player:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._node = machine.node
+        self._witness = machine.witness
         self._file: Plan | None = None  # in the plan file, where that is one
+        self._lost: set[int] = set()  # GPUs that were ever lost
+        self._is_well = True  # nothing was wrong so far with what all GPUs need
 
     def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
         """Do it, at once."""
@@ -97,22 +103,27 @@ class Player:
                     node.release(pid=pids[number % len(pids)])
             case Fault(function, code, times, skip, applied):
                 node.inject(function, error=code, times=times, skip=skip, applied=applied)
-                machine.touch()
+                self._witness.touch()
             case Hang(function, skip):
                 border.holds.append(Hold(function, skip))
+            case Ignore(function):
+                border.ignored.append(function)
+                self._witness.touch()
             case EndFaults():
                 self._end_faults()
             case Lose(gpu, code):
+                self._lost.add(gpu)
                 node.lose(gpu, error=code)
-                machine.touch()
+                self._witness.touch()
             case Recover(gpu):
                 self._recover(gpu)
             case Xid(gpu, number):
                 node.xid(gpu, number)
+                self._witness.sick = True
             case Foreign(gpu, create, number):
                 self._change_behind_its_back(gpu, number, create=create)
-            case Kill(changes):
-                border.kill_at = changes or None
+            case Kill(changes, _, before):
+                self._kill(changes or None, before)
             case Restart():
                 machine.stop()
                 machine.start()
@@ -122,26 +133,32 @@ class Player:
                 CLOCK.jump += seconds
             case Damage(directory, how, number):
                 self._damage(machine.folder / directory, how, number)
-            case FullDisk(writes):
-                border.full_at = writes
-                machine.state_kept = False
+            case FullDisk(writes, directory):
+                border.full_at, border.full_in = writes, directory
+                self._witness.state_kept = False
+                self._witness.touch()
             case Signal(name, number):
                 self._signal(signal.Signals[name], number)
             case _:
                 assert_never(action)
 
-    def after(self, action: Action) -> None:
+    def after(self, step: Step) -> None:
         """What belongs to the end of its step: an agent that was killed is started again."""
-        machine = self._machine
+        machine, action = self._machine, step.action
+        if isinstance(action, Fault | Hang | Ignore | FullDisk | Xid):
+            self._is_well = False
         if isinstance(action, Kill):
             machine.kill()
-        if not machine.runs and not machine.violations:
+            machine.border.arrivals.clear()
+        if not machine.runs and not self._witness.violations:
             machine.run(action.down if isinstance(action, Kill) else 1.0)
             machine.start()
+        if isinstance(action, Plan) and step.seconds >= _SOON and self._is_well:
+            self._judge_others(action)
 
     def end(self) -> float:
         """All faults end, and all who use anything; the seconds until all is as planned."""
-        machine, node = self._machine, self._node
+        machine, node, witness = self._machine, self._node, self._witness
         machine.border.kill_at = None
         machine.border.arrivals.clear()
         node.release()
@@ -149,43 +166,65 @@ class Player:
         for card in node.cards:
             if card.state.failure:
                 node.reset(card.index)
-        if machine.wanted is None or (self._file is None and not machine.state_kept):
-            self._write(self._file or Plan(tuple({} for _ in node.cards)))
-        machine.touch()
+        if witness.wanted is None or (self._file is None and not witness.state_kept):
+            self._write(self._file or self._nothing())
+        witness.touch()
+        seconds = self._converge()
+        if machine.has_mps and not witness.violations:  # and all is given back
+            self._write(self._nothing())
+            self._converge()
+        if not witness.violations:
+            machine.stop()
+        return seconds
+
+    def _converge(self) -> float:
+        """The seconds until all is as planned."""
+        machine, witness = self._machine, self._witness
         began = CLOCK.now
-        while not self._converged() and CLOCK.now - began < MOST and not machine.violations:
+        while not self._converged() and CLOCK.now - began < MOST and not witness.violations:
             machine.run(_OFTEN)
-        if machine.violations:
+        if witness.violations:
             return MOST
         if not self._converged():
-            wrong = "; ".join(machine.differences())
-            machine.violate(invariants.NEVER, f"{machine.phase} after {MOST:g} s: {wrong}")
+            wrong = "; ".join(witness.differences())
+            witness.violate(invariants.NEVER, f"{witness.phase} after {MOST:g} s: {wrong}")
             return MOST
-        seconds = CLOCK.now - began if machine.in_sync_at is None else machine.in_sync_at - began
-        machine.stop()
-        return seconds
+        return CLOCK.now - began if witness.in_sync_at is None else witness.in_sync_at - began
 
     def _converged(self) -> bool:
         """All is as planned, and said to be so where the newest plan is the one in force."""
-        machine = self._machine
-        return machine.in_sync_at is not None or (self._file is None and not machine.differences())
+        witness = self._witness
+        return witness.in_sync_at is not None or (self._file is None and not witness.differences())
+
+    def _nothing(self) -> Plan:
+        return Plan(tuple({} for _ in self._node.cards))
+
+    def _judge_others(self, plan: Plan) -> None:
+        """GPUs that are well and free are as planned soon, whatever is wrong with others."""
+        for index, gpu in enumerate(truth.gpus(self._node)):
+            if index in self._lost or self._node.cards[index].state.processes:
+                continue
+            if not gpu.is_as(plan.layouts[index]):
+                self._witness.violate(
+                    invariants.HELD_UP, f"GPU {index} is {gpu} and not {plan.layouts[index]}"
+                )
 
     # --- what is done -----------------------------------------------------------------------------
 
     def _write(self, plan: Plan | BadPlan) -> None:
-        machine = self._machine
-        if isinstance(plan, BadPlan) and machine.in_sync_at is None:
-            machine.wanted = None  # the plan before may not have been read
+        machine, witness = self._machine, self._witness
+        if isinstance(plan, BadPlan) and witness.in_sync_at is None:
+            witness.wanted = None  # the plan before may not have been read
         self._file = plan if isinstance(plan, Plan) else None
         if isinstance(plan, Plan):
-            machine.wanted = plan
+            witness.wanted = plan
         if plan.text is None:
             machine.plan.unlink(missing_ok=True)
         else:
             new = machine.plan.with_suffix(".new")
             new.write_text(plan.text)
             new.replace(machine.plan)
-        machine.touch()
+        witness.touch()
 
     def _occupy(self, number: int) -> None:
         places = []
@@ -201,15 +240,14 @@ class Player:
 
     def _end_faults(self) -> None:
         self._node.clear_faults()
-        self._machine.border.holds.clear()
-        self._machine.border.full_at = None
-        self._machine.touch()
+        self._machine.border.end_faults()
+        self._witness.touch()
 
     def _recover(self, gpu: int) -> None:
         if self._node.cards[gpu].state.failure:
             self._node.release(gpu)
             self._node.reset(gpu)
-            self._machine.touch()
+            self._witness.touch()
 
     def _change_behind_its_back(self, gpu: int, number: int, *, create: bool) -> None:
         card = self._node.cards[gpu]
@@ -230,7 +268,18 @@ class Player:
         except (Refused, UsageError):
             return
         finally:
-            self._machine.touch()
+            self._witness.touch()
+
+    def _kill(self, changes: int | None, before: str) -> None:
+        border = self._machine.border
+
+        def count() -> None:
+            border.kill_at = changes
+
+        if before:
+            border.arrivals.append(Arrival(before, 0, count))
+        else:
+            count()
 
     def _reboot(self) -> None:
         machine = self._machine
@@ -239,18 +288,19 @@ class Player:
         self._node.reboot()
         shutil.rmtree(machine.folder / "run", ignore_errors=True)
         (machine.folder / "run").mkdir()
-        machine.touch()
+        self._witness.touch()
 
     def _signal(self, number: signal.Signals, which: int) -> None:
         found = processes.daemons(self._machine.folder)
         pids = [pid for _, pids in sorted(found.items()) for pid in pids]
         if pids:
             processes.send(pids[which % len(pids)], number)
-            self._machine.touch()
+            self._witness.touch()
 
     def _damage(self, folder: Path, how: str, number: int) -> None:
         if folder.name == "state":
-            self._machine.state_kept = False
+            self._witness.state_kept = False
+        self._witness.touch()
         if how == "deleteAll":
             shutil.rmtree(folder, ignore_errors=True)
             return

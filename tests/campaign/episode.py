@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WORKING = "Working"  # the agent's word for having begun a change
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -38,7 +40,8 @@ class BadPlan:
 @dataclass(frozen=True, slots=True)
 class Occupy:
     """A process comes to a device, chosen by a number; with `before` in the middle of the agent's
-    work, right before a call of NVML that matches: the first after `skip` of them.
+    work, right before a call of NVML that matches, or before the agent begins ("Working"): the
+    first after `skip` of them.
     """
 
     device: int
@@ -70,6 +73,13 @@ class Hang:
 
     function: str
     skip: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """Calls that change something report success and do nothing, until all faults end."""
+
+    function: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +121,14 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """kill -9 at the agent's `changes`-th change of files or GPUs from now, or when the step is
-    over; it is started again after `down` seconds.
+    """kill -9 at the agent's `changes`-th change of files or GPUs from now, with `before` from the
+    next call of NVML that matches, or when the step is over; it is started again after `down`
+    seconds.
     """
 
     changes: int
     down: float = 1.0
+    before: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +161,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class FullDisk:
-    """From the `writes`-th write on there is no room, until all faults end."""
+    """From the `writes`-th write on there is no room, in that directory of the agent's or in all of
+    them, until all faults end.
+    """
 
     writes: int
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +184,7 @@ Action = (
     | Leave
     | Fault
     | Hang
+    | Ignore
     | EndFaults
     | Lose
     | Recover

@@ -19,6 +19,9 @@ class Violation:
 
 IN_USE = "attempted to take away what is in use"
 NOT_SO = "reported InSync and it is not so"
+HALF = "left half way after one failure"
+HELD_UP = "kept waiting by another GPU"
+REPLACED = "a daemon that was well was replaced"
 NEVER = "did not converge"
 NO_END = "did not end"
 LEAK = "left behind"

@@ -17,10 +17,12 @@ from nodeagent.simulation.handles import Handle, Kind
 from nodeagent.simulation.nvml_library import SimulatedLibrary
 from nodeagent.simulation.state import Process
 from tests.campaign.clock import CLOCK, Killed, turn_of_this_thread
+from tests.campaign.episode import WORKING
 
 LIST = "nvmlDeviceGetComputeRunningProcesses*"
 _TIMEOUT = 10
 _PROOF = 5.0  # seconds for which having found a device idle counts
+_LATE = 4  # times as long as asked for, a wait for events may take
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +35,9 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """What happens right before a call. The first `skip` that match are none."""
+    """What happens right before a call, or before the agent begins a change (WORKING). The first
+    `skip` that match are none.
+    """
 
     function: str
     skip: int
@@ -45,7 +49,9 @@ class Border:
     """What the machine does to the agent's process, and what it saw that process do.
 
     `kill_at`: the change of the machine at which the process is killed, counted from here.
-    `arrivals`: processes that come in the middle of its work.
+    `full_at`: the write from which on there is no room, below `full_in` or anywhere. `arrivals`:
+    what comes in the middle of its work. `ignored`: functions that report success and do nothing.
+    `failures`: the codes of changes of each GPU that failed since it began the last change.
     """
 
     node: SimulatedNode
@@ -53,11 +59,32 @@ class Border:
     dead: bool = False
     kill_at: int | None = None
     full_at: int | None = None
+    full_in: str = ""
+    ignored: list[str] = field(default_factory=list)
+    failures: dict[int, list[int]] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     attempts: list[str] = field(default_factory=list)
     _looks: Counter[int] = field(default_factory=Counter)  # at a GPU's processes
     _came: dict[int, tuple[float, int]] = field(default_factory=dict)  # by pid: when, and looks
+    _there: set[int] = field(default_factory=set)  # pids, when the last change was begun
+
+    @property
+    def is_hindered(self) -> bool:
+        """Whether something may go wrong at any time."""
+        return bool(self.holds or self.ignored or self.full_at is not None)
+
+    def end_faults(self) -> None:
+        """The driver and the disk are well again."""
+        self.holds.clear()
+        self.ignored.clear()
+        self.full_at, self.full_in = None, ""
+
+    def begin_work(self) -> None:
+        """The agent says that it begins a change: it has to look for users from now on."""
+        self._happen(WORKING)
+        self._there = set(self._came)
+        self.failures.clear()
 
     def came(self, process: Process, gpu: int) -> None:
         """A process is on a device from now on."""
@@ -73,18 +100,27 @@ class Border:
 
     def call(self, name: str, handle: Handle | None) -> None:
         """The process is about to call NVML; raises Killed."""
+        if self.arrivals:
+            self._happen(name)
+        if FUNCTIONS[name].changes:
+            self.change()
+        elif self.dead:
+            raise Killed
+        if self.holds:
+            self._hold(name)
+        if handle is not None and handle.kind is Kind.GPU and fnmatchcase(name, LIST):
+            self._looks[handle.gpu] += 1
+
+    def ignores(self, name: str) -> bool:
+        """Whether nothing comes of this call."""
+        return any(fnmatchcase(name, one) for one in self.ignored)
+
+    def _happen(self, name: str) -> None:
         for arrival in [one for one in self.arrivals if fnmatchcase(name, one.function)]:
             arrival.skip -= 1
             if arrival.skip < 0:
                 self.arrivals.remove(arrival)
                 arrival.happen()
-        if FUNCTIONS[name].changes:
-            self.change()
-        elif self.dead:
-            raise Killed
-        self._hold(name)
-        if handle is not None and handle.kind is Kind.GPU and fnmatchcase(name, LIST):
-            self._looks[handle.gpu] += 1
 
     def _hold(self, name: str) -> None:
         hold = next((one for one in self.holds if fnmatchcase(name, one.function)), None)
@@ -107,7 +143,8 @@ class Border:
         users = [p for p in card.state.processes if self._concerns(p, name, handle, enabled)]
         for user in users:
             came, looks = self._came[user.pid]
-            if self._looks[handle.gpu] > looks or CLOCK.now - came > _PROOF:
+            was_there = user.pid in self._there and not enabled  # which only the driver refuses
+            if was_there or self._looks[handle.gpu] > looks or CLOCK.now - came > _PROOF:
                 self.attempts.append(f"{name} under process {user.pid} on GPU {handle.gpu}")
         if users and not self.strict:
             self.node.state.gpus[handle.gpu].processes = [
@@ -145,36 +182,43 @@ class BorderLibrary:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self._library, name)
-        if FUNCTIONS[name].raw:
+        known = FUNCTIONS[name]
+        if known.raw:
             return function
         border, session = self._border, self._library.session
-        first = next(iter(FUNCTIONS[name].arguments), None)
+        first = next(iter(known.arguments), None)
+        concerns = known.changes or fnmatchcase(name, LIST)
 
         def call(*given: Any) -> Any:
             handle = None
-            if isinstance(first, HandleIn):
+            if concerns and isinstance(first, HandleIn):
                 handle = first.handle(session, first.take(given[0], name), name)
             border.call(name, handle)
             if name in _TAKING and handle is not None:
                 border.take_away(name, handle, name.endswith("MigMode") and bool(given[1]))
             if name == "nvmlSystemEventSetWait":
                 given[0]._obj.timeoutms = 0  # or it would wait in real time
-            return function(*given)
+            code = 0 if border.ignored and border.ignores(name) else function(*given)
+            if code and known.changes and handle is not None:
+                border.failures.setdefault(handle.gpu, []).append(code)
+            return code
 
         return call if name != "nvmlEventSetWait_v2" else self._waiting(call)
 
     def _waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A wait for events in the machine's time."""
+        """A wait for events in the machine's time. A driver may be late, which saves many waits."""
         node = self._border.node
 
         def wait(events: Any, data: Any, milliseconds: Any) -> Any:
             code = call(events, data, type(milliseconds)(0))
             turn = turn_of_this_thread()
-            seconds = getattr(milliseconds, "value", milliseconds) / 1000
+            seconds = _LATE * getattr(milliseconds, "value", milliseconds) / 1000
             if code != _TIMEOUT or not seconds or turn is None:
                 return code
             until, last = CLOCK.now + seconds, node.state.events[-1:]
             turn.park(lambda: CLOCK.now >= until or node.state.events[-1:] != last, until)
+            if node.state.events[-1:] == last:
+                return code
             return call(events, data, type(milliseconds)(0))
 
         return wait

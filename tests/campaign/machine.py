@@ -26,15 +26,14 @@ from nodeagent.simulation.install import installed
 from tests.campaign import invariants, processes, truth
 from tests.campaign.clock import CLOCK, living_threads
 from tests.campaign.disk import watched
-from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
 from tests.campaign.library import Border, BorderLibrary
 from tests.campaign.loop import MachineLoop, Spinning
+from tests.campaign.witness import Witness
 
 ENDING = 200.0  # seconds that an agent may take to end: all deadlines of a step, one after another
-_CERTAIN = 40.0  # seconds after a change from outside in which a round may have begun before it
 _THREADS = 4  # beside one for each GPU: they end with the process
-_IN_DRIVER = 1.0  # seconds for which a thread may wait there for events
+_IN_DRIVER = 2.5  # seconds for which a thread may wait there for events
 _AFTER_DEATH = 30.0  # seconds in which what is left of a killed process unwinds
 _DEADLINES = {"driver.observe_deadline": "2s", "driver.step_deadline": "6s"}
 _INTERVALS = {"resync.interval": "30s", "sample.interval": "20s", "sample.slow_interval": "2m"}
@@ -63,27 +62,18 @@ class _StatusLine(Notifier):
         object.__setattr__(self, "_machine", machine)
 
     def status(self, line: str) -> None:
-        self._machine.published(line.partition(":")[0])  # type: ignore[attr-defined]  # see above
+        self._machine.witness.published(line.partition(":")[0])  # type: ignore[attr-defined]  # see above
 
 
 class Machine:
-    """One node. `wanted`: the plan in force, None while that is not certain. `changed`: when
-    another than the agent changed the cards or the plan last. `in_sync_at`: when the agent reported
-    that all is so, and it was. `state_kept`: whether all that the agent
-    wrote down for its next life is as it wrote it.
-    """
+    """One node, and the agent's lives on it."""
 
     def __init__(self, folder: Path, boards: str, *, strict: bool, has_mps: bool) -> None:
         self.folder = folder
         self.has_mps = has_mps
         self.node = SimulatedNode(boards)
         self.border = Border(self.node, strict)
-        self.violations: list[Violation] = []
-        self.wanted: Plan | None = None
-        self.state_kept = True
-        self.changed = CLOCK.now
-        self.phase = ""
-        self.in_sync_at: float | None = None
+        self.witness = Witness(self.node, self.border, folder)
         self.plan = folder / "plan.yaml"
         for name in ("run", "state"):
             (folder / name).mkdir(parents=True)
@@ -124,7 +114,7 @@ class Machine:
         """As after a boot or by systemd, which starts it again whenever it ended."""
         if self._life is None:
             self.border.dead, self.border.kill_at = False, None
-            self.phase = ""
+            self.witness.begin_life()
             self._life = _Life(self, self._settings)
 
     def run(self, seconds: float) -> None:
@@ -159,23 +149,26 @@ class Machine:
             self._bury()
             return
         if not life.ended:
-            self.violate(invariants.NO_END, f"within {CLOCK.now - before:.0f} s after SIGTERM")
+            self.witness.violate(
+                invariants.NO_END, f"within {CLOCK.now - before:.0f} s after SIGTERM"
+            )
             self.kill()
             return
         self._life = None
         stuck = bool(self.border.holds)
         left = life.close()
         if not stuck:
-            self.violations += [Violation(invariants.LEAK, one) for one in left]
+            self.witness.violations += [Violation(invariants.LEAK, one) for one in left]
         self._judge()
 
     def _ended(self) -> None:
         """It ended without a signal, as it may where it cannot even make its lock."""
         life, self._life = self._life, None
         assert life is not None
-        if self.border.full_at is None or not isinstance(life.error, NodeagentError):
+        full = self.border.full_at is not None and not self.border.full_in
+        if not full or not isinstance(life.error, NodeagentError):
             words = f"{type(life.error).__name__}: {life.error}" if life.error else "no error"
-            self.violate(invariants.CRASH, words)
+            self.witness.violate(invariants.CRASH, words)
         life.close()
 
     def _bury(self) -> None:
@@ -186,40 +179,11 @@ class Machine:
         life.die()
         LOG.lines = log
 
-    # --- what is so -------------------------------------------------------------------------------
-
-    def touch(self) -> None:
-        """Something that the agent has to find out by itself was changed just now."""
-        self.changed = CLOCK.now
-        self.in_sync_at = None
-
-    def published(self, phase: str) -> None:
-        """The agent says so of its node at this moment."""
-        if self.border.dead:
-            return
-        self.phase = phase
-        if phase != "InSync":
-            self.in_sync_at = None
-            return
-        if self.wanted is None:
-            return
-        wrong = self.differences()
-        if not wrong:
-            self.in_sync_at = CLOCK.now if self.in_sync_at is None else self.in_sync_at
-        elif CLOCK.now - self.changed > _CERTAIN:
-            self.violate(invariants.NOT_SO, "; ".join(wrong))
-
-    def differences(self) -> list[str]:
-        """What is not as the plan in force says."""
-        assert self.wanted is not None
-        return truth.differences(self.node, self.folder, self.wanted, modes_kept=self.state_kept)
-
-    def violate(self, kind: str, what: str) -> None:
-        self.violations.append(Violation(kind, what))
-
     def _judge(self) -> None:
-        self.violations += invariants.of_attempts(self.border.attempts)
-        self.violations += invariants.of_log(LOG.lines)
+        if self._life:
+            self.witness.look()
+        self.witness.violations += invariants.of_attempts(self.border.attempts)
+        self.witness.violations += invariants.of_log(LOG.lines)
         self.border.attempts.clear()
         LOG.lines.clear()
 
@@ -283,7 +247,7 @@ class _Life:
             try:
                 self._loop.run_for(seconds)
             except Spinning:
-                self._machine.violate(invariants.SPINS, "")
+                self._machine.witness.violate(invariants.SPINS, "")
                 self._border.dead = True
         if self.ended and not self._border.dead:
             self.error = self._main.exception()

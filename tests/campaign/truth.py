@@ -33,6 +33,11 @@ class Gpu:
         """Whether it is what a plan says; without profiles: outside of MIG."""
         return self.mig is bool(layout) and self.whole == Counter(layout) and not self.other
 
+    def has_layout_of(self, gpu: Gpu) -> bool:
+        """Whether the two have the same instances."""
+        mine = (self.mig, self.whole, self.other)
+        return mine == (gpu.mig, gpu.whole, gpu.other)
+
 
 def gpus(node: SimulatedNode) -> list[Gpu]:
     """All of them."""
