@@ -1,7 +1,8 @@
 """`python -m tests.campaign SEEDS`: plays random days and prints what came of them.
 
 SEEDS are numbers and ranges, such as `7` or `1-1000`. A day with a violation is printed, made as
-short as it can be; the exit code is 1 then.
+short as it can be; the exit code is 1 then. With `--faults` they are played with each of ten faults
+in a copy of the program, until it is found; the exit code is 1 if fewer than nine are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from itertools import count
 
+from tests.campaign import faults
 from tests.campaign.clock import CLOCK  # before all of the agent
 from tests.campaign.days import episode
 from tests.campaign.drive import play
@@ -24,7 +26,11 @@ _BETWEEN_COLLECTIONS = 20  # episodes
 
 def main(arguments: list[str]) -> int:
     """Play them all."""
-    options = parser("python -m tests.campaign", __doc__).parse_args(arguments)
+    asked = parser("python -m tests.campaign", __doc__)
+    asked.add_argument("--faults", action="store_true", help="with faults in the program")
+    options = asked.parse_args(arguments)
+    if options.faults:
+        return faults.play_all(options.seeds or ["1-200"])
     days = [*(KEPT if options.kept else ()), *map(episode, seeds(options.seeds))]
     gc.disable()  # what dies with an episode is collected after some of them
     numbers = count(1)

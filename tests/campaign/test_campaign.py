@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import chain
 from typing import get_args
 
 import pytest
 
 from tests.campaign import episode as module
+from tests.campaign import faults
 from tests.campaign.days import episode
 from tests.campaign.episode import Episode
 from tests.campaign.shrink import shrink
@@ -38,6 +40,28 @@ def test_random_days(days: list[str]) -> None:
     )
     assert played.returncode == 0, played.stdout
     assert re.search(r"(?m)^violations +0$", played.stdout)
+
+
+def test_the_faults_are_still_faults() -> None:
+    """Each of them can be put into the program as it is now."""
+    for edit in chain.from_iterable(faults.FAULTS.values()):
+        text = (faults.ROOT / "nodeagent" / edit.file).read_text()
+        compile(edit.applied_to(text), edit.file, "exec")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_faults_are_found() -> None:
+    """Random days show at least nine of ten faults in the program."""
+    played = subprocess.run(
+        [sys.executable, "-m", "tests.campaign", "--faults", "1-200"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert played.returncode == 0, played.stdout
+    assert len(faults.FAULTS) == 10
 
 
 def test_a_seed_is_a_day() -> None:
