@@ -104,7 +104,7 @@ class _Day:
         profiles = BOARDS[self.boards]  # few instances, since each daemon is a process
         few: list[dict[str, int]] = [{}, {profiles[2]: 2}, {profiles[4]: 1}]
         layouts = tuple(self.rng.choice(few) for _ in range(self.gpus))
-        return Plan(layouts, tuple(gpu for gpu in range(self.gpus) if self.rng.random() < 0.6))
+        return Plan(layouts, tuple(gpu for gpu in range(self.gpus) if self.rng.random() < 0.7))
 
     def _layout(self) -> dict[str, int]:
         if self.rng.random() < 0.1:
@@ -246,6 +246,12 @@ def _kill(day: _Day) -> _Steps:
     return (day.change((0.0,)), Step(Kill(rng.choice((1, 2, 2, 2, 3)), down, moment), 10.0))
 
 
+def _adoption(day: _Day) -> _Steps:
+    """An agent comes while daemons run that nothing is wrong with."""
+    ends = day.rng.choice((Kill(0), Restart()))
+    return (day.change((10.0,)), Step(ends, 2.0), Step(Leave(0), 10.0))
+
+
 def _restart(day: _Day) -> _Steps:
     return _then(day, Restart())
 
@@ -310,4 +316,4 @@ _SCENES: _Scenes = (
 )
 
 _SHARING = 0.1  # of all days are with MPS, which takes many times as long
-_WITH_MPS: _Scenes = ((_signal, 14), (_damage_run, 6), (_kill, 10))
+_WITH_MPS: _Scenes = ((_signal, 14), (_damage_run, 6), (_kill, 10), (_adoption, 8))

@@ -167,11 +167,11 @@ class Player:
             if card.state.failure:
                 node.reset(card.index)
         if witness.wanted is None or (self._file is None and not witness.state_kept):
-            self._write(self._file or self._nothing())
+            self._write(self._file or Plan(tuple({} for _ in node.cards)))
         witness.touch()
         seconds = self._converge()
-        if machine.has_mps and not witness.violations:  # and all is given back
-            self._write(self._nothing())
+        if machine.has_mps and witness.wanted and not witness.violations:
+            self._write(Plan(witness.wanted.layouts))  # nothing is shared any more
             self._converge()
         if not witness.violations:
             machine.stop()
@@ -195,9 +195,6 @@ class Player:
         """All is as planned, and said to be so where the newest plan is the one in force."""
         witness = self._witness
         return witness.in_sync_at is not None or (self._file is None and not witness.differences())
-
-    def _nothing(self) -> Plan:
-        return Plan(tuple({} for _ in self._node.cards))
 
     def _judge_others(self, plan: Plan) -> None:
         """GPUs that are well and free are as planned soon, whatever is wrong with others."""
