@@ -283,10 +283,9 @@ def _creating(step: CreateGpuInstance | CreateComputeInstance) -> str:
 def _require_idle(gpu: Gpu) -> None:
     if gpu.idle:
         return
-    usages = [gpu.usage, *(device.usage for _, device in gpu.mig_devices())]
-    users = gpu.access_reason or "; ".join(str(usage) for usage in usages if usage.in_use)
+    users = gpu.access_reason or "; ".join(str(usage) for usage in gpu.usages if usage.in_use)
     why = f"GPU {gpu.index} is not reset, because it is not proven idle: {users}"
-    raise in_use(why, *usages)
+    raise in_use(why, *gpu.usages)
 
 
 async def _uncancelled(change: Coroutine[object, object, None]) -> None:

@@ -99,8 +99,7 @@ def script_in(words: Sequence[str]) -> str:
 
 
 def _processes(gpu: Gpu) -> Iterator[User]:
-    usages = (gpu.usage, *(device.usage for _, device in gpu.mig_devices()))
-    return (user for usage in usages for user in usage.processes if user.pid)
+    return (user for usage in gpu.usages for user in usage.processes if user.pid)
 
 
 def _with_details(gpu: Gpu, found: Mapping[int, Details]) -> Gpu:

@@ -23,6 +23,7 @@ from nodeagent.plan.observed import (
     HealthLimits,
     ObservedNode,
     Placement,
+    mask_of,
     users_of,
 )
 from nodeagent.plan.users import User
@@ -67,11 +68,7 @@ class Fences(Struct, frozen=True):
         """The fenced memory slices of a GPU as bits; all of them when it is sick as a whole."""
         if gpu in self.gpus:
             return ~0
-        mask = 0
-        for fence in self.all:
-            if fence.gpu == gpu and fence.placement is not None:
-                mask |= fence.placement.mask
-        return mask
+        return mask_of(f.placement for f in self.all if f.gpu == gpu and f.placement)
 
 
 def fences(findings: Iterable[Finding], observed: ObservedNode) -> Fences:

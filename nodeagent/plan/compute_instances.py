@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from nodeagent.plan.desired import WantedInstance
-from nodeagent.plan.observed import ComputeInstance, GpuInstanceProfile, Placement
+from nodeagent.plan.observed import ComputeInstance, GpuInstanceProfile, Placement, mask_of
 from nodeagent.structs import Struct
 
 ANYWHERE = -1  # as `Division.start`
@@ -157,9 +157,7 @@ def _fits_beside(
     kept: tuple[ComputeInstance, ...],
     aligned: bool,
 ) -> bool:
-    occupied = 0
-    for device in kept:
-        if device.placement is None:  # where it lies is not known: only the sum can be judged
-            return sum(added) + sum(c.slices for c in kept) <= profile.slices
-        occupied |= device.placement.mask
-    return compute_fits(profile, added, occupied, aligned)
+    places = [device.placement for device in kept if device.placement]
+    if len(places) < len(kept):  # where one lies is not known: only the sum can be judged
+        return sum(added) + sum(c.slices for c in kept) <= profile.slices
+    return compute_fits(profile, added, mask_of(places), aligned)

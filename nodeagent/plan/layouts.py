@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from nodeagent.plan.names import ProfileName
-from nodeagent.plan.observed import Gpu, GpuInstanceProfile
+from nodeagent.plan.observed import Gpu, GpuInstanceProfile, mask_of
 from nodeagent.structs import Struct
 
 # Copy engines are shared when they run short; media engines are not.
@@ -134,7 +134,4 @@ def creatable(gpu: Gpu) -> dict[str, int]:
 
 def _occupied(gpu: Gpu) -> int:
     """Where nothing can be placed, for what is there or for being unhealthy."""
-    occupied = gpu.health_limits.slices
-    for instance in gpu.instances:
-        occupied |= instance.placement.mask
-    return occupied
+    return gpu.health_limits.slices | mask_of(i.placement for i in gpu.instances)

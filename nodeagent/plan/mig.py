@@ -125,8 +125,7 @@ def _require_idle(gpu: Gpu, path: str, word: str) -> None:
         ]
     who = "; ".join(users)
     message = f"MIG mode of {gpu.title} cannot be switched {word} while it is in use: {who}"
-    usages = [gpu.usage, *(device.usage for _, device in gpu.mig_devices())]
-    raise PlanRefused(_in_use(gpu, message, path, *usages))
+    raise PlanRefused(_in_use(gpu, message, path, *gpu.usages))
 
 
 def _in_use(gpu: Gpu, message: str, path: str, *usages: Usage) -> Problem:

@@ -5,8 +5,10 @@ Every size, id and placement here was read from the driver; nothing is known bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from functools import reduce
+from operator import or_
 
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.plan.users import IDLE, Usage, User
@@ -28,6 +30,11 @@ class Placement(Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.start}:{self.size}"
+
+
+def mask_of(placements: Iterable[Placement]) -> int:
+    """The slots that they occupy together, as bits."""
+    return reduce(or_, (placement.mask for placement in placements), 0)
 
 
 class Engines(Struct, frozen=True):
@@ -293,13 +300,14 @@ class Gpu(Struct, frozen=True):
         return replace(self, instances=instances)
 
     @property
+    def usages(self) -> tuple[Usage, ...]:
+        """Of the GPU outside any instance, then of each MIG device."""
+        return self.usage, *(device.usage for _, device in self.mig_devices())
+
+    @property
     def idle(self) -> bool:
         """Proven to have no user at all, inside instances or outside."""
-        return (
-            self.access is Access.OK
-            and not self.usage.in_use
-            and not any(instance.in_use for instance in self.instances)
-        )
+        return self.access is Access.OK and not any(usage.in_use for usage in self.usages)
 
 
 class ObservedNode(Struct, frozen=True):

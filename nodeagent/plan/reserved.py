@@ -27,14 +27,6 @@ def without(gpu: Gpu, reserved: Sequence[Reserved]) -> Gpu:
     return replace(gpu, instances=mine)
 
 
-def mask_of(reserved: Sequence[Reserved]) -> int:
-    """The reserved memory slices as bits."""
-    mask = 0
-    for one in reserved:
-        mask |= one.placement.mask if one.placement else 0
-    return mask
-
-
 def in_the_way(gpu: Gpu, reserved: Sequence[Reserved], impossible: str, path: str) -> Problem:
     """What is reserved forbids `impossible` now."""
     message = f"{impossible} beside {', '.join(map(str, reserved))}"

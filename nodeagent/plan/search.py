@@ -25,9 +25,8 @@ from nodeagent.plan.desired import Reserved, WantedInstance
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.mps_assignment import STOP, Seat, assign, cost_of
 from nodeagent.plan.names import device_name
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, mask_of
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.reserved import mask_of
 from nodeagent.structs import Struct
 
 
@@ -79,7 +78,7 @@ def best_layout(
     memory slices as bits where nothing new may come. Nothing at all comes to what is `reserved`,
     and `existing` has nothing of it.
     """
-    taken = mask_of(reserved)
+    taken = mask_of(r.placement for r in reserved if r.placement)
     beside = [r.profile for r in reserved if r.profile in card.profiles]
     here = {(e.profile, e.placement.start): e for e in existing}
     daemons = sum(1 for i in existing for c in i.compute if c.mps)

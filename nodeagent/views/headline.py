@@ -189,8 +189,7 @@ def _of_problem(severity: Severity, problem: Problem, text: str = "") -> Headlin
 def _users_unknown(state: NodeState) -> Iterator[Headline]:
     """GPUs whose users neither the driver nor the kubelet reports."""
     for gpu in state.observed.gpus:
-        usages = (gpu.usage, *(device.usage for _, device in gpu.mig_devices()))
-        unknown = next((usage for usage in usages if not usage.known), None)
+        unknown = next((usage for usage in gpu.usages if not usage.known), None)
         if gpu.access is Access.OK and unknown is not None:
             why = f": {unknown.reason}" if unknown.reason else ""
             text = f"It is not known who uses GPU {gpu.index}{_end(why)}"
