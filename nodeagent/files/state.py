@@ -26,7 +26,7 @@ from nodeagent.structs import Struct
 T = TypeVar("T")
 
 MOST_ASIDE: Final = 5  # unusable files that are kept beside one state file
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _MARK = b"# nodeagent "
 _HEADER = rb"# nodeagent ([a-z-]{1,40}) ([1-9][0-9]{0,5}) sha256:[0-9a-f]{64}"
 _LONGEST_HEADER = 128  # bytes
@@ -312,21 +312,11 @@ def read_own_file(path: Path, most: int) -> bytes:
     anything else, a symbolic link too. Blocks on the disk alone.
     """
     try:
-        descriptor = os.open(path, _FLAGS)
+        text = _read(path, most + 1, _FLAGS | os.O_NOFOLLOW, own=True)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise OSError(_not_regular(path.lstat().st_mode)) from error
         raise
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(_not_regular(found.st_mode))
-        if found.st_uid not in (0, os.geteuid()):
-            raise OSError(f"it belongs to uid {found.st_uid} and not to uid {os.geteuid()}")
-        with open(descriptor, "rb", closefd=False) as file:
-            text = file.read(most + 1)
-    finally:
-        os.close(descriptor)
     if len(text) > most:
         raise OSError(f"it has more than {most} bytes")
     return text
@@ -337,10 +327,17 @@ def read_regular_file(path: Path, most: int) -> bytes:
 
     Opened without waiting, so that a named pipe does not hang the agent.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    return _read(path, most, _FLAGS, own=False)
+
+
+def _read(path: Path, most: int, flags: int, *, own: bool) -> bytes:
+    descriptor = os.open(path, flags)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is not a regular file")
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(_not_regular(found.st_mode))
+        if own and found.st_uid not in (0, os.geteuid()):
+            raise OSError(f"it belongs to uid {found.st_uid} and not to uid {os.geteuid()}")
         # `open` refuses the descriptor of a directory and then leaves it open.
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(most)

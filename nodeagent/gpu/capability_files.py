@@ -32,12 +32,11 @@ class CapabilityHolders(Struct, frozen=True):
     """Who has which instance's capability file open; `problem`: why that is not everybody."""
 
     holders: Mapping[Instance, tuple[User, ...]] = field(default_factory=dict)
-    unmapped: bool = False
     problem: str = ""
 
     def users(self, device: MigDevice) -> Usage:
         problem = self.problem
-        if device.minor is None and (self.holders or self.unmapped):
+        if device.minor is None and self.holders:
             problem = "the driver does not report which device file the GPU has"
         return Usage(self._holders_of(device), known=not problem, reason=problem)
 
@@ -81,12 +80,7 @@ class UsageProbe(Struct, frozen=True):
             opened, unreadable = self._open_capabilities()
         except OSError as error:
             return CapabilityHolders(problem=f"{self.proc_root} cannot be looked through: {error}")
-        unmapped = bool(opened) and not names
-        return CapabilityHolders(
-            _holders(opened, names),
-            unmapped,
-            self._problem(unreadable, has_capabilities=bool(names or opened), unmapped=unmapped),
-        )
+        return CapabilityHolders(_holders(opened, names), self._problem(opened, names, unreadable))
 
     def _instances_by_capability(self) -> dict[int, Instance]:
         try:
@@ -110,14 +104,16 @@ class UsageProbe(Struct, frozen=True):
                 opened[int(entry)] = found
         return opened, unreadable
 
-    def _problem(self, unreadable: int, *, has_capabilities: bool, unmapped: bool) -> str:
+    def _problem(
+        self, opened: Mapping[int, set[int]], names: Mapping[int, Instance], unreadable: int
+    ) -> str:
         """Why users may have been missed; "" where none can have been."""
-        if unmapped:
+        if opened and not names:
             return (
                 f"{self.proc_root}/driver/nvidia-caps/mig-minors is not readable, so open "
                 "capability files cannot be assigned to MIG devices"
             )
-        if not has_capabilities:
+        if not names:
             return ""  # without capability files no process can hold one
         if unreadable:
             return (
