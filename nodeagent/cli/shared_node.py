@@ -17,7 +17,6 @@ from nodeagent.cli.options import Options
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
 from nodeagent.gpu.original_settings import OriginalSettings
-from nodeagent.gpu.recent import Details
 from nodeagent.plan.desired import MigLayout, PlanDocument, PlanEntry
 from nodeagent.plan.shares import Host
 from nodeagent.settings import Settings
@@ -126,7 +125,7 @@ async def _opened(
         else:
             driver = make_driver(options, settings)
             if document is not None:  # without MPS, only parts of GPU instances need details
-                driver.details = Details() if any(map(_divides, entries)) else None
+                driver.details = frozenset() if any(map(_divides, entries)) else None
             yield driver, None
 
 

@@ -96,7 +96,7 @@ async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Terms
     """Make the earlier layout the goal, and say what is so in the end."""
     before, earlier = plan.before, layout_of(plan.before, plan.goal)
     seen = await run.observe()
-    back = terms.plan_for(earlier, seen) if seen.access is Access.OK else GpuPlan.in_sync(seen)
+    back = terms.plan_for(earlier, seen)  # no steps where the GPU does not answer
     steps = tuple(replace(step, reason="restores the earlier layout") for step in back.steps)
     restoring = StepRun(replace(back, steps=steps), terms)
     if steps and not terms.stop.is_set():
@@ -116,8 +116,6 @@ async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Terms
 
 
 def _is_back(before: Gpu, earlier: DesiredGpu, seen: Gpu, terms: Terms) -> bool:
-    if seen.access is not Access.OK:
-        return False
     rest = terms.plan_for(earlier, seen)
     # A mode that was pending before and still is may be planned away, but nothing was lost.
     return rest.verdict is Verdict.IN_SYNC or (

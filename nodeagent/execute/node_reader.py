@@ -10,7 +10,6 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.recent import Details
 from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
@@ -64,7 +63,7 @@ class NodeReader:
 
         That takes as long as the slowest GPU. One that was read alone meanwhile is as it was then.
         """
-        self._driver.details = Details(self._shared())
+        self._driver.details = self._shared()
         self._newer.clear()
         observed = await self._driver.observe()
         newest = (
@@ -75,13 +74,9 @@ class NodeReader:
         self._observation.node = replace(observed, gpus=gpus)
         return self._observation.node
 
-    async def observe_gpu(self, uuid: str) -> Gpu:
-        """One GPU as it is now; raises DriverError when the driver knows no such GPU."""
-        return self._record(await self._driver.observe_gpu(uuid))
-
-    async def read_back(self, uuid: str) -> Gpu:
-        """As `observe_gpu`, without details that no step depends on."""
-        return self._record(await self._driver.read_back(uuid))
+    async def observe_gpu(self, uuid: str, *, details: bool = True) -> Gpu:
+        """One GPU as it is now, as the driver's does."""
+        return self._record(await self._driver.observe_gpu(uuid, details=details))
 
     async def observe_changes(
         self,

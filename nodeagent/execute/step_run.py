@@ -25,11 +25,10 @@ from nodeagent.execute.step_problems import (
     unreachable,
 )
 from nodeagent.gpu.workers import end_of
-from nodeagent.plan.desired import DesiredGpu, DesiredNode
-from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
+from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
-from nodeagent.plan.planner import layout_of
-from nodeagent.plan.planner import plan as plan_node
+from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import (
     CreateGpuInstance,
@@ -54,9 +53,7 @@ _READ_AGAIN = (0.05, 0.2)  # seconds between readings that fail
 class StepDriver(Protocol):
     """What is needed of the driver."""
 
-    async def observe_gpu(self, uuid: str) -> Gpu: ...
-
-    async def read_back(self, uuid: str) -> Gpu: ...
+    async def observe_gpu(self, uuid: str, *, details: bool = True) -> Gpu: ...
 
     async def observe_changes(
         self,
@@ -86,8 +83,7 @@ class Terms:
     stop: asyncio.Event
 
     def plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
-        node = plan_node(DesiredNode({seen.uuid: desired}), ObservedNode((seen,)), self.policy)
-        return node.gpus[0]
+        return plan_gpu(desired, seen, self.policy)
 
 
 class StepRun:
@@ -238,12 +234,11 @@ class StepRun:
     async def _observe_once(self) -> Gpu:
         before, driver = self.plan.before, self._terms.driver
         try:
-            if any(isinstance(step, _SHARING) for step in self.plan.steps):
-                return await driver.observe_gpu(before.uuid)  # with the compute modes
             if not self.failure and all(map(_is_of_layout, self.plan.steps)):
                 made, gone = _made_and_gone(self.plan.steps)
                 return await driver.observe_changes(before.uuid, made, gone)
-            return await driver.read_back(before.uuid)
+            needs_modes = any(isinstance(step, _SHARING) for step in self.plan.steps)
+            return await driver.observe_gpu(before.uuid, details=needs_modes)
         except DriverError as error:
             access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
             return replace(before, access=access, access_reason=str(error))

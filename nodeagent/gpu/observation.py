@@ -32,7 +32,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice, supported
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
-from nodeagent.gpu.recent import Details, KnownDevice
+from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import (
@@ -43,6 +43,7 @@ from nodeagent.plan.observed import (
     Memory,
     MigMode,
     Placement,
+    mask_of,
 )
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.users import Usage
@@ -78,12 +79,14 @@ class _Instance(Struct):
         return self.profile.slices - sum(device.slices for device in self.devices)
 
 
-def read_gpu(gpu: GpuDevice, details: Details | None = None, *, confirm: bool = False) -> Gpu:
+def read_gpu(
+    gpu: GpuDevice, details: frozenset[str] | None = None, *, confirm: bool = False
+) -> Gpu:
     """The GPU as it is now; raises DriverError when a query that matters fails.
 
-    `details` None: read none, use those known. `confirm`: ask again for profiles that were
-    denied once, and look for devices of instances that are not listed. `usage` is what NVML knows;
-    users that it does not see are added by the caller.
+    `details` as in `Observer`; None: none is read, those known are used. `confirm`: ask again for
+    profiles that were denied once, and look for devices of instances that are not listed. `usage`
+    is what NVML knows; users that it does not see are added by the caller.
     """
     try:
         return _read(gpu, details, confirm=confirm)
@@ -94,7 +97,7 @@ def read_gpu(gpu: GpuDevice, details: Details | None = None, *, confirm: bool = 
     return _read(gpu, details, confirm=confirm)
 
 
-def _read(gpu: GpuDevice, details: Details | None, *, confirm: bool) -> Gpu:
+def _read(gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool) -> Gpu:
     gpu.identity()
     mode = gpu.mode()
     if mode is None:
@@ -117,7 +120,7 @@ def _undivided(gpu: GpuDevice, mode: MigMode | None) -> Gpu:
 
 
 def _read_instances(
-    gpu: GpuDevice, details: Details | None, *, confirm: bool
+    gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool
 ) -> tuple[tuple[GpuInstance, ...], Usage]:
     for attempt in range(_ATTEMPTS):
         try:
@@ -185,9 +188,7 @@ def _is_full(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> bool:
         return False
     if not hidden:
         return True
-    occupied = 0
-    for instance in found:
-        occupied |= instance.info.placement.mask
+    occupied = mask_of(instance.info.placement for instance in found)
     return all(
         place.mask & occupied for profile in gpu.profiles for place in profile.placements
     ) and all(profile.placements for profile in gpu.profiles)
@@ -279,7 +280,7 @@ def _without_mig_device(gpu: GpuDevice, instance: _Instance) -> list[_MigDevice]
 
 
 def _describe(
-    gpu: GpuDevice, found: list[_Instance], details: Details | None
+    gpu: GpuDevice, found: list[_Instance], details: frozenset[str] | None
 ) -> tuple[tuple[GpuInstance, ...], Usage]:
     lists = ProcessLists(gpu.handle)
     described = tuple(
@@ -297,7 +298,7 @@ def _describe(
 
 
 def _describe_devices(
-    gpu: GpuDevice, instance: _Instance, lists: ProcessLists, details: Details | None
+    gpu: GpuDevice, instance: _Instance, lists: ProcessLists, details: frozenset[str] | None
 ) -> Iterator[ComputeInstance]:
     _read_details(gpu, instance, details)
     for device in sorted(instance.devices, key=lambda device: device.compute_id):
@@ -314,14 +315,13 @@ def _describe_devices(
         )
 
 
-def _read_details(gpu: GpuDevice, instance: _Instance, details: Details | None) -> None:
+def _read_details(gpu: GpuDevice, instance: _Instance, details: frozenset[str] | None) -> None:
     """Compute instances share the memory of their GPU instance, so one is asked."""
     memory: Memory | None = None
     for device in instance.devices:
-        known = gpu.recent.details.get(device.uuid)
         if details is None or device.handle is None:
             continue
-        if not details.is_due(device.uuid, known, gpu.recent.clock()):
+        if not gpu.recent.details_due(device.uuid, details):
             continue
         memory = memory or supported(partial(nvml.memory, device.handle), None)
         gpu.recent.keep(device.uuid, memory, read_compute_mode(device.handle))

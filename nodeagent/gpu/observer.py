@@ -22,7 +22,6 @@ from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.process_details import ProcessDetails
-from nodeagent.gpu.recent import Details
 from nodeagent.gpu.steps.change import mig_device
 from nodeagent.gpu.users import UsageSource
 from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
@@ -59,8 +58,10 @@ class Observer:
         processes: ProcessDetails | None,
     ) -> None:
         self.pool = GpuPool(deadline=deadline)
-        self.details: Details | None = Details()
-        """What to read of MIG devices besides layout and users; None: nothing."""
+        self.details: frozenset[str] | None = frozenset()
+        """MIG devices, by UUID, whose memory and compute mode have to be as they are now; those of
+        others may be half a minute old. None: they are not read at all.
+        """
         self.original = original or OriginalSettings(None)
         self._observe_deadline = deadline
         self._sources = tuple(sources)
@@ -125,16 +126,16 @@ class Observer:
             tuple((index, pace) for index, pace in slow if pace),
         )
 
-    async def observe_gpu(self, uuid: str) -> Gpu:
-        """One GPU as it is now; raises DriverError when the driver knows no such GPU.
-
-        Memory and compute mode of MIG devices may be half a minute old if no daemon needs them.
+    async def observe_gpu(self, uuid: str, *, details: bool = True) -> Gpu:
+        """One GPU as it is now; raises DriverError when the driver knows no such GPU. Without
+        `details` it has those memory sizes and compute modes of MIG devices that are known already.
         """
-        return await self._observe_gpu(uuid, self.details)
-
-    async def read_back(self, uuid: str) -> Gpu:
-        """As `observe_gpu`, without memory and compute modes that are not known already."""
-        return await self._observe_gpu(uuid, None)
+        async with self.pool.lock.shared():
+            device = self.pool.find(uuid)
+            found = await self._read(device, self.details if details else None) if device else None
+        if found is None or found.uuid != uuid:
+            return self._known_one((await self.observe()).gpu(uuid), f"GPU {uuid}")
+        return await self._completed(found)
 
     async def observe_changes(
         self,
@@ -149,7 +150,7 @@ class Observer:
         the id of its profile), one device in each, and without those of the ids that are `gone`.
         `users`: with its users as they are now.
 
-        Where anything else may be different it is read as `read_back` does.
+        Where anything else may be different it is read anew, without details.
         """
         device = self.pool.find(uuid)
         if before is not None and device is not None and answers(before):
@@ -161,15 +162,7 @@ class Observer:
                     )
                     if found is not None:
                         return (await self._with_users([found]))[0] if users else found
-        return await self.read_back(uuid)
-
-    async def _observe_gpu(self, uuid: str, details: Details | None) -> Gpu:
-        async with self.pool.lock.shared():
-            device = self.pool.find(uuid)
-            found = await self._read(device, details) if device else None
-        if found is None or found.uuid != uuid:
-            return self._known_one((await self.observe()).gpu(uuid), f"GPU {uuid}")
-        return await self._completed(found)
+        return await self.observe_gpu(uuid, details=False)
 
     def known(self, gpu: GpuDevice) -> Gpu:
         """The GPU as it was observed last; without UUID and address while it never gave them."""
@@ -193,12 +186,12 @@ class Observer:
         vanished = [_vanished(gpu) for uuid, gpu in self._last.items() if uuid not in seen]
         return [*gpus, *vanished], None
 
-    async def _read(self, gpu: GpuDevice, details: Details | None = None) -> Gpu:
+    async def _read(self, gpu: GpuDevice, details: frozenset[str] | None = None) -> Gpu:
         """A GPU with its users, while the lock is held; never raises for its failure."""
         return (await self._with_users([await self._read_without_users(gpu, details)]))[0]
 
     async def _read_without_users(
-        self, gpu: GpuDevice, details: Details | None = None, *, confirm: bool = False
+        self, gpu: GpuDevice, details: frozenset[str] | None = None, *, confirm: bool = False
     ) -> Gpu:
         """A GPU as NVML reports it, while the lock is held; never raises for its failure."""
         try:

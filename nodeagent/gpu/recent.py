@@ -7,7 +7,7 @@ anew. Everything here is for the GPU's worker thread alone; times are monotonic 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from nodeagent.gpu.nvml import GpuInstanceHandle
@@ -34,23 +34,12 @@ class KnownDevice(Struct, frozen=True):
     is_alone: bool = False
 
 
-class Detail(Struct, frozen=True):
+class Details(Struct, frozen=True):
     """Values that no step depends on, except the compute mode under MPS."""
 
     memory: Memory | None
     compute_mode: ComputeMode | None
     read_at: float
-
-
-class Details(Struct, frozen=True):
-    """Which details an observation reads: those not known, those too old, those of `exact` devices
-    (UUIDs).
-    """
-
-    exact: frozenset[str] = frozenset()
-
-    def is_due(self, uuid: str, known: Detail | None, now: float) -> bool:
-        return known is None or uuid in self.exact or now - known.read_at > _DETAILS_KEPT
 
 
 class Recent(Struct):
@@ -66,7 +55,7 @@ class Recent(Struct):
     handles: dict[int, GpuInstanceHandle] = field(default_factory=dict)
     devices: dict[str, KnownDevice] = field(default_factory=dict)
     ever: dict[str, KnownDevice] = field(default_factory=dict)
-    details: dict[str, Detail] = field(default_factory=dict)
+    details: dict[str, Details] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     _observed_at: float = 0.0
     _found_at: dict[str, float] = field(default_factory=dict)
@@ -118,8 +107,13 @@ class Recent(Struct):
         """Whether it was found idle a moment ago."""
         return uuid in self.idle and self.clock() - self._idle_at < FRESH
 
+    def details_due(self, uuid: str, exact: Collection[str]) -> bool:
+        """Whether they are to be read: they are not known or too old, or have to be `exact`."""
+        known = self.details.get(uuid)
+        return known is None or uuid in exact or self.clock() - known.read_at > _DETAILS_KEPT
+
     def keep(self, uuid: str, memory: Memory | None, mode: ComputeMode | None) -> None:
-        self.details[uuid] = Detail(memory, mode, self.clock())
+        self.details[uuid] = Details(memory, mode, self.clock())
 
     def set_mode(self, uuid: str, mode: ComputeMode) -> None:
         if known := self.details.get(uuid):

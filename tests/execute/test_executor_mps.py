@@ -63,12 +63,9 @@ class PaperNode:
     taken: list[Step] = field(default_factory=list)
     made: int = 0
 
-    async def observe_gpu(self, uuid: str) -> Gpu:
+    async def observe_gpu(self, uuid: str, *, details: bool = True) -> Gpu:
         assert uuid == self.gpu.uuid
         return self.gpu
-
-    async def read_back(self, uuid: str) -> Gpu:
-        return await self.observe_gpu(uuid)
 
     async def observe_changes(
         self,
@@ -243,7 +240,7 @@ async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:
     class SilentOnce(PaperNode):
         silences: int = 3  # as often as it is read again
 
-        async def observe_gpu(self, uuid: str) -> Gpu:
+        async def observe_gpu(self, uuid: str, *, details: bool = True) -> Gpu:
             silent = self.made > 0 and self.silences > 0
             self.silences -= silent
             return replace(self.gpu, access=Access.UNKNOWN) if silent else self.gpu

@@ -48,10 +48,7 @@ class Unmoved:
     gpu: Gpu
     taken: list[Step] = field(default_factory=list)
 
-    async def observe_gpu(self, uuid: str) -> Gpu:
-        return self.gpu
-
-    async def read_back(self, uuid: str) -> Gpu:
+    async def observe_gpu(self, uuid: str, *, details: bool = True) -> Gpu:
         return self.gpu
 
     async def observe_changes(

@@ -6,7 +6,6 @@ import pytest
 
 from nodeagent.errors import DriverError, NodeagentError
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.recent import Details
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode
@@ -46,7 +45,7 @@ async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb")
             node.journal.clear()
-            driver.details = Details(frozenset({gpu.instances[0].compute[0].uuid}))
+            driver.details = frozenset({gpu.instances[0].compute[0].uuid})
             again = await driver.observe_gpu(gpu.uuid)
             assert again.compute_mode is None
             assert node.journal.total(GET) == 1
@@ -73,7 +72,7 @@ async def test_a_mode_that_is_not_reported_is_unknown_and_the_gpu_is_well(
         await laid_out(driver, 0, at0="3g.40gb")
     node.inject(GET, error=error, times=None)
     gpu = (await driver.observe()).gpus[0]
-    driver.details = Details(frozenset(device.uuid for device in gpu.devices()))
+    driver.details = frozenset(device.uuid for device in gpu.devices())
     gpu = await driver.observe_gpu(gpu.uuid)
     assert (gpu.access, gpu.compute_mode) == (Access.OK, None)
     assert gpu.usage.known
