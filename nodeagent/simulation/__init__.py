@@ -64,9 +64,8 @@ def simulated(
     `latency` in seconds is spent in every call, or by C name (`*` for all others).
     `privileged` False is a user who may not configure MIG. Raises UsageError and NodeagentError.
     """
-    from nodeagent.simulation.install import installed  # these load pynvml
-    from nodeagent.simulation.node import SimulatedNode
-    from nodeagent.simulation.nvml_library import SimulatedLibrary
+    from nodeagent.simulation.node import SimulatedNode  # these load pynvml
+    from nodeagent.simulation.nvml_library import SimulatedLibrary, installed
 
     with SimulatedNode(
         boards, state=state, switches=switches, overrides=overrides, mirrored=mirrored

@@ -110,6 +110,11 @@ class Out(Argument):
         return taken
 
 
+def versioned(name: str) -> Out:
+    """A reference to pynvml's structure of this name and version, such as `nvmlMemory_v2`."""
+    return Out(getattr(pynvml, f"c_{name}_t"), getattr(pynvml, name))
+
+
 class HandleIn(Argument):
     """A handle by value, of one of the kinds."""
 

@@ -96,6 +96,3 @@ class Handles:
                 raise SimulatorMisuse(f"{where}: the handle {token:#x} was {why}")
             self._handles.move_to_end(token)
             return handle
-
-    def __len__(self) -> int:
-        return len(self._handles)

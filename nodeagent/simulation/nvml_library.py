@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import pynvml
 
 from nodeagent.simulation.arguments import HandleIn
 from nodeagent.simulation.codes import Code, Refused, SimulatorMisuse
@@ -150,3 +153,23 @@ class CFunction:
         with store.changing:
             while not store.closed and any(f.number == fault.number for f in node.faults):
                 store.wait(None)
+
+
+@contextmanager
+def installed(library: object) -> Iterator[None]:
+    """Within it, pynvml talks to `library`, and is afterwards as it was found. It keeps the library
+    in a global, caches every function of it for ever, counts its own initialisations and keeps
+    error texts that the library gave it. Not for two threads at once.
+    """
+    before, count = pynvml.nvmlLib, pynvml._nvmlLib_refcount
+    texts = pynvml.NVMLError._errcode_to_string
+    kept = dict(texts)
+    pynvml.nvmlLib, pynvml._nvmlLib_refcount = library, 0
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    try:
+        yield
+    finally:
+        pynvml.nvmlLib, pynvml._nvmlLib_refcount = before, count
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        for code in [code for code in texts if code not in kept]:
+            del texts[code]

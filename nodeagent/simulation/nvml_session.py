@@ -66,7 +66,10 @@ class Session:
 
     def open(self) -> None:
         """One nvmlInit."""
-        self._require_driver()
+        if self.node.store.closed:
+            raise Refused(Code.DRIVER_NOT_LOADED)
+        if self.node.state.driver_failure:
+            raise Refused(Code(self.node.state.driver_failure))
         if not self.initialised:
             self._number += 1
             self._epoch = self.node.state.epoch
@@ -127,9 +130,3 @@ class Session:
             raise Refused(Code.UNINITIALIZED)
         if store.state.driver_failure:
             raise Refused(Code(store.state.driver_failure))
-
-    def _require_driver(self) -> None:
-        if self.node.store.closed:
-            raise Refused(Code.DRIVER_NOT_LOADED)
-        if self.node.state.driver_failure:
-            raise Refused(Code(self.node.state.driver_failure))

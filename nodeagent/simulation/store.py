@@ -49,11 +49,6 @@ class Store:
                 self._file.close()
             self.changing.notify_all()
 
-    @property
-    def shared(self) -> bool:
-        """Whether other processes may change the node too."""
-        return self._file is not None
-
     @contextmanager
     def looks(self) -> Iterator[None]:
         """Hold the node still, as it is now, to look at it."""

@@ -22,7 +22,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.setup import MpsPlaces
 from nodeagent.settings import Settings, load_settings
 from nodeagent.simulation import SimulatedNode
-from nodeagent.simulation.install import installed
+from nodeagent.simulation.nvml_library import installed
 from tests.campaign import invariants, processes, truth
 from tests.campaign.clock import CLOCK, living_threads
 from tests.campaign.disk import watched

@@ -16,8 +16,7 @@ from typing import Any
 from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.functions import FUNCTIONS
-from nodeagent.simulation.install import installed
-from nodeagent.simulation.nvml_library import SimulatedLibrary
+from nodeagent.simulation.nvml_library import SimulatedLibrary, installed
 from tests.claims.machine import Home, uid
 
 _OWN = uid(0).partition("-")[2]  # what the names of all claims' files have in common

@@ -28,7 +28,10 @@ def test_thousands_of_instances_leave_nothing_behind() -> None:
         handles.take(unused, "here")
     assert len(tokens) == 5997
     assert not {gpu, used, unused} & tokens
-    assert len(handles) == 1024
+    oldest_kept = sorted(tokens)[3 - 1024]
+    assert handles.take(oldest_kept, "here").serial == 6000 - 1021
+    with pytest.raises(SimulatorMisuse):
+        handles.take(sorted(tokens)[3 - 1025], "here")
 
 
 def test_many_sessions_leave_room_for_the_handles_in_use() -> None:

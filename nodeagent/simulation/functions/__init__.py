@@ -15,18 +15,4 @@ from nodeagent.simulation.functions import (
 )
 from nodeagent.simulation.functions.registry import FUNCTIONS, documented_errors
 
-__all__ = [
-    "FUNCTIONS",
-    "compute_instances",
-    "devices",
-    "documented_errors",
-    "events",
-    "gpm",
-    "gpu_instances",
-    "links",
-    "memory_errors",
-    "mig_devices",
-    "readings",
-    "sensors",
-    "system",
-]
+__all__ = ["FUNCTIONS", "documented_errors"]

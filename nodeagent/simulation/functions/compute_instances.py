@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import pynvml
 
-from nodeagent.simulation.arguments import Array, Out, pointer_to
+from nodeagent.simulation.arguments import Array, Out, pointer_to, versioned
 from nodeagent.simulation.boards import ComputeProfile, GpuProfile
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.devices import ComputeInstanceDevice, Device, GpuInstanceDevice
@@ -40,10 +40,7 @@ def nvmlGpuInstanceGetComputeInstanceProfileInfoV(
     view: GpuInstanceIn,
     kind: UInt,
     engines: UInt,
-    info: Annotated[
-        Any,
-        Out(pynvml.c_nvmlComputeInstanceProfileInfo_v2_t, pynvml.nvmlComputeInstanceProfileInfo_v2),
-    ],
+    info: Annotated[Any, versioned("nvmlComputeInstanceProfileInfo_v2")],
 ) -> None:
     profile = _profile_of_kind(view, kind, engines)
     _fill(info, view.profile, profile)

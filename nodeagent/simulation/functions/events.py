@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import pynvml
 
-from nodeagent.simulation.arguments import Out, pointer_to
+from nodeagent.simulation.arguments import Out, pointer_to, versioned
 from nodeagent.simulation.card import MIG_CONFIG_CHANGE
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.devices import Device
@@ -94,13 +94,7 @@ def _types(gpu: Device) -> int:
 
 @c_function()
 def nvmlSystemEventSetCreate(
-    session: Session,
-    request: Annotated[
-        Any,
-        Out(
-            pynvml.c_nvmlSystemEventSetCreateRequest_v1_t, pynvml.nvmlSystemEventSetCreateRequest_v1
-        ),
-    ],
+    session: Session, request: Annotated[Any, versioned("nvmlSystemEventSetCreateRequest_v1")]
 ) -> None:
     request.set = pointer_to(
         session.allocate(Kind.SYSTEM_EVENT_SET, EventSet()), Kind.SYSTEM_EVENT_SET
@@ -109,11 +103,7 @@ def nvmlSystemEventSetCreate(
 
 @c_function()
 def nvmlSystemRegisterEvents(
-    session: Session,
-    request: Annotated[
-        Any,
-        Out(pynvml.c_nvmlSystemRegisterEventRequest_v1_t, pynvml.nvmlSystemRegisterEventRequest_v1),
-    ],
+    session: Session, request: Annotated[Any, versioned("nvmlSystemRegisterEventRequest_v1")]
 ) -> None:
     events = _set_of(session, request)
     events.register(SYSTEM, request.eventTypes, session.node.state.events)
@@ -121,11 +111,7 @@ def nvmlSystemRegisterEvents(
 
 @c_function(Code.TIMEOUT)
 def nvmlSystemEventSetWait(
-    session: Session,
-    request: Annotated[
-        Any,
-        Out(pynvml.c_nvmlSystemEventSetWaitRequest_v1_t, pynvml.nvmlSystemEventSetWaitRequest_v1),
-    ],
+    session: Session, request: Annotated[Any, versioned("nvmlSystemEventSetWaitRequest_v1")]
 ) -> None:
     event = _next(session, _set_of(session, request), request.timeoutms)
     if request.dataSize < 1 or not request.data:
@@ -136,11 +122,7 @@ def nvmlSystemEventSetWait(
 
 @c_function()
 def nvmlSystemEventSetFree(
-    session: Session,
-    request: Annotated[
-        Any,
-        Out(pynvml.c_nvmlSystemEventSetFreeRequest_v1_t, pynvml.nvmlSystemEventSetFreeRequest_v1),
-    ],
+    session: Session, request: Annotated[Any, versioned("nvmlSystemEventSetFreeRequest_v1")]
 ) -> None:
     session.free(_set_of(session, request))
 

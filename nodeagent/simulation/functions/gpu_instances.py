@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import pynvml
 
-from nodeagent.simulation.arguments import Array, Out, pointer_to
+from nodeagent.simulation.arguments import Array, Out, pointer_to, versioned
 from nodeagent.simulation.boards import GpuProfile
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.devices import Device, GpuInstanceDevice
@@ -20,9 +20,7 @@ from nodeagent.simulation.handles import Kind
 from nodeagent.simulation.nvml_session import Session
 
 ProfileInfo = Annotated[Any, Out(pynvml.c_nvmlGpuInstanceProfileInfo_t)]
-ProfileInfoV2 = Annotated[
-    Any, Out(pynvml.c_nvmlGpuInstanceProfileInfo_v2_t, pynvml.nvmlGpuInstanceProfileInfo_v2)
-]
+ProfileInfoV2 = Annotated[Any, versioned("nvmlGpuInstanceProfileInfo_v2")]
 _ASKING = (Code.NOT_SUPPORTED, Code.NO_PERMISSION)
 _CREATING = (*_ASKING, Code.INSUFFICIENT_RESOURCES, Code.IN_USE)
 

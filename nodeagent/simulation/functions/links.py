@@ -90,9 +90,7 @@ def nvmlDeviceGetNvLinkErrorCounter(
 
 @c_function(Code.NOT_SUPPORTED, Code.NO_PERMISSION)
 def nvmlDeviceReadPRMCounters_v1(
-    session: Session,
-    gpu: WholeGpuIn,
-    wanted: Annotated[Any, Out(pynvml.c_nvmlPRMCounterList_v1_t)],
+    session: Session, gpu: WholeGpuIn, wanted: Annotated[Any, Out(pynvml.c_nvmlPRMCounterList_v1_t)]
 ) -> None:
     """Of the ports of NVLink 5; each counter has its own return code."""
     session.require_privilege()

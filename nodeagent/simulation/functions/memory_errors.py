@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import pynvml
 
-from nodeagent.simulation.arguments import Array, Out
+from nodeagent.simulation.arguments import Array, Out, versioned
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.devices import MigDevice
 from nodeagent.simulation.functions.registry import (
@@ -33,7 +33,7 @@ c_reading("nvmlDeviceGetEccMode", number("ecc.mode"), number("ecc.pending"))
 c_reading(
     "nvmlDeviceGetSramEccErrorStatus",
     (
-        Out(pynvml.c_nvmlEccSramErrorStatus_v1_t, pynvml.nvmlEccSramErrorStatus_v1),
+        versioned("nvmlEccSramErrorStatus_v1"),
         {"bThresholdExceeded": "ecc.sramThreshold"},
     ),
     since=_AMPERE,
@@ -64,7 +64,7 @@ c_reading(
 c_reading(
     "nvmlDeviceGetUnrepairableMemoryFlag_v1",
     (
-        Out(pynvml.c_nvmlUnrepairableMemory_v1_t, pynvml.nvmlUnrepairableMemory_v1),
+        versioned("nvmlUnrepairableMemory_v1"),
         {"unrepairableMemory": "memory.unrepairable"},
     ),
     since=_AMPERE,

@@ -7,7 +7,7 @@ import pynvml
 
 from nodeagent.simulation import field_numbers
 from nodeagent.simulation.admission import memory_of
-from nodeagent.simulation.arguments import Array, Out
+from nodeagent.simulation.arguments import Array, Out, versioned
 from nodeagent.simulation.card import MIB, Card
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.devices import Device, GpuInstanceDevice, MigDevice
@@ -42,9 +42,7 @@ def nvmlDeviceGetMemoryInfo(
 
 @c_function(Code.NO_PERMISSION)
 def nvmlDeviceGetMemoryInfo_v2(
-    session: Session,
-    device: DeviceIn,
-    memory: Annotated[Any, Out(pynvml.c_nvmlMemory_v2_t, pynvml.nvmlMemory_v2)],
+    session: Session, device: DeviceIn, memory: Annotated[Any, versioned("nvmlMemory_v2")]
 ) -> None:
     total, used, reserved = _memory(session, device)
     memory.total, memory.reserved = total, reserved

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import pynvml
 
-from nodeagent.simulation.arguments import Out, write_text
+from nodeagent.simulation.arguments import Out, versioned, write_text
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.functions.registry import (
     BufferOut,
@@ -104,9 +104,7 @@ def nvmlDeviceGetTemperature(
 
 @c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetTemperatureV(
-    session: Session,
-    gpu: WholeGpuIn,
-    reading: Annotated[Any, Out(pynvml.c_nvmlTemperature_v1_t, pynvml.nvmlTemperature_v1)],
+    session: Session, gpu: WholeGpuIn, reading: Annotated[Any, versioned("nvmlTemperature_v1")]
 ) -> None:
     if reading.sensorType != pynvml.NVML_TEMPERATURE_GPU:
         raise Refused(Code.INVALID_ARGUMENT)
@@ -123,7 +121,7 @@ def nvmlDeviceGetTemperatureThreshold(
         raise Refused(Code.NOT_SUPPORTED)
 
 
-_MARGIN = Out(pynvml.c_nvmlMarginTemperature_v1_t, pynvml.nvmlMarginTemperature_v1)
+_MARGIN = versioned("nvmlMarginTemperature_v1")
 c_reading(
     "nvmlDeviceGetMarginTemperature",
     (_MARGIN, {"marginTemperature": "temperature.margin"}),
@@ -178,9 +176,7 @@ def nvmlDeviceGetGridLicensableFeatures_v4(
 
 @c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetPlatformInfo(
-    session: Session,
-    gpu: WholeGpuIn,
-    info: Annotated[Any, Out(pynvml.c_nvmlPlatformInfo_v2_t, pynvml.nvmlPlatformInfo_v2)],
+    session: Session, gpu: WholeGpuIn, info: Annotated[Any, versioned("nvmlPlatformInfo_v2")]
 ) -> None:
     """Reported by the boards of rack systems."""
     if not gpu.card.board.name.startswith("gb"):

@@ -1,4 +1,5 @@
-"""The front-end: reads commands from standard input, prints the daemon's replies.
+"""The stand-in for `nvidia-cuda-mps-control`, as its front-end: reads commands from standard input,
+prints the daemon's replies.
 
 As with the real program nothing appears before the end of the input when standard output is not
 a terminal, and most mistakes end with status 0.
@@ -14,6 +15,16 @@ from collections.abc import Iterator
 from nodeagent.simulation.mps import protocol
 
 _BLOCK = 4096  # what C's standard output gathers before it writes
+
+
+def main(*, version: str, installation: str) -> int:
+    """Returns the exit status. `installation` is the folder that knobs are looked up in."""
+    if len(sys.argv) == 1:
+        return run()
+    # The front-end is started for each question: it loads nothing that only a daemon needs.
+    from nodeagent.simulation.mps import control_flags
+
+    return control_flags.run(version=version, installation=installation)
 
 
 def run(only: str | None = None) -> int:

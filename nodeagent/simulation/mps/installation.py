@@ -38,7 +38,7 @@ def install(directory: Path, *, version: str = "550", python: Path | None = None
     directory = directory.absolute()
     interpreter = str(python or shared_interpreter())
     make_passable(directory / "knobs")
-    for name, module in ((CONTROL_PROGRAM, "control"), (SERVER_PROGRAM, "server")):
+    for name, module in ((CONTROL_PROGRAM, "front_end"), (SERVER_PROGRAM, "server")):
         script = _SCRIPT.format(
             root=str(Path(__file__).parents[3]),
             module=module,
