@@ -83,34 +83,15 @@ class GpuChanges:
             if (driver := self._driver) is None:
                 remedy = "nodeagent status shows what is wrong with the driver; it is tried again"
                 raise NodeagentError("the driver is not open", remedy=remedy)
-            gpu, plan = await self._planned(driver, uuid, goal, adds=adds, removes=removes)
-            if not plan.steps:
-                return GpuOutcome(plan, (), gpu, plan.problems)
-            if plan.goal:  # of a claim, where the planner speaks of a plan
-                why = f"for {plan.goal.path}"
-                plan = replace(plan, steps=tuple(replace(s, reason=why) for s in plan.steps))
-            self._counts[uuid] += 1
-            stop = self._stop
             try:
-                outcome = await execute(
-                    NodePlan(plan.verdict, (plan,)),
-                    driver,
-                    parallel=1,
-                    policy=self._policy,
-                    on_progress=self._on_progress,
-                    stop=stop,
-                )
+                gpu, plan = await self._planned(driver, uuid, goal, adds=adds, removes=removes)
+                if not plan.steps:
+                    return GpuOutcome(plan, (), gpu, plan.problems)
+                return await self._execute(driver, gpu, plan)
             finally:
-                if self._report is None:
-                    self._report = asyncio.get_running_loop().call_later(TOGETHER, self._report_now)
-            [changed] = outcome.gpus
-            self._on_end(changed)
-            if stop.is_set() and any(r.result is StepResult.SKIPPED for r in changed.steps):
-                raise NodeagentError(
-                    f"the change of {gpu.title} is not finished: the driver was closed meanwhile",
-                    remedy="the next call goes on from there",
-                )
-            return changed
+                # At the end, so that it is another number than any observation of before or during
+                # the steps began with; also without steps, for what `goal` has written ahead.
+                self._counts[uuid] += 1
 
     async def _planned(
         self, driver: StepDriver, uuid: str, goal: Goal, *, adds: bool, removes: bool
@@ -124,12 +105,40 @@ class GpuChanges:
         gpu = await driver.observe_gpu(uuid)
         return gpu, plan_gpu(await goal(gpu), gpu, self._policy)
 
+    async def _execute(self, driver: StepDriver, gpu: Gpu, plan: GpuPlan) -> GpuOutcome:
+        if plan.goal:  # of a claim, where the planner speaks of a plan
+            why = f"for {plan.goal.path}"
+            plan = replace(plan, steps=tuple(replace(s, reason=why) for s in plan.steps))
+        stop = self._stop
+        try:
+            outcome = await execute(
+                NodePlan(plan.verdict, (plan,)),
+                driver,
+                parallel=1,
+                policy=self._policy,
+                on_progress=self._on_progress,
+                stop=stop,
+            )
+        finally:
+            if self._report is None:
+                self._report = asyncio.get_running_loop().call_later(TOGETHER, self._report_now)
+        [changed] = outcome.gpus
+        self._on_end(changed)
+        if stop.is_set() and any(r.result is StepResult.SKIPPED for r in changed.steps):
+            raise NodeagentError(
+                f"the change of {gpu.title} is not finished: the driver was closed meanwhile",
+                remedy="the next call goes on from there",
+            )
+        return changed
+
     def _report_now(self) -> None:
         self._report = None
         self._changed()
 
     def counts(self) -> Counter[str]:
-        """How often each GPU was changed so far; for `turn`."""
+        """How many changes of each GPU are over, those that found nothing to do included; for
+        `turn`.
+        """
         return self._counts.copy()
 
     @asynccontextmanager

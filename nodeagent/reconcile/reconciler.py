@@ -262,7 +262,8 @@ class Reconciler:
     def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
         now = asyncio.get_running_loop().time()
         for gpu in outcome.gpus:
-            if gpu.left:  # the change woke the loop for another round
+            if gpu.left:
+                self.control.nudge("a GPU was changed for a claim meanwhile")
                 continue
             uuid = gpu.plan.before.uuid
             after = next((p for p in judgement.gpus if p.before.uuid == uuid), None)

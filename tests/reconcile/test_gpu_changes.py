@@ -192,29 +192,35 @@ async def test_a_slow_plan_holds_up_its_own_gpu_alone(node: SimulatedNode, tmp_p
 class Meanwhile(ChangeHooks):
     """A claim changes the GPU while the loop prepares its own change of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Reserved, goal: Goal) -> None:
         self.rig: Rig | None = None
         self.held: dict[str, tuple[Reserved, ...]] = {}
+        self._taken = taken
+        self._goal = goal
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
         if self.rig and not self.held:
             uuid = todo.gpus[0].before.uuid
-            self.held[uuid] = (Reserved("1g.10gb", Placement(6, 1), PATH),)
-            await self.rig.changes.change(uuid, made(("1g.10gb", 6)))
+            self.held[uuid] = (self._taken,)
+            await self.rig.changes.change(uuid, self._goal)
         return ()
 
 
-async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(
-    node: SimulatedNode, tmp_path: Path
-) -> None:
-    """It looks again and plans around what came; nothing failed and nothing has to wait."""
-    hooks = Meanwhile()
-    rig = Rig(
-        tmp_path,
+def beside_a_claim(hooks: Meanwhile, folder: Path) -> Rig:
+    """A loop with these hooks, that leaves room for what the claim holds."""
+    hooks.rig = Rig(
+        folder,
         hooks=hooks,
         beside=lambda goal, gpu: replace(goal, reserved=hooks.held.get(gpu.uuid, ())),
     )
-    hooks.rig = rig
+    return hooks.rig
+
+
+@pytest.mark.usefixtures("node")
+async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(tmp_path: Path) -> None:
+    """It looks again and plans around what came; nothing failed and nothing has to wait."""
+    taken = Reserved("1g.10gb", Placement(6, 1), PATH)
+    rig = beside_a_claim(Meanwhile(taken, made(("1g.10gb", 6))), tmp_path)
     async with running(rig):
         rig.offer(
             "{3g.40gb: 1}",
@@ -223,6 +229,41 @@ async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(
         assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
         assert EventType.FAILED not in rig.reported()
         assert Code.STEP_FAILED not in rig.codes
+
+
+@pytest.mark.usefixtures("node")
+async def test_the_loop_leaves_a_gpu_that_was_given_away_as_it_is(tmp_path: Path) -> None:
+    """A claim of a whole GPU outside MIG takes no step, and yet the plan must not divide it."""
+
+    async def as_it_is(_: Gpu) -> DesiredGpu:
+        return DesiredGpu(None, PATH)
+
+    rig = beside_a_claim(Meanwhile(Reserved("", None, PATH), as_it_is), tmp_path)
+    async with running(rig):
+        rig.offer("{3g.40gb: 1}")
+        await rig.settle(Phase.BLOCKED)
+        assert [rig.layout(0), rig.layout(1)] == ["MIG off", "3g.40gb at 4"]
+
+
+async def test_what_is_seen_during_a_change_is_not_acted_on(node: SimulatedNode) -> None:
+    """The observation may have the GPU half-way."""
+    changes = GpuChanges(Policy(), changed=lambda: None)
+    async with open_driver(step_deadline=60) as driver:
+        changes.open(driver)
+        uuid = (await driver.observe()).gpus[0].uuid
+        node.inject(CREATE, hang=True)
+        running_change = asyncio.create_task(changes.change(uuid, made(("1g.10gb", 0))))
+        async with asyncio.timeout(SOON):
+            while not node.card(0).state.mig:  # its first step
+                await asyncio.sleep(0.005)
+        seen = changes.counts()
+        node.clear_faults()
+        async with changes.turn(uuid, seen) as is_unchanged:
+            assert not is_unchanged
+        assert (await running_change).problems == ()
+        async with changes.turn(uuid, changes.counts()) as is_unchanged:
+            assert is_unchanged
+        await changes.close()
 
 
 async def test_a_change_that_is_left_half_way_is_no_success(
