@@ -110,7 +110,7 @@ class ApiAdapter:
     # --- answers --------------------------------------------------------------------------------
 
     def status(self, gpu: str | None) -> Rendered | None:
-        self.control.look_if_older_than(_FRESH)
+        self.control.refresh_if_older_than(_FRESH)
         return self._rendered.page(gpu)
 
     def not_alive(self) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def _beside(state: Path | None, name: str) -> Path | None:
 
 log = structlog.get_logger(__name__)
 
-_INTERVAL = 1.0  # seconds between two looks
+_INTERVAL = 1.0  # seconds between two checks
 _REMEMBERED = 600.0  # seconds that a loss is a problem after it was repaired
 
 
@@ -156,7 +156,7 @@ class OwnFiles:
         known = self.problems
         while True:
             await asyncio.sleep(_INTERVAL)
-            deleted = await asyncio.to_thread(self._look)
+            deleted = await asyncio.to_thread(self._check)
             for path in deleted:
                 self.lost(path)
             if deleted:
@@ -167,7 +167,7 @@ class OwnFiles:
                 known = self.problems
                 self._changed()
 
-    def _look(self) -> tuple[Path, ...]:
+    def _check(self) -> tuple[Path, ...]:
         """What was deleted and made again just now."""
         for file in self._files:
             file.review()

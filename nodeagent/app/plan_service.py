@@ -84,7 +84,7 @@ class PlanService:
 
     def _made(self, source: str, plan: PlanSettings) -> PlanFile | NodeSource:
         follow = partial(
-            PlanFile, plan.file, look_every=self.settings.resync.interval, alive=self._alive
+            PlanFile, plan.file, recheck_every=self.settings.resync.interval, alive=self._alive
         )
         followed = self.cluster.use(source, follow) if self.cluster else None
         return followed or follow(self.control.offer, configuration=plan.name)

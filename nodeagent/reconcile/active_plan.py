@@ -100,7 +100,7 @@ class ActivePlan:
         self._control = control
         self._host_for = host_for
         self._beside = beside
-        # What was read last: the newest offer, or what the newest demand meant for the node.
+        # What was read last: the newest update, or what the deferred plan is on this node.
         self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
         self._unread: Refusal | None = None
@@ -138,17 +138,17 @@ class ActivePlan:
     async def read_offer(self, observed: ObservedNode | None = None) -> None:
         """Read the newest offer, if that is not done yet; in a thread, because it may be long.
 
-        What a demand means is found out anew for each `observed`, and not without.
+        A deferred plan is made anew for each `observed`, and not without.
         """
-        asked: PlanUpdate | DeferredPlan | None = None
-        while asked is not self._control.update:
-            asked = self._control.update
-            if isinstance(asked, PlanText | NoPlan | UnreadablePlan | None):
-                offer = asked
+        update: PlanUpdate | DeferredPlan | None = None
+        while update is not self._control.update:
+            update = self._control.update
+            if isinstance(update, PlanText | NoPlan | UnreadablePlan | None):
+                offer = update
             elif observed is None:
                 return
             else:
-                offer = await asyncio.to_thread(asked.on, observed)
+                offer = await asyncio.to_thread(update.on, observed)
             if offer != self.offered:
                 await self._read_newest(offer)
 

@@ -14,11 +14,11 @@ from nodeagent.views.node_state import NodeState
 
 log = structlog.get_logger(__name__)
 
-_LEAVING = 1.0  # seconds that a look may still take once the agent stops
+_LEAVING = 1.0  # seconds that an observation may still take once the agent stops
 
 
 class Abandoned(Exception):
-    """The agent stops, and did not wait for the end of a look."""
+    """The agent stops, and did not wait for the end of an observation."""
 
 
 class LoopControl:
@@ -35,7 +35,7 @@ class LoopControl:
         self.stopping = False
         self._wake = asyncio.Event()
         self._round_ended = math.inf
-        self._looking: asyncio.Timeout | None = None
+        self._observing: asyncio.Timeout | None = None
 
     def offer(self, update: PlanUpdate | DeferredPlan) -> None:
         """Take an update of the plan's source; a change counts at once, between two steps."""
@@ -46,20 +46,20 @@ class LoopControl:
         self.offered.set()
 
     def nudge(self, reason: str) -> None:
-        """Something may have changed: have the loop look again soon."""
+        """Something may have changed: have the loop observe the node again soon."""
         log.debug("woken", reason=reason)
         self._wake.set()
 
-    def look_if_older_than(self, seconds: float) -> None:
-        """Have the loop look again unless its last round is younger than that."""
+    def refresh_if_older_than(self, seconds: float) -> None:
+        """Have the loop observe the node again unless its last round is younger than that."""
         if asyncio.get_running_loop().time() - self._round_ended > seconds:
             self.nudge("the status is requested")
 
     def stop(self) -> None:
-        """Finish the running steps, leave the rest to the next start; looks have little time."""
+        """Finish the running steps and leave the rest to the next start; hurry an observation."""
         self.stopping = True
-        if self._looking:
-            _hurry(self._looking)
+        if self._observing:
+            _hurry(self._observing)
         self.halt.set()
         self._wake.set()
         self.offered.set()
@@ -81,20 +81,20 @@ class LoopControl:
 
     @asynccontextmanager
     async def abandoned_at_stop(self) -> AsyncIterator[None]:
-        """Around a look at the hardware, which changes nothing: the agent does not wait for a
-        driver that hangs. Raises Abandoned when it stops; one look at a time.
+        """Around an observation of the hardware, which changes nothing: the agent does not wait for
+        a driver that hangs. Raises Abandoned when it stops; one observation at a time.
         """
         try:
-            async with asyncio.timeout(None) as self._looking:
+            async with asyncio.timeout(None) as self._observing:
                 if self.stopping:
-                    _hurry(self._looking)
+                    _hurry(self._observing)
                 yield
         except TimeoutError as error:
             if not self.stopping:  # of another clock: a fault, and no reason to look again at once
                 raise
             raise Abandoned from error
         finally:
-            self._looking = None
+            self._observing = None
 
 
 class NodeStates:
@@ -144,5 +144,5 @@ class Heartbeats:
         )
 
 
-def _hurry(looking: asyncio.Timeout) -> None:
-    looking.reschedule(asyncio.get_running_loop().time() + _LEAVING)
+def _hurry(observing: asyncio.Timeout) -> None:
+    observing.reschedule(asyncio.get_running_loop().time() + _LEAVING)

@@ -26,13 +26,13 @@ class PlanFile:
     offer: Callable[[PlanUpdate], None]
     configuration: str | None = field(default=None, kw_only=True)
     quiet: float = field(default=0.05, kw_only=True)
-    look_every: float | None = field(default=None, kw_only=True)
+    recheck_every: float | None = field(default=None, kw_only=True)
     alive: Callable[[], None] = field(default=lambda: None, kw_only=True)
     _last: Signature = ""
 
     async def run(self) -> None:
         """Offer what is there now, then every change, until cancelled."""
-        async for _ in changes(self.path, quiet=self.quiet, at_least_every=self.look_every):
+        async for _ in changes(self.path, quiet=self.quiet, at_least_every=self.recheck_every):
             await self.refresh()
             self.alive()
 

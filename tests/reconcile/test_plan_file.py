@@ -22,7 +22,7 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.offers: list[PlanUpdate] = []
-        self.file = PlanFile(path, self.offers.append, quiet=0.02, look_every=None)
+        self.file = PlanFile(path, self.offers.append, quiet=0.02, recheck_every=None)
 
     async def next(self, count: int) -> PlanUpdate:
         """Wait until so many offers were made."""
