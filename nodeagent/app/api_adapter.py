@@ -20,7 +20,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.reconcile.active_plan import BesideClaims
 from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
+from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.preview import Preview, preview
 from nodeagent.settings import Address
 from nodeagent.views.mps_report import done_json, mps_answer
@@ -49,6 +49,7 @@ class ApiAdapter:
     address: Address
     paths: Paths
     control: LoopControl
+    states: NodeStates
     current: Callable[[], NodeState]
     mps_service: MpsService
     metrics: MetricsService
@@ -135,7 +136,8 @@ class ApiAdapter:
         return await asyncio.shield(self._plan_report)
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
-        state, host_for = self.current(), self.mps_service.host_for
+        # In a thread, where the services' values of this moment may not be asked for.
+        state, host_for = self.states.newest, self.mps_service.host_for
         if state.observed_at is None:
             return None
         observed = state.observed

@@ -200,6 +200,7 @@ class Agent:
             settings.api.listen,
             places,
             self._control,
+            self._states,
             current=self._current,
             mps_service=self._mps,
             metrics=self._metrics,
