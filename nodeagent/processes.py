@@ -214,13 +214,20 @@ class ProcessWatch:
 
     What the kernel cannot tell (a pid that has ended already and that the driver still names, one
     of another namespace, users without a pid) is checked again after `fallback` seconds,
-    doubling up to `fallback_limit` as long as the same users stay.
+    doubling up to `fallback_limit` as long as the same users stay. So are those beyond `most`: each
+    takes a descriptor, and those who use a GPU decide how many they are.
     """
 
     def __init__(
-        self, wake: Callable[[], None], *, fallback: float = 2.0, fallback_limit: float = 30.0
+        self,
+        wake: Callable[[], None],
+        *,
+        fallback: float = 2.0,
+        fallback_limit: float = 30.0,
+        most: int = 256,
     ) -> None:
         self._wake = wake
+        self._most = most
         self._backoff = Backoff(fallback, fallback_limit)
         self._descriptors: dict[int, int] = {}  # pid -> pidfd
         self._unwatchable: frozenset[int] = frozenset()
@@ -242,7 +249,7 @@ class ProcessWatch:
         self.watch(())
 
     def _follow(self, pid: int) -> bool:
-        if pid <= 0:
+        if pid <= 0 or len(self._descriptors) >= self._most:
             return False
         try:
             descriptor = os.pidfd_open(pid)

@@ -114,3 +114,14 @@ async def test_a_zombie_does_not_wake_again_and_again() -> None:
             while not woken:
                 await asyncio.sleep(0.005)
     watch.close()
+
+
+async def test_takes_no_more_descriptors_than_it_may() -> None:
+    """However many processes a tenant puts on a GPU."""
+    watch = ProcessWatch(lambda: None, fallback=3600, most=1)
+    with sleeper() as one, sleeper() as other:
+        before = len(open_files())
+        watch.watch({one.pid, other.pid})
+        assert len(open_files()) == before + 1
+        watch.close()
+        assert len(open_files()) == before
