@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.files.state import make_open_directory
 from nodeagent.mps.launch.probing import Probe, probe
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
@@ -155,15 +153,11 @@ async def test_given_up(open_folder: Path, scratch: Path) -> None:
 async def test_given_up_while_the_directory_is_being_made(open_folder: Path, scratch: Path) -> None:
     """Nothing is left, and no lock that would keep a later one from sweeping."""
     install(open_folder / "bin")
-    make_open_directory(scratch)
-    above = os.open(scratch, os.O_RDONLY)
-    fcntl.flock(above, fcntl.LOCK_EX)  # the maker waits for it in its thread
     probing = asyncio.create_task(
         probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
     )
     await asyncio.sleep(0)  # the thread has its work
     probing.cancel()
-    asyncio.get_running_loop().call_later(0.05, os.close, above)
     with pytest.raises(asyncio.CancelledError):
         await probing
     await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)

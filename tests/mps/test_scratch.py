@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -38,6 +39,23 @@ def test_each_has_its_own(open_folder: Path) -> None:
     assert second.path.exists()
     second.remove()
     assert not second.path.exists()
+
+
+def test_what_another_user_locks_or_puts_beside_it(open_folder: Path) -> None:
+    """Any user can lock a directory that they may read, such as /tmp, and can have one in it that
+    is named like a probe's.
+    """
+    theirs = open_folder / "probe-theirs"
+    theirs.mkdir()
+    if os.geteuid() == 0:
+        os.chown(theirs, 1000, 1000)
+    above = os.open(open_folder, os.O_RDONLY)
+    try:
+        fcntl.flock(above, fcntl.LOCK_EX)
+        scratch_in(open_folder).remove()
+    finally:
+        os.close(above)
+    assert theirs.exists() is (os.geteuid() == 0)
 
 
 def test_what_is_above_it(open_folder: Path) -> None:

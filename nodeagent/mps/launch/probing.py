@@ -41,19 +41,15 @@ class Scratch:
 
     def make(self) -> None:
         """Make it, and remove those of probes that were killed; locks distinguish them from ones
-        in use. Raises OSError.
+        in use. The parent may be every user's (/tmp), so no lock of it is waited for. Raises
+        OSError.
         """
         make_open_directory(self._parent)  # users of MPS have to pass here
-        above = _open(self._parent)
-        try:
-            fcntl.flock(above, fcntl.LOCK_EX)  # until the new one has its own lock
-            for old in self._parent.glob(f"{_PREFIX}*"):
-                _sweep(old)
+        for old in self._parent.glob(f"{_PREFIX}*"):
+            _sweep(old)
+        while self._lock is None:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
-            self._lock = _open(self.path)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        finally:
-            os.close(above)
+            self._lock = _locked(self.path)
 
     def remove(self) -> None:
         """Remove it if it was made. What was started there should have ended."""
@@ -66,10 +62,26 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
+def _locked(path: Path) -> int | None:
+    """The directory, locked; None where another probe removed it before it had its lock."""
+    try:
+        lock = _open(path)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if path.is_dir():
+        return lock
+    os.close(lock)
+    return None
+
+
 def _sweep(path: Path) -> None:
+    """Remove it with all that runs there, unless it is in use, or another user's."""
     with suppress(OSError):
         lock = _open(path)
         try:
+            if os.fstat(lock).st_uid != os.geteuid():
+                return
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for pipe_directory in path.glob("*/pipe"):
                 _kill_daemons(str(pipe_directory))
