@@ -23,6 +23,7 @@ _POD: Final = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=$|[/.:])"
 )
 _CONTAINER: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_SESSIONS: Final = "/user.slice/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,13 @@ class ProcessPod:
 
 
 def pod_of_cgroup(text: str) -> ProcessPod | None:
-    """The pod by the text of /proc/PID/cgroup; None for a process outside any pod."""
+    """The pod by the text of /proc/PID/cgroup; None for a process outside any pod. Users name the
+    cgroups below their own sessions as they like, so there is no pod.
+    """
     for line in text.splitlines():
         path = line.split(":", 2)[-1]  # a path may have colons of its own
-        if pod := _POD.search(path):
+        pod = None if _SESSIONS in path else _POD.search(path)
+        if pod:
             inside = _CONTAINER.search(path, pod.end())
             return ProcessPod(pod[1].replace("_", "-"), inside[0] if inside else "")
     return None
@@ -128,7 +132,6 @@ def _entries(folder: Path) -> Iterator[str]:
 
 _SHORT_ID: Final = 12  # letters of a container's id that people and tools show
 _UNIT: Final = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
-_SESSIONS: Final = "/user.slice/"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -70,6 +70,8 @@ def test_cgroups() -> None:
         # no pods
         ("0::/system.slice/docker-" + ID + ".scope\n", None),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
+        # a user's own cgroup, named as another user's pod
+        (f"0::/user.slice/user-1000.slice/user@1000.service/pod{UID}/{ID}\n", None),
         (f"0::/system.slice/podman-{UID}.scope\n", None),
         ("0::/\n", None),
         ("", None),
