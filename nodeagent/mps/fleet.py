@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self
+from weakref import WeakValueDictionary
 
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
@@ -46,7 +47,8 @@ class Fleet:
         self._context = context
         self._supervisors: dict[str, Supervisor] = {}
         self._closed: Mapping[str, str] = {}  # devices closed to new clients, and why
-        self._locks: dict[str, asyncio.Lock] = {}
+        # As long as one is had or waited for: MIG devices come and go, each with a UUID of its own.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -48,6 +49,14 @@ async def test_start_and_stop(version: str) -> None:
             assert (fleet.statuses(), fleet.daemon_of(GPU), fleet.running()) == ((), None, ())
         assert rig.processes() == []
         assert list((rig.run_dir / "mps").iterdir()) == []
+
+
+async def test_devices_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
+    """Each MIG device has a UUID of its own."""
+    for number in range(20):
+        await fleet.stop(f"MIG-{number}")
+    locks = [one for one in gc.get_objects() if type(one) is asyncio.Lock]
+    assert len(locks) < 20
 
 
 async def test_start_again_is_no_change(rig: FleetRig, fleet: Fleet) -> None:
