@@ -7,6 +7,7 @@ wrote in between.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -16,7 +17,7 @@ import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.access import ClusterAccess, Listed
 from nodeagent.cluster.client.node_view import (
     NodeView,
     object_in,
@@ -142,7 +143,9 @@ class DrainedNode:
         try:
             async with asyncio.timeout(within):
                 listed = await self.access.listed(requests.list_pods(self.name))
-            self.pods, self.pods_fault = tuple(map(pod_of, listed.items)), None
+                # A thread of its own: a tenant's pods may have half a million variables.
+                pods = await asyncio.to_thread(_pods_of, listed)
+            self.pods, self.pods_fault = pods, None
         except TimeoutError as error:
             self.pods_fault = faults.ClusterUnreachable(
                 f"the API server has not answered the pods on {self.name} within {within:g} s"
@@ -177,6 +180,11 @@ def undone(what: str, fault: faults.ClusterFault) -> Problem:
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _KINDS: Final = ("initContainer", "container", "ephemeralContainer")
+_DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNORECASE)
+
+
+def _pods_of(listed: Listed) -> tuple[Pod, ...]:
+    return tuple(map(pod_of, listed.items))
 
 
 def pod_of(pod: object) -> Pod:
@@ -197,7 +205,7 @@ def pod_of(pod: object) -> Pod:
             ),
             mirror=_MIRROR in object_in(metadata.get("annotations")),
             selects=frozenset(_selected(spec)),
-            environment=dict(_environment(spec)),
+            dynamic_mig=any(map(_DYNAMIC_MIG.search, _feature_gates(spec))),
         )
     except (KeyError, TypeError) as error:
         raise faults.strange_answer("a question about pods", "it is no pod") from error
@@ -221,9 +229,10 @@ def _selected(spec: Mapping[str, Any]) -> Iterator[str]:
             yield text_in(expression["key"])
 
 
-def _environment(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _feature_gates(spec: Mapping[str, Any]) -> Iterator[str]:
     for kind in _KINDS:
         for container in objects_in(spec.get(f"{kind}s")):
             for variable in objects_in(container.get("env")):
-                if isinstance(variable.get("value"), str):
-                    yield text_in(variable["name"]), variable["value"]
+                value = variable.get("value")
+                if variable.get("name") == "FEATURE_GATES" and isinstance(value, str):
+                    yield value

@@ -130,8 +130,7 @@ def _nos(node: NodeView, pods: Pods) -> Iterator[str]:
 def _dra(_: NodeView, pods: Pods) -> Iterator[str]:
     for pod in _running(pods):
         plugin = any(pod.labels.get(key) == "kubelet-plugin" for key in _DRA_COMPONENTS)
-        gates = pod.environment.get("FEATURE_GATES", "").lower().split(",")
-        if plugin and "dynamicmig=true" in map(str.strip, gates):
+        if plugin and pod.dynamic_mig:
             yield f"its pod {pod} is here with DynamicMIG switched on"
 
 

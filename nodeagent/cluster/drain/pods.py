@@ -16,8 +16,8 @@ class Pod:
     `ended`: it is finished, and none of its containers is reported as running. `controller` is the
     kind of its controlling owner ("DaemonSet"), "" without one. `mirror`: the kubelet runs it from
     a file, and the API server cannot remove it. `selects` are the node labels that its nodeSelector
-    and its required node affinity name. `environment` is what its containers are given literally.
-    `uid` distinguishes it from a later pod of the same name.
+    and its required node affinity name. `dynamic_mig`: a variable of its containers switches on
+    the feature gate DynamicMIG. `uid` distinguishes it from a later pod of the same name.
     """
 
     namespace: str
@@ -29,7 +29,7 @@ class Pod:
     controller: str = ""
     mirror: bool = False
     selects: frozenset[str] = frozenset()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    dynamic_mig: bool = False
     uid: str = ""
 
     @property

@@ -19,7 +19,7 @@ from nodeagent.cluster.drain.pods import Pod
 Known = tuple[NodeView, tuple[Pod, ...] | None]
 
 
-def pod(phase: str = "Running", gates: str = "", selects: str = "", **labels: str) -> Pod:
+def pod(phase: str = "Running", dynamic_mig: bool = False, selects: str = "", **labels: str) -> Pod:
     """A pod with these labels, dots and slashes written as double and triple underscores."""
     spelled = {k.replace("___", "/").replace("__", "."): v for k, v in labels.items()}
     return Pod(
@@ -28,7 +28,7 @@ def pod(phase: str = "Running", gates: str = "", selects: str = "", **labels: st
         {key.replace("_", "-"): value for key, value in spelled.items()},
         phase=phase,
         selects=frozenset({selects} - {""}),
-        environment={"FEATURE_GATES": gates},
+        dynamic_mig=dynamic_mig,
     )
 
 
@@ -57,8 +57,8 @@ def test_each_is_recognised_and_named() -> None:
         (unlisted(labels={MIG_MANAGER_LABEL: "true"}), OtherManager.MIG_MANAGER),
         (here(MIG_AGENT), OtherManager.NOS),
         (unlisted(labels={NOS_LABEL: "mig"}), OtherManager.NOS),
-        (here(pod(gates="MPSSupport=false,DynamicMIG=true,", **DRA)), OtherManager.DRA),
-        (here(pod(gates="DynamicMIG=True", **NEW_DRA)), OtherManager.DRA),
+        (here(pod(dynamic_mig=True, **DRA)), OtherManager.DRA),
+        (here(pod(dynamic_mig=True, **NEW_DRA)), OtherManager.DRA),
         (here(HAMI, annotations={HAMI_REGISTER: HAMI_MIG}), OtherManager.HAMI),
         (unlisted(annotations={HAMI_REGISTER: HAMI_MIG}), OtherManager.HAMI),
         (
@@ -90,9 +90,8 @@ def test_what_only_looks_like_one() -> None:
         here(pod(app__kubernetes__io___name="mig-agent")),
         here(pod(app__kubernetes__io___name="gpu-agent", selects=NOS_LABEL)),
         here(pod(**DRA)),
-        here(pod(gates="DynamicMIG=false", **DRA)),
-        here(pod(gates="NotDynamicMIG=true", **DRA)),
-        here(pod(gates="DynamicMIG=true", app="another")),
+        here(pod(**DRA)),
+        here(pod(dynamic_mig=True, app="another")),
         here(annotations={HAMI_REGISTER: HAMI_MIG}),
         here(HAMI, annotations={HAMI_REGISTER: '[{"mode": "hami-core"}]'}),
         here(HAMI, annotations={HAMI_REGISTER: "{}"}),

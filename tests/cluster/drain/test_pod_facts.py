@@ -19,7 +19,8 @@ def test_a_whole_pod() -> None:
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     owners = [{"kind": "Node", "controller": False}, {"kind": "DaemonSet", "controller": True}]
     source = {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    env = [{"name": "GATES", "value": "x"}, {"name": "NODE", "valueFrom": source}]
+    gates = {"name": "FEATURE_GATES", "value": "A=false, dynamicMIG=True"}
+    env = [gates, {"name": "NODE", "valueFrom": source}]
     metadata = {
         **LEAST["metadata"],
         "labels": {"app": "x"},
@@ -43,9 +44,23 @@ def test_a_whole_pod() -> None:
         controller="DaemonSet",
         mirror=True,
         selects=frozenset({"by-selector", "by-affinity"}),
-        environment={"GATES": "x"},
+        dynamic_mig=True,
         uid="1",
     )
+
+
+def test_feature_gates() -> None:
+    """Only a literal FEATURE_GATES that switches DynamicMIG itself on counts, in any letters."""
+    cases = [
+        ("FEATURE_GATES", "MPSSupport=false,DynamicMIG=true,", True),
+        ("FEATURE_GATES", "DynamicMIG=false", False),
+        ("FEATURE_GATES", "NotDynamicMIG=true", False),
+        ("FEATURE_GATES", "DynamicMIG=true.", False),
+        ("GATES", "DynamicMIG=true", False),
+    ]
+    for name, value, on in cases:
+        spec = {"containers": [{"env": [{"name": name, "value": value}]}]}
+        assert pod_of({**LEAST, "spec": spec}).dynamic_mig is on
 
 
 def test_the_least_there_can_be() -> None:
