@@ -82,11 +82,15 @@ class ClusterAccess:
     _rereading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _session: _Session | None = field(default=None, init=False)
     _read_at: float = field(default=0.0, init=False)
+    _reading: asyncio.Task[Identity] | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
         if self._session is not None:
             await self._session.http.close()
 
@@ -198,28 +202,44 @@ class ClusterAccess:
 
         What cannot be read stays as it was: a file may be missing while it is replaced.
         """
-        async with self._rereading:
-            if self._session is not None and self._session is not before:
-                return self._session  # another request did it meanwhile
-            try:
-                # Files are read and, for a TLS context, 20 ms are spent: not in the loop.
-                identity = await asyncio.to_thread(read_identity, self.credentials)
+        try:
+            identity = await self._read_identity()
+            async with self._rereading:
+                if self._session is not None and self._session is not before:
+                    return self._session  # another request did it meanwhile
                 if before is None or identity.endpoint != before.identity.endpoint:
-                    tls = await asyncio.to_thread(tls_context, identity)
+                    tls = await asyncio.to_thread(tls_context, identity)  # takes 20 ms
                     session = _Session(identity, _client(tls))
                 elif identity != before.identity:
                     session = replace(before, identity=identity)
                 else:
                     session = before
-            except CredentialsUnusable:
-                if before is None:
-                    raise
-                session = before
+                self._read_at, self._session = self.clock(), session
+                if before is not None and session.http is not before.http:
+                    await before.http.close()  # cuts a running watch, which starts anew
+                return session
+        except CredentialsUnusable:
+            if before is None:
+                raise
             self._read_at = self.clock()
-            self._session = session
-            if before is not None and session.http is not before.http:
-                await before.http.close()  # cuts a running watch, which starts anew
-            return session
+            return self._session or before
+
+    async def _read_identity(self) -> Identity:
+        """In a thread, one at a time: a program that a kubeconfig names may hang, and no other is
+        started before it ends.
+        """
+        if self._reading is None:
+            self._reading = asyncio.create_task(asyncio.to_thread(read_identity, self.credentials))
+        reading = self._reading
+        await asyncio.wait((reading,), timeout=self.answer_within)
+        if not reading.done():
+            raise CredentialsUnusable(
+                f"the credentials cannot be read within {self.answer_within:g} s",
+                remedy="run by hand the program that the kubeconfig names for them",
+            )
+        if self._reading is reading:
+            self._reading = None
+        return reading.result()
 
 
 async def _send(session: _Session, request: Request, *, seconds: float) -> aiohttp.ClientResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import subprocess
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.credentials import InCluster
+from nodeagent.cluster.client.credentials import InCluster, Kubeconfig
 from tests.cluster.client.rig import Follower, kubeconfig, running, until
+from tests.cluster.client.test_credentials import kubeconfig as kubeconfig_of_user
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Dribble
 
@@ -98,6 +100,29 @@ async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
         with pytest.raises(faults.NotAuthenticated) as refused:
             await access.listed(requests.list_node("n"))
     assert "Unauthorized (401)" in str(refused.value)
+
+
+async def test_a_program_for_credentials_that_hangs_is_a_fault_and_no_second_one(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """No request waits for it longer than for an answer; when it ends, its token is used."""
+    ends = tmp_path / "ends"
+    version = "client.authentication.k8s.io/v1"
+    answer = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "new"}}
+    waits = "for _ in $(seq 1500); do [ -e $0 ] && break; sleep 0.02; done"
+    script = f"echo >> $0.started; {waits}; echo $1"
+    arguments = ["-c", script, str(ends), json.dumps(answer)]
+    program = {"apiVersion": version, "command": "sh", "args": arguments}
+    path = kubeconfig_of_user(tmp_path / "a", cluster={"server": server.url}, exec=program)
+    async with ClusterAccess(Kubeconfig(path), answer_within=0.2) as access:
+        for _ in range(2):
+            with pytest.raises(faults.CredentialsUnusable, match=r"within 0\.2 s"):
+                await access.listed(requests.list_node("n"))
+        ends.touch()
+        access.answer_within = 30.0
+        await access.listed(requests.list_node("n"))
+    assert server.requests[-1].who == "new"
+    assert (tmp_path / "ends.started").read_text() == "\n"
 
 
 async def test_a_node_that_does_not_exist_is_an_empty_list(
