@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.cluster.kubelet.plugin.health_stream import health_streams
 from nodeagent.cluster.kubelet.plugin.registration import Registration, RegistrationService
 from nodeagent.cluster.kubelet.plugin.server import DraService
-from nodeagent.cluster.kubelet.plugin.sockets import check_path, make_directory, serve
+from nodeagent.cluster.kubelet.plugin.sockets import check_path, serve
 
 
 @asynccontextmanager
@@ -28,17 +27,17 @@ async def dra_driver(
     The kubelet finds the driver by its registration socket, so the DRA service is there before it
     and after it. `kubelet_dir` is the kubelet's root directory, at the same path as for the
     kubelet. `on_registration` gets each answer of the kubelet that is another. `claims` is closed
-    in the end. Raises SocketRefused.
+    in the end. Raises PathRefused.
     """
     endpoint = kubelet_dir / "plugins" / DRIVER / "dra.sock"
     socket = kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
     for path in (endpoint, socket):
         check_path(path)
-    await asyncio.to_thread(make_directory, endpoint.parent)
+    services = [DraService(claims).handler(), *health_streams(health)]
     registration = RegistrationService(endpoint, on_registration)
     try:
         async with (
-            serve(endpoint, [DraService(claims).handler(), *health_streams(health)]),
+            serve(endpoint, services, own_directory=True),
             serve(socket, [registration.handler()]),
         ):
             yield registration

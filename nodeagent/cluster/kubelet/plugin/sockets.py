@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from nodeagent.errors import NodeagentError
+from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies, refusing
 from nodeagent.files.watch import changes
 
 log = structlog.get_logger(__name__)
@@ -30,22 +30,22 @@ LARGEST_REQUEST: Final = 256 << 10  # bytes
 MOST_CALLS: Final = 512  # at once; some for each pod that starts or ends
 _HIDDEN: Final = ".nodeagent"
 _RETRY: Final = 5.0  # seconds until a deleted socket that could not be made again is tried again
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPTIONS: Final = [("grpc.max_receive_message_length", LARGEST_REQUEST)]
-
-
-class SocketRefused(NodeagentError):
-    """A socket for the kubelet cannot be had, or not safely."""
+_REMEDIES: Final = Remedies(
+    owner="see who made it, and remove it",
+    symlink="remove it, or set kubelet.dir",
+    system="is kubelet.dir the kubelet's root directory, and mounted at the same path?",
+)
 
 
 def check_path(socket: Path) -> None:
-    """Raises SocketRefused for a path that no client could connect to."""
+    """Raises PathRefused for a path that no client could connect to."""
     if not socket.is_absolute() or ".." in socket.parts:
-        raise SocketRefused(
+        raise PathRefused(
             f"{socket} is no absolute path without ..", remedy="write kubelet.dir from / on"
         )
     if len(os.fsencode(socket)) > LONGEST_PATH:
-        raise SocketRefused(
+        raise PathRefused(
             f"{socket} has {len(os.fsencode(socket))} bytes, a socket's path at most "
             f"{LONGEST_PATH}",
             remedy="set kubelet.dir to a shorter path of the same directory",
@@ -53,13 +53,16 @@ def check_path(socket: Path) -> None:
 
 
 @asynccontextmanager
-async def serve(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> AsyncIterator[None]:
+async def serve(
+    socket: Path, handlers: Sequence[grpc.GenericRpcHandler], *, own_directory: bool = False
+) -> AsyncIterator[None]:
     """Serve at this path, also when the socket is deleted meanwhile. In the end the socket goes
     first, then calls under way are cancelled.
 
-    Raises SocketRefused when it cannot be had. The directory is there, see `make_directory`.
+    Its directory is the kubelet's, or with `own_directory` one in it that is made here. Raises
+    PathRefused when it cannot be had.
     """
-    kept = _KeptSocket(socket, handlers)
+    kept = _KeptSocket(socket, handlers, own_directory=own_directory)
     await kept.bind()
     keeping = asyncio.create_task(kept.keep())
     try:
@@ -73,13 +76,18 @@ async def serve(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> Asy
 class _KeptSocket:
     """The socket at `path`, with the server behind it."""
 
-    def __init__(self, path: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+    def __init__(
+        self, path: Path, handlers: Sequence[grpc.GenericRpcHandler], *, own_directory: bool
+    ) -> None:
         self._path = path
         self._handlers = handlers
+        self._own_directory = own_directory
         self._server = AsyncExitStack()
 
     async def bind(self) -> None:
-        """Serve at the path, then stop the server that did before. Raises SocketRefused."""
+        """Serve at the path, then stop the server that did before. Raises PathRefused."""
+        if self._own_directory:
+            await asyncio.to_thread(make_directory, self._path.parent)
         server = AsyncExitStack()
         await server.enter_async_context(_bound(self._path, self._handlers))
         before, self._server = self._server, server
@@ -95,7 +103,7 @@ class _KeptSocket:
                 try:
                     await self.bind()
                     log.warning("a socket was deleted, and is made again", socket=str(self._path))
-                except SocketRefused as error:
+                except PathRefused as error:
                     log.warning("a deleted socket cannot be made again", error=error.message)
                     await asyncio.sleep(_RETRY)
 
@@ -110,71 +118,46 @@ class _KeptSocket:
 @asynccontextmanager
 async def _bound(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> AsyncIterator[None]:
     """Serve at this path as long as this lasts."""
-    directory = _open(socket.parent)
-    server = grpc.aio.server(
-        handlers=handlers, options=_OPTIONS, maximum_concurrent_rpcs=MOST_CALLS
-    )
-    try:
-        _bind(server, directory, socket)
-        await server.start()
-        made = _publish(directory, socket)
+    with _opened(socket.parent) as directory:
+        server = grpc.aio.server(
+            handlers=handlers, options=_OPTIONS, maximum_concurrent_rpcs=MOST_CALLS
+        )
         try:
-            yield
+            _bind(server, directory, socket)
+            await server.start()
+            made = _publish(directory, socket)
+            try:
+                yield
+            finally:
+                _remove(directory, socket.name, made)
         finally:
-            _remove(directory, socket.name, made)
-    finally:
-        await server.stop(grace=None)
-        os.close(directory)
+            await server.stop(grace=None)
 
 
 def make_directory(path: Path) -> None:
-    """Make it where it is missing, with mode 0750. Raises SocketRefused. Blocks on the disk."""
-    try:
+    """Make it where it is missing, with mode 0750. Raises PathRefused. Blocks on the disk."""
+    with refusing("made", path, _REMEDIES):
         try:
             path.mkdir(mode=0o750)
         except OSError:  # not only FileExistsError: of one that is there on a read-only file system
             if not path.is_dir():
                 raise
-        directory = _open(path)
-        try:
+        with _opened(path) as directory:
             os.fchmod(directory, 0o750)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        raise _cannot("made", path, error) from error
 
 
-def _open(path: Path) -> int:
-    """The directory, in which only root and this process' user can change anything."""
-    try:
-        descriptor = os.open(path, _DIRECTORY)
-    except OSError as error:
-        raise _cannot("used", path, error) from error
-    try:
-        _check(os.fstat(descriptor), path)
-    except SocketRefused:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _check(found: os.stat_result, path: Path) -> None:
-    if found.st_uid not in {0, os.geteuid()}:
-        raise SocketRefused(
-            f"{path} belongs to user {found.st_uid}", remedy="see who made it, and remove it"
-        )
-    if found.st_mode & stat.S_IWOTH:
-        raise SocketRefused(
-            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})",
-            remedy=f"chmod o-w {path}",
-        )
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The directory, in which only root and this process' user and group can change anything."""
+    with OpenDirectory.opened(path, make=False, remedies=_REMEDIES) as directory:
+        yield directory.descriptor
 
 
 def _bind(server: grpc.aio.Server, directory: int, socket: Path) -> None:
     try:
         server.add_insecure_port(f"unix:/proc/self/fd/{directory}/{_HIDDEN}")
     except RuntimeError as error:  # which does not say why
-        raise SocketRefused(
+        raise PathRefused(
             f"no socket can be made in {socket.parent}",
             remedy="see whether the agent can write that directory, and its file system has room",
         ) from error
@@ -182,18 +165,14 @@ def _bind(server: grpc.aio.Server, directory: int, socket: Path) -> None:
 
 def _publish(directory: int, socket: Path) -> os.stat_result:
     """Give the bound socket its name, in place of one that was left; returns which file it is."""
-    try:
+    with refusing("made", socket, _REMEDIES):
         os.chmod(_HIDDEN, 0o600, dir_fd=directory)
         made = os.lstat(_HIDDEN, dir_fd=directory)
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(socket.name, dir_fd=directory).st_mode):
-                raise SocketRefused(
-                    f"{socket} is no socket", remedy="see who made it, and remove it"
-                )
+                raise PathRefused(f"{socket} is no socket", remedy=_REMEDIES.owner)
         os.rename(_HIDDEN, socket.name, src_dir_fd=directory, dst_dir_fd=directory)
-        return made
-    except OSError as error:
-        raise _cannot("made", socket, error) from error
+    return made
 
 
 def _remove(directory: int, name: str, made: os.stat_result) -> None:
@@ -201,12 +180,3 @@ def _remove(directory: int, name: str, made: os.stat_result) -> None:
     with suppress(OSError):
         if os.path.samestat(os.lstat(name, dir_fd=directory), made):
             os.unlink(name, dir_fd=directory)
-
-
-def _cannot(what: str, path: Path, error: OSError) -> SocketRefused:
-    if path.is_symlink():
-        return SocketRefused(f"{path} is a symlink", remedy="remove it, or set kubelet.dir")
-    return SocketRefused(
-        f"{path} cannot be {what}: {error.strerror}",
-        remedy="is kubelet.dir the kubelet's root directory, and mounted at the same path?",
-    )

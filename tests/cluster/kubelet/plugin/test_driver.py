@@ -19,8 +19,8 @@ from nodeagent.cluster.kubelet.plugin.claims import ClaimName
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.cluster.kubelet.plugin.driver import dra_driver
 from nodeagent.cluster.kubelet.plugin.registration import Registration, RegistrationService
-from nodeagent.cluster.kubelet.plugin.sockets import SocketRefused
 from nodeagent.errors import NodeagentError
+from nodeagent.files.open_directory import PathRefused
 from tests.cluster.client.rig import until
 from tests.cluster.kubelet.plugin.rig import Claims
 from tests.simulated_cluster.kubelet_claims import DRIVER, Claim, DraKubelet, PodFailed
@@ -126,7 +126,7 @@ async def test_the_order_in_which_sockets_come_and_go(root: Path, claims: Claims
     assert seen == [("dra.sock", False), (name, False), (name, True), ("dra.sock", True)]
 
 
-@pytest.mark.parametrize("lost", ["registration", "endpoint", "folder"])
+@pytest.mark.parametrize("lost", ["registration", "endpoint", "folder", "own"])
 async def test_a_deleted_socket_is_made_again(root: Path, claims: Claims, lost: str) -> None:
     """Whoever clears the kubelet's folders costs the driver nothing but a moment."""
     found_by = root / "plugins_registry" / f"{DRIVER}-reg.sock"
@@ -141,10 +141,12 @@ async def test_a_deleted_socket_is_made_again(root: Path, claims: Claims, lost: 
                 await kubelet.stop()
                 shutil.rmtree(root / "plugins_registry")
                 await kubelet.start()
+            case "own":
+                shutil.rmtree(endpoint.parent)
             case _:
                 endpoint.unlink()
         await until(lambda: found_by.exists() and endpoint.exists())
-        if lost != "endpoint":
+        if lost in {"registration", "folder"}:
             await until(lambda: first not in kubelet.plugins.found.values())
         await until(lambda: (plugin := kubelet.plugins.get(DRIVER)) and plugin.connected)
         await kubelet.start_pod("pod", CLAIM)
@@ -155,11 +157,11 @@ async def test_a_deleted_socket_is_made_again(root: Path, claims: Claims, lost: 
 async def test_what_cannot_be_served_leaves_nothing(root: Path, claims: Claims) -> None:
     """Without the kubelet's registry the DRA socket goes again, and the error names the folder."""
     (root / "plugins").mkdir(parents=True)
-    with pytest.raises(SocketRefused, match="plugins_registry cannot be used"):
+    with pytest.raises(PathRefused, match="plugins_registry cannot be used"):
         async with driver(root, claims):
             pass
     assert list((root / "plugins" / DRIVER).iterdir()) == []
-    with pytest.raises(SocketRefused, match="bytes, a socket's path at most 107"):
+    with pytest.raises(PathRefused, match="bytes, a socket's path at most 107"):
         async with driver(root / ("x" * 80), claims):
             pass
 

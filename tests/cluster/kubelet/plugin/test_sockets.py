@@ -13,11 +13,11 @@ import pytest
 
 from nodeagent.cluster.kubelet.plugin.registration import RegistrationService
 from nodeagent.cluster.kubelet.plugin.sockets import (
-    SocketRefused,
     check_path,
     make_directory,
     serve,
 )
+from nodeagent.files.open_directory import PathRefused
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
@@ -107,7 +107,7 @@ async def test_what_is_no_socket_is_not_touched(path: Path, kind: str) -> None:
     target = path.parent.parent / "target"
     dead_socket(target)
     put(kind, path, target)
-    with pytest.raises(SocketRefused, match=f"{NAME} is no socket"):
+    with pytest.raises(PathRefused, match=f"{NAME} is no socket"):
         async with serve(path, [registration().handler()]):
             pass
     assert [one.name for one in path.parent.iterdir()] == [NAME]
@@ -118,7 +118,7 @@ async def test_what_is_no_socket_is_not_touched(path: Path, kind: str) -> None:
 async def test_a_folder_without_room(path: Path) -> None:
     """Whatever keeps gRPC from binding; it does not say what."""
     put("folder", path.parent / ".nodeagent", path)
-    with pytest.raises(SocketRefused, match=r"no socket can be made in .*/plugins_registry "):
+    with pytest.raises(PathRefused, match=r"no socket can be made in .*/plugins_registry "):
         async with serve(path, [registration().handler()]):
             pass
     assert [one.name for one in path.parent.iterdir()] == [".nodeagent"]
@@ -127,20 +127,30 @@ async def test_a_folder_without_room(path: Path) -> None:
 async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """Without the kubelet's folder there is no kubelet; it is not made in its place."""
     path = tmp_path / "plugins_registry" / NAME
-    with pytest.raises(SocketRefused, match="No such file or directory") as caught:
+    with pytest.raises(PathRefused, match="No such file or directory") as caught:
         async with serve(path, [registration().handler()]):
             pass
     assert "is kubelet.dir the kubelet's root directory" in str(caught.value)
     assert not path.parent.exists()
 
 
+@as_root
+async def test_a_folder_that_another_group_can_write(path: Path) -> None:
+    """As others: its members could put a socket of their own in our place."""
+    os.chown(path.parent, 0, 1000)
+    path.parent.chmod(0o770)
+    with pytest.raises(PathRefused, match=r"can be written by others \(mode 770\)"):
+        async with serve(path, [registration().handler()]):
+            pass
+
+
 async def test_a_folder_that_others_can_write(path: Path) -> None:
     """They could put a socket of their own in our place."""
     path.parent.chmod(0o757)
-    with pytest.raises(SocketRefused, match=r"can be written by others \(mode 757\)"):
+    with pytest.raises(PathRefused, match=r"can be written by others \(mode 757\)"):
         async with serve(path, [registration().handler()]):
             pass
-    with pytest.raises(SocketRefused, match="can be written by others"):
+    with pytest.raises(PathRefused, match="can be written by others"):
         make_directory(path.parent)
 
 
@@ -148,7 +158,7 @@ async def test_a_folder_that_others_can_write(path: Path) -> None:
 async def test_a_folder_of_another_user(path: Path) -> None:
     """It is the kubelet's, that is root's, or the agent's own."""
     os.chown(path.parent, 1000, 1000)
-    with pytest.raises(SocketRefused, match="belongs to user 1000"):
+    with pytest.raises(PathRefused, match="belongs to user 1000"):
         async with serve(path, [registration().handler()]):
             pass
 
@@ -157,10 +167,10 @@ async def test_a_folder_that_is_a_symlink(path: Path, tmp_path: Path) -> None:
     """It could lead anywhere, and elsewhere later."""
     link = tmp_path / "link"
     link.symlink_to(path.parent)
-    with pytest.raises(SocketRefused, match="link is a symlink"):
+    with pytest.raises(PathRefused, match="link is a symlink"):
         async with serve(link / NAME, [registration().handler()]):
             pass
-    with pytest.raises(SocketRefused, match="link is a symlink"):
+    with pytest.raises(PathRefused, match="link is a symlink"):
         make_directory(link)
 
 
@@ -172,17 +182,17 @@ def test_the_folder_of_the_driver(tmp_path: Path) -> None:
     folder.chmod(0o755)
     make_directory(folder)
     assert mode(folder) == 0o750
-    with pytest.raises(SocketRefused, match=r"is kubelet\.dir the kubelet's root directory"):
+    with pytest.raises(PathRefused, match=r"is kubelet\.dir the kubelet's root directory"):
         make_directory(tmp_path / "missing" / "gpu.nodeagent.io")
 
 
 def test_paths_that_no_kubelet_could_use() -> None:
     """A socket's address holds 107 bytes, and the kubelet takes absolute paths."""
     check_path(Path("/" + "x" * 106))
-    with pytest.raises(SocketRefused, match="has 108 bytes, a socket's path at most 107"):
+    with pytest.raises(PathRefused, match="has 108 bytes, a socket's path at most 107"):
         check_path(Path("/" + "x" * 107))
-    with pytest.raises(SocketRefused, match="has 108 bytes"):
+    with pytest.raises(PathRefused, match="has 108 bytes"):
         check_path(Path("/" + "ä" * 53 + "x"))
     for path in ("plugins/dra.sock", "/var/lib/../plugins/dra.sock"):
-        with pytest.raises(SocketRefused, match=r"no absolute path without \.\."):
+        with pytest.raises(PathRefused, match=r"no absolute path without \.\."):
             check_path(Path(path))
