@@ -39,12 +39,15 @@ from nodeagent.cluster.client.node_view import is_newer
 from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.rate_limit import Allowance
 
 log = structlog.get_logger(__name__)
 
 _COUNTERS = ("sharedCounters", "consumesCounters")  # as the ends of a field's path
 _TAINTS = ".taints"
 _SILENCE = 70.0  # seconds; bookmarks come every minute. The follower of the Node notices sooner.
+_ROUND = 1.0  # seconds between two rounds of writes in the long run: a second agent undoes each
+_BURST = 10  # rounds at once after a quiet time
 
 
 class SlicePublisher:
@@ -73,6 +76,7 @@ class SlicePublisher:
         self._backoff = Backoff(first, longest, spread=1.0, jitter=jitter)
         # What only another API server mends, in ten minutes at most.
         self._until_upgrade = Backoff(first, 20 * longest, spread=1.0, jitter=jitter)
+        self._rounds = Allowance(interval=_ROUND, burst=_BURST)
         self._offers: tuple[Offer, ...] | None = None
         self._changed = asyncio.Event()
         self._known: dict[str, str] = {}  # the versions of what is there, by name
@@ -105,7 +109,7 @@ class SlicePublisher:
         """Publish until cancelled."""
         while True:
             try:
-                await self._changed_to_offers()
+                await self._until_due()
                 version, lost = await self._write_all()
                 self._report(lost)
                 self._backoff.reset()
@@ -128,9 +132,13 @@ class SlicePublisher:
         else:
             await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
 
-    async def _changed_to_offers(self) -> None:
+    async def _until_due(self) -> None:
+        """Until there are offers, and there is a round left to write them in."""
         while self._offers is None:
             await self._changed.wait()
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, self._rounds.next_at() - clock()))
+        self._rounds.take(clock())
 
     # --- writing ----------------------------------------------------------------------------------
 

@@ -84,6 +84,29 @@ async def test_watches_that_end_at_once_make_no_storm(tmp_path: Path) -> None:
         assert 2 <= len(server.requests) <= 12, requested(server)
 
 
+async def test_a_program_that_undoes_each_write_makes_no_storm(tmp_path: Path) -> None:
+    """A second agent of this node, say: after ten rounds at once there is one a second."""
+    async with (
+        ApiServer() as server,
+        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
+    ):
+
+        async def undo() -> None:
+            while True:
+                for one in server.store.all(SLICES):
+                    server.store.delete(Key(SLICES, "", one["metadata"]["name"]))
+                await asyncio.sleep(0.1)
+
+        publisher = SlicePublisher(access, NODE, jitter=lambda: 0.5)
+        publisher.publish([offer_of()])
+        async with running(publisher.run()):
+            async with running(undo()):
+                await asyncio.sleep(10.0)
+            rounds = [r for r in server.requests if r.method == "GET" and not r.watch]
+            assert 10 < len(rounds) <= 21
+            await until(lambda: published(server) == [offer_of()])
+
+
 @pytest.mark.parametrize("serves", [False, True])
 async def test_an_older_server_is_asked_seldom(tmp_path: Path, serves: bool) -> None:
     """One that serves no ResourceSlices, or drops counters; upgraded, it has all of them."""
