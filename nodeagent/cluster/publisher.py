@@ -1,8 +1,8 @@
-"""The agent's Node in the cluster: followed, and kept as the agent has it to say.
+"""Follows the agent's Node for what a plan source asks for there, and publishes the state on it:
+the status, the facts for schedulers, the conditions, the source's own answer, and Events.
 
-What a plan source asks for comes from the Node; what is so goes back to it: the status, the facts
-for schedulers, the conditions, the source's own answer, and Events. Whatever the API server does,
-the work on the GPUs goes on, and the newest state is written when it can be.
+Whatever the API server does, the work on the GPUs goes on, and the newest state is written when it
+can be.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PublisherIntervals:
 
 
 class NodePublisher:
-    """One Node of one cluster, while `run` runs.
+    """Follows and writes the Node `node` while `run` runs.
 
     `labels`: facts for schedulers are labels too; `taints`: an unhealthy GPU taints the Node. `now`
     is the time of day in UTC, used in what is published; all waiting goes by the loop's own clock.
@@ -169,9 +169,9 @@ class NodePublisher:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Wanted that another program keeps overwriting."""
+        """That another program keeps overwriting what is published."""
         keys = self._writer.contested
-        return (_contest(self._node, keys),) if keys else ()
+        return (_contest_problem(self._node, keys),) if keys else ()
 
     async def flush(self, *, within: float) -> None:
         """The agent stops: show the newest state, and wait so many seconds for its writing."""
@@ -250,7 +250,7 @@ class NodePublisher:
             self._event_log.add(EventType.CLUSTER_FAULT, message, remedy=fault.remedy)
 
     def _contested(self, keys: tuple[str, ...]) -> None:
-        problem = _contest(self._node, keys)
+        problem = _contest_problem(self._node, keys)
         self._event_log.add(EventType.CONTESTED, f"{problem.message}; {problem.remedy}")
 
     def _go_without(self, why: str) -> None:
@@ -312,7 +312,7 @@ def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mappi
     return {key: None for key in keys if key in there}
 
 
-def _contest(node: str, keys: tuple[str, ...]) -> Problem:
+def _contest_problem(node: str, keys: tuple[str, ...]) -> Problem:
     return Problem(
         Code.CONTESTED,
         f"another program overwrites {', '.join(keys)} of Node {node} again and again",

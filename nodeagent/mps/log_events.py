@@ -55,7 +55,7 @@ class _Suspect(Struct):
 
 
 class BlockedClients:
-    """Those of one daemon, which serves `uid` (None: every user)."""
+    """The blocked clients of one daemon, which serves `uid` (None: every user)."""
 
     def __init__(self, uid: int | None) -> None:
         self._uid = uid
@@ -126,8 +126,8 @@ _MOST_READY = 1024  # servers that are remembered
 
 
 class LogEvents:
-    """Of process number `run`, which runs as `pid`. `adopted`: it has run before this agent did.
-    The log is cut off beyond `log_size` bytes.
+    """Events of the daemon's process number `run`, which has the pid `pid`. `adopted`: it has run
+    before this agent did. The log is cut off beyond `log_size` bytes.
     """
 
     def __init__(

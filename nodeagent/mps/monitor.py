@@ -85,7 +85,7 @@ class DaemonMonitor:
         self._gate_fault = ""  # why its sockets cannot be moved, as reported
         self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._proofs = 0
-        self._tells_status = True
+        self._reports_status = True
         log_size = context.settings.log_size << 20
         self.events = LogEvents(
             self.run, self.state.spec, process.pid, log_size=log_size, adopted=adopted
@@ -249,12 +249,12 @@ class DaemonMonitor:
     async def _ask(self, state: State) -> None:
         hidden = self._sockets.hidden
         known = [server.pid for server in self.seen.servers] if self.seen else []
-        seen = await ask_everything(self._control, known, status=self._tells_status)
+        seen = await ask_everything(self._control, known, status=self._reports_status)
         wrong = (*differences(seen, state.spec), *self._context.check(state.spec))
         await self._seal()
         if await self._is_replaced():
             return  # these answers may have come from the impostor
-        self._tells_status = seen.tells_status
+        self._reports_status = seen.reports_status
         self.seen, self.seen_hidden = seen, hidden
         self._handle(Answered(self.run))
         if any(server.status is ServerStatus.FAULT for server in seen.servers):

@@ -12,7 +12,7 @@ from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.context import START_PATIENCE, Check, MpsContext
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.launch.child import ChildLauncher, can_put_shm
+from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
 from nodeagent.mps.launch.launcher import Launcher, shm_directory
 from nodeagent.mps.launch.probing import probe
 from nodeagent.mps.launch.service import ServiceLauncher
@@ -107,7 +107,7 @@ def has_private_shm(settings: MpsSettings, *, simulated: bool) -> bool:
     if settings.shm != "auto":
         return settings.shm == "device"
     by_systemd = launch_of(settings, simulated=simulated) != "child"
-    return _IN_A_POD in os.environ and (by_systemd or can_put_shm())
+    return _IN_A_POD in os.environ and (by_systemd or can_mount_own_shm())
 
 
 def launch_of(settings: MpsSettings, *, simulated: bool) -> str:

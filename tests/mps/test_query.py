@@ -92,7 +92,7 @@ async def test_a_version_without_statuses() -> None:
             await daemon(rig, fleet)
             [running] = fleet.running()
             seen = await ask_everything(running.control, ())
-            assert (seen.tells_status, seen.servers[0].status) == (False, None)
+            assert (seen.reports_status, seen.servers[0].status) == (False, None)
             assert seen.servers[0].clients is not None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli.simulated_mps import simulated_places
-from nodeagent.mps.launch.child import can_put_shm
+from nodeagent.mps.launch.child import can_mount_own_shm
 from nodeagent.mps.setup import (
     has_private_shm,
     launch_of,
@@ -58,4 +58,4 @@ def test_the_way_to_start_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_private_shm(settings, simulated=False)
     monkeypatch.setenv(POD, "10.0.0.1")
     assert launch_of(settings, simulated=False) == "child"
-    assert has_private_shm(settings, simulated=False) == can_put_shm()
+    assert has_private_shm(settings, simulated=False) == can_mount_own_shm()

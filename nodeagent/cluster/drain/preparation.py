@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class Preparation:
-    """Of one node.
+    """Prepares one node, and repeats what failed.
 
     A failed attempt is repeated with backoff and not with each look at the GPUs, since it may send
     pods away and bring them back.

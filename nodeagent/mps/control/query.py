@@ -47,12 +47,12 @@ class SeenServer(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """What a daemon answered. `tells_status`: it has a command for the status of servers."""
+    """What a daemon answered. `reports_status`: it has a command for the status of servers."""
 
     servers: tuple[SeenServer, ...]
     memory_limit: MemoryLimit | Wrong | None
     threads: float | Wrong | None
-    tells_status: bool = True
+    reports_status: bool = True
 
     @property
     def clients(self) -> tuple[tuple[int, int], ...]:
@@ -90,7 +90,7 @@ async def ask_everything(
         tuple(server for server in seen if server is not None),
         memory,
         threads,
-        tells_status=status and not any(isinstance(a, UnknownCommand) for a in answers),
+        reports_status=status and not any(isinstance(a, UnknownCommand) for a in answers),
     )
 
 

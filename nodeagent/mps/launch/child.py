@@ -50,13 +50,13 @@ _MS_SLAVE = 1 << 19
 _SHARED_MEMORY = b"/dev/shm"
 
 
-def _put_shm(device: str, directory: Path) -> None:
+def _mount_own_shm(device: str, directory: Path) -> None:
     """Give the calling thread the device's own /dev/shm. There is no way back: it must end soon.
 
     What is mounted elsewhere later still appears, what is mounted here appears nowhere else.
     """
     try:
-        done = _part().mount(os.fsencode(directory), _SHARED_MEMORY, None, _MS_BIND, None)
+        done = _own_mounts().mount(os.fsencode(directory), _SHARED_MEMORY, None, _MS_BIND, None)
         _check(done, f"{directory} cannot be mounted on /dev/shm")
     except OSError as error:
         raise StartError(
@@ -67,14 +67,14 @@ def _put_shm(device: str, directory: Path) -> None:
 
 
 @lru_cache(maxsize=1)
-def can_put_shm() -> bool:
-    """Whether this process may do that. Rights, seccomp and security modules all have a say, so it
-    is tried, in a thread that ends.
+def can_mount_own_shm() -> bool:
+    """Whether this process may give a thread mounts of its own. Rights, seccomp and security
+    modules all have a say, so it is tried, in a thread that ends.
     """
-    return _in_new_thread(_part).exception() is None
+    return _in_new_thread(_own_mounts).exception() is None
 
 
-def _part() -> ctypes.CDLL:
+def _own_mounts() -> ctypes.CDLL:
     """Give the calling thread mounts of its own. Raises OSError with the step that was refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mount.argtypes = (
@@ -109,12 +109,12 @@ class ChildLauncher(Launcher):
             try:
                 identity = await asyncio.shield(asyncio.wrap_future(starting))
             except asyncio.CancelledError:
-                starting.add_done_callback(_take_back)
+                starting.add_done_callback(_kill_started)
                 raise
         try:
             return DaemonProcess(identity, lambda: _how_it_ended(identity.pid))
         except OSError as error:  # no descriptor left, say: it would run on without anybody's care
-            await asyncio.to_thread(_take_back, starting)
+            await asyncio.to_thread(_kill_started, starting)
             raise StartError(
                 f"the daemon of {start.spec.device} cannot be watched: {error.strerror}",
                 remedy="see how many files the agent may have open (LimitNOFILE)",
@@ -127,7 +127,7 @@ def _spawned(start: Start) -> MpsProcess:
     log = open_log(spec)
     try:
         if start.shm is not None:
-            _put_shm(spec.device, start.shm)
+            _mount_own_shm(spec.device, start.shm)
         child: subprocess.Popen[bytes] = subprocess.Popen(
             start.command,
             stdin=subprocess.DEVNULL,
@@ -149,7 +149,7 @@ def _spawned(start: Start) -> MpsProcess:
     finally:
         os.close(log)
     _allow_open_files(child.pid)
-    _spare(child.pid)
+    _lower_oom_score(child.pid)
     child.returncode = 0  # waited for by pidfd from here on; that it runs needs no warning
     return identity_of(child.pid, spec)
 
@@ -167,8 +167,8 @@ def _in_new_thread(start: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _take_back(starting: Future[MpsProcess]) -> None:
-    """This daemon is unknown to all, and has no client yet."""
+def _kill_started(starting: Future[MpsProcess]) -> None:
+    """End a daemon that no supervisor knows, and that has no client yet."""
     if starting.exception() is None:
         pid = starting.result().pid
         with suppress(OSError):
@@ -203,8 +203,8 @@ def _allow_open_files(pid: int) -> None:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _spare(pid: int) -> None:
-    """Not the first to go when memory runs out. Takes CAP_SYS_RESOURCE; nice to have."""
+def _lower_oom_score(pid: int) -> None:
+    """Where memory runs out, others are killed first. Takes CAP_SYS_RESOURCE; goes without."""
     score = Path(f"/proc/{pid}/oom_score_adj")
     with suppress(OSError, ValueError):
         if int(score.read_text()) > OOM_SCORE:
