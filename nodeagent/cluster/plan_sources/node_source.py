@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import NoReturn
 
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import Wanted
@@ -45,12 +43,10 @@ class NodeSource:
         self.file: PlanUpdate | None = None  # None: not read yet
         self.last_offer: Requested | None = None
 
-    async def run(self) -> NoReturn:
-        """Follow what the source needs beside the Node until cancelled."""
-        while self._file is not None:
+    async def run(self) -> None:
+        """Follow what the source needs beside the Node, if anything, until cancelled."""
+        if self._file is not None:
             await self._file.run()
-        await asyncio.Event().wait()
-        raise AssertionError("nothing sets it")
 
     def observe(self, view: NodeView | None) -> None:
         """The Node is like this now; None: there is no such Node."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import ANNOTATIONS, LABELS
-from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.cluster.plan_sources.registry import CARRIERS, make_source
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.settings import PlanSettings
-from tests.cluster.client.rig import running
 from tests.cluster.node_rig import view_of
 
 
@@ -33,12 +30,6 @@ def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> N
             follow=partial(PlanFile, tmp_path / "plan.yaml"),
         )
         source.observe(view_of())
-
-
-async def test_a_source_may_need_nothing_beside_the_node() -> None:
-    """It runs until cancelled all the same."""
-    async with running(NodeSource(lambda _: None, rounds=lambda: 0).run()):
-        await asyncio.sleep(0)
 
 
 def test_what_a_carrier_holds() -> None:

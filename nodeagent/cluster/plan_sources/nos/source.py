@@ -57,13 +57,12 @@ class NosSource(NodeSource):
         self._to_remark: asyncio.Queue[tuple[DeferredNosPlan, ObservedNode]] = asyncio.Queue(1)
         self.remarks: tuple[Problem, ...] = ()
 
-    async def run(self) -> NoReturn:
+    async def run(self) -> None:
         """Read the ConfigMap whenever the label names another key, until cancelled."""
         async with asyncio.TaskGroup() as parts:
             if self._configuration:
                 parts.create_task(self._configuration.run(), name="read nos' ConfigMap")
             parts.create_task(self._log_remarks(), name="look for what nos ignores")
-        raise AssertionError("neither ends by itself")
 
     def observe(self, view: NodeView | None) -> None:
         if self._configuration:
