@@ -23,7 +23,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.control.commands import MemoryLimit
 from nodeagent.mps.control.query import Seen, ask_everything, differences
-from nodeagent.mps.files.directories import Directories, directories_of
+from nodeagent.mps.files.directories import Directories, directories_of, is_device_name
 from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.process import DaemonProcess, adopt
@@ -69,16 +69,16 @@ def left_by(run_dir: Path, device: str) -> DaemonSpec:
 
 
 def lost_daemons(run_dir: Path) -> tuple[MpsProcess, ...]:
-    """Daemons that have their directories below this one, and whose sockets were deleted. Reads all
-    of /proc.
+    """Daemons that have their directories below this one, and whose sockets were deleted. Any user
+    can have a process that looks so, but none with words of their own. Reads all of /proc.
     """
-    found = (mps_process(pid) for pid in pids())
+    found = [(one, Path(one.pipe_directory).parent) for pid in pids() if (one := mps_process(pid))]
     return tuple(
         one
-        for one in found
-        if one
-        and one.program == CONTROL
-        and Path(one.pipe_directory).parent.parent == run_dir / FOLDER
+        for one, directory in found
+        if one.program == CONTROL
+        and directory.parent == run_dir / FOLDER
+        and is_device_name(directory.name)
         and not is_reachable(one)
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.mps.adoption import lost_daemons
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.starter import OrphansLeft, end_orphans
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
@@ -31,6 +32,25 @@ async def test_orphans_are_ended_by_their_pipe_directory(
     assert other.poll() is None
     assert processes_of(spec.pipe_directory, SERVER) == ()
     assert await end_orphans(spec, grace=5) == ()
+
+
+def test_a_lost_daemon_has_the_name_of_a_device(open_folder: Path, programs: Programs) -> None:
+    """Any user can have a process that looks like one, and choose the words of its directory."""
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        for name in ("GPU-1", "GPU-1: all is well", "GPU-\x1b[2J", f"GPU-{'1' * 80}"):
+            pipes, logs = f"{open_folder}/mps/{name}/pipe", str(open_folder)
+            environment = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": logs}
+            command = [*programs.control, "-f"]
+            daemon = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+            daemons.append(daemon)
+            assert daemon.stdout
+            assert daemon.stdout.readline()  # it runs
+        assert [one.pid for one in lost_daemons(open_folder)] == [daemons[0].pid]
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+            daemon.communicate()
 
 
 async def test_an_orphan_that_does_not_listen(spec: DaemonSpec, start_server: StartServer) -> None:

@@ -109,6 +109,11 @@ class Directories(Struct, frozen=True):
     shm: str
 
 
+def is_device_name(text: str) -> bool:
+    """Whether a device can have a directory of this name."""
+    return _DEVICE.fullmatch(text) is not None
+
+
 def directories_of(run_dir: Path, device: str) -> Directories:
     """Where they are. Raises PathRefused for what cannot be a path of sockets."""
     top = _top(run_dir, device)
@@ -198,7 +203,7 @@ def _top(run_dir: Path, device: str) -> str:
             f"run.dir {text!r} has characters that would break environment files and mounts",
             remedy="use letters, digits, -, _ and .",
         )
-    if not _DEVICE.fullmatch(device):
+    if not is_device_name(device):
         raise PathRefused(
             f"the device {device!r} makes no directory name",
             remedy="give the UUID of a GPU or MIG device",
