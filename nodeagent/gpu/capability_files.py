@@ -10,7 +10,9 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
 from nodeagent.errors import DriverError
@@ -54,15 +56,23 @@ class CapabilityHolders(Struct, frozen=True):
         return tuple(found[pid] for pid in sorted(found))
 
 
-def capabilities(proc_root: Path = Path("/proc")) -> dict[int, Instance]:
+def capabilities(proc_root: Path = Path("/proc")) -> Mapping[int, Instance]:
     """By the N of /dev/nvidia-caps/nvidia-capN, what it is the key to: every instance that there
     can be, whether it is there or not. Raises OSError; blocks.
+
+    The file has some 4,000 lines, which are parsed again only when they are others.
     """
-    text = (proc_root / "driver/nvidia-caps/mig-minors").read_text()
-    return {
-        int(number): (int(gpu), int(instance), int(compute) if compute else None)
-        for gpu, instance, compute, number in re.findall(_MINOR, text)
-    }
+    return _parsed((proc_root / "driver/nvidia-caps/mig-minors").read_text())
+
+
+@lru_cache(maxsize=1)
+def _parsed(text: str) -> Mapping[int, Instance]:
+    return MappingProxyType(
+        {
+            int(number): (int(gpu), int(instance), int(compute) if compute else None)
+            for gpu, instance, compute, number in re.findall(_MINOR, text)
+        }
+    )
 
 
 class UsageProbe(Struct, frozen=True):
@@ -82,7 +92,7 @@ class UsageProbe(Struct, frozen=True):
             return CapabilityHolders(problem=f"{self.proc_root} cannot be looked through: {error}")
         return CapabilityHolders(_holders(opened, names), self._problem(opened, names, unreadable))
 
-    def _instances_by_capability(self) -> dict[int, Instance]:
+    def _instances_by_capability(self) -> Mapping[int, Instance]:
         try:
             return capabilities(self.proc_root)
         except OSError:

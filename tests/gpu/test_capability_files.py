@@ -13,7 +13,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, UsageProbe
+from nodeagent.gpu.capability_files import (
+    CapabilityHolders,
+    CapabilityUsers,
+    UsageProbe,
+    capabilities,
+)
 from nodeagent.gpu.users import MigDevice, UsageReading, with_users
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.users import Usage, User
@@ -197,6 +202,14 @@ def test_open_files_that_cannot_be_distinguished_leave_it_unknown(tmp_path: Path
     usage = proc.read().users(device(1, 0))
     assert not usage.known
     assert "mig-minors" in usage.reason
+
+
+def test_which_files_there_are_is_read_each_time(proc: FakeProc) -> None:
+    """They are others when the driver was loaded with other parameters, and parsed again then."""
+    known = capabilities(proc.root)
+    assert capabilities(proc.root) is known
+    (proc.root / "driver/nvidia-caps/mig-minors").write_text("gpu0/gi1/access 7\n")
+    assert capabilities(proc.root) == {7: (0, 1, None)}
 
 
 def test_a_gpu_whose_device_file_is_not_known_may_be_anyones(proc: FakeProc) -> None:
