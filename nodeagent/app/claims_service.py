@@ -240,6 +240,8 @@ class ClaimsService:
                     unreadable=self.claims.unreadable,
                 )
                 self._note_reasons(offers)
+                uid = self._cluster.publisher.node_uid or uid  # another, when it was made anew
+                self._publisher.owned_by(uid)
                 self._publisher.publish(offers)
                 await self._next()
                 # Once for many claims: the offers of eight GPUs take ten milliseconds from them.

@@ -40,6 +40,7 @@ from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.rate_limit import Allowance
+from nodeagent.structs import replace
 
 log = structlog.get_logger(__name__)
 
@@ -89,6 +90,14 @@ class SlicePublisher:
         wanted = tuple(offers)
         if wanted != self._offers:
             self._offers = wanted
+            self._changed.set()
+
+    def owned_by(self, uid: str) -> None:
+        """The slices belong to the Node with this uid. One that was deleted and made anew has
+        another; the cluster deletes what belongs to the former one.
+        """
+        if uid != self._node.uid:
+            self._node = replace(self._node, uid=uid)
             self._changed.set()
 
     async def published(self) -> tuple[Offer, ...]:

@@ -215,6 +215,24 @@ async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path)
         assert publisher.problem is None
 
 
+async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: Path) -> None:
+    """They are the new one's, or the cluster would delete them again and again."""
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of()])
+        await until(lambda: published(server) == [offer_of()])
+        publisher.owned_by(NODE.uid)
+        publisher.owned_by("22222222-2222-3333-4444-555555555555")
+        await until(lambda: owners(server) == {"22222222-2222-3333-4444-555555555555"})
+        assert writes(server) == ["POST", "POST", "PUT", "PUT"]
+        assert published(server) == [offer_of()]
+
+
+def owners(server: ApiServer) -> set[str]:
+    """The uids of the Nodes that slices belong to."""
+    slices = server.store.all(SLICES)
+    return {owner["uid"] for one in slices for owner in one["metadata"]["ownerReferences"]}
+
+
 async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> None:
     """Their slices of this node are left alone, and named while they are there."""
     theirs = {
