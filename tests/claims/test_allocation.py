@@ -58,6 +58,9 @@ def test_a_share_of_a_device() -> None:
     capacity = {"threads": "25", "memory": "20Gi", "gpu.nvidia.com/clients": "1500m"}
     shared = result_json(shareID=UID, consumedCapacity=capacity)
     assert 'consumedCapacity: found "1500m"' in refused(claim_json(shared))
+    for name in ("", "\ud800", "x" * 1_000_000):
+        odd = claim_json(result_json(consumedCapacity={name: "1"}))
+        assert "which is no such name" in refused(odd)
     capacity["gpu.nvidia.com/clients"] = "2"
     [found] = allocation(claim_json(shared)).results
     assert found.key == (POOL, MIG_DEVICE, UID)

@@ -15,13 +15,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
-from nodeagent.claims.model import (
-    UID,
-    ClaimAllocation,
-    ClaimRecord,
-    Configuration,
-    Result,
-)
+from nodeagent.claims.model import UID, ClaimAllocation, ClaimRecord, Configuration, Result
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
 from nodeagent.claims.reference import CLASSES, ClaimReference
 from nodeagent.claims.serving.configuration import LARGEST, Source, read_configuration, within_class
@@ -41,6 +35,7 @@ _TOO_LARGE = f"it has more than {LARGEST} bytes"
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name of Kubernetes without dots
 _DEVICE = re.compile(LABEL)
 _REQUEST = re.compile(rf"{LABEL}(/{LABEL})?")
+_CAPACITY = re.compile(r"[-A-Za-z0-9_./]{1,96}")  # a domain of 63, and a name of 32 characters
 _POOL = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
 
 
@@ -249,6 +244,11 @@ class _Reader:
 
     def _capacities(self, number: int, one: _AllocatedDevice) -> Iterator[tuple[str, int]]:
         for name, quantity in sorted((one.consumed_capacity or {}).items()):
+            if not _CAPACITY.fullmatch(name):
+                raise self._refuse(
+                    f"results[{number}].consumedCapacity",
+                    f"found {shown(name)}, which is no such name",
+                )
             try:
                 yield name, read_quantity(quantity)
             except ValueError as error:
