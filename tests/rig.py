@@ -13,8 +13,9 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.problems import Code
+from nodeagent.plan.reserved import BesideClaims
 from nodeagent.plan.steps import DestroyGpuInstance, Step
-from nodeagent.reconcile.active_plan import ActivePlan, BesideClaims
+from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter

@@ -18,7 +18,7 @@ from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths, until_gone
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
-from nodeagent.reconcile.active_plan import BesideClaims
+from nodeagent.plan.reserved import BesideClaims
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.preview import Preview, preview

@@ -6,12 +6,33 @@ neither sees the other's instances, and neither can take them away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from nodeagent.plan.desired import Reserved
-from nodeagent.plan.observed import Gpu
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, Reserved
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
+
+BesideClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
+"""The goal of a GPU as it is beside what claims have there."""
+
+
+def unclaimed(observed: ObservedNode, beside: BesideClaims) -> ObservedNode:
+    """The node without the instances of claims, of which a document says nothing: what it wants of
+    all MIG devices there are, it wants of the others.
+    """
+    nothing = DesiredGpu(None, "")
+    gpus = tuple(without(gpu, beside(nothing, gpu).reserved) for gpu in observed.gpus)
+    return replace(observed, gpus=gpus)
+
+
+def beside_all(desired: DesiredNode, observed: ObservedNode, beside: BesideClaims) -> DesiredNode:
+    """What is desired, beside what claims have now."""
+    here = {gpu.key: gpu for gpu in observed.gpus}
+    gpus = {
+        key: beside(goal, here[key]) if key in here else goal for key, goal in desired.gpus.items()
+    }
+    return replace(desired, gpus=gpus)
 
 
 def without(gpu: Gpu, reserved: Sequence[Reserved]) -> Gpu:

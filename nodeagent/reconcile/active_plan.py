@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.desired import DesiredNode, PlanDocument
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
-from nodeagent.plan.reserved import without
+from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.loop_control import LoopControl
@@ -36,27 +36,7 @@ _NOTHING_DESIRED = DesiredNode({})
 
 HostFor = Callable[[PlanDocument], Host]
 """What of the host bears on a document; may block, and is called in a thread."""
-BesideClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
-"""The goal of a GPU as it is beside what claims have there."""
 _NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
-
-
-def unclaimed(observed: ObservedNode, beside: BesideClaims) -> ObservedNode:
-    """The node without the instances of claims, of which a document says nothing: what it wants of
-    all MIG devices there are, it wants of the others.
-    """
-    nothing = DesiredGpu(None, "")
-    gpus = tuple(without(gpu, beside(nothing, gpu).reserved) for gpu in observed.gpus)
-    return replace(observed, gpus=gpus)
-
-
-def beside_all(desired: DesiredNode, observed: ObservedNode, beside: BesideClaims) -> DesiredNode:
-    """What is desired, beside what claims have now."""
-    here = {gpu.key: gpu for gpu in observed.gpus}
-    gpus = {
-        key: beside(goal, here[key]) if key in here else goal for key, goal in desired.gpus.items()
-    }
-    return replace(desired, gpus=gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from nodeagent.errors import DocumentError
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
+from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Host
-from nodeagent.reconcile.active_plan import BesideClaims, HostFor, beside_all, unclaimed
+from nodeagent.reconcile.active_plan import HostFor
 from nodeagent.views.plan_report import plan_json, rejection_json
 
 _SOURCE = "preview"
