@@ -11,10 +11,11 @@ from nodeagent.claims.files.records import read_records, write_record
 from nodeagent.claims.model import ClaimRecord, Phase
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
+from nodeagent.errors import NodeagentError
 from nodeagent.plan.problems import Code
-from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
-from tests.claims.machine import UIDS, Home, laid_out, pool
+from tests.claims.machine import UIDS, Home, laid_out, pool, pool_of
 from tests.rig import Rig
 
 DEVICE = "mig-1g-10gb-2"
@@ -199,6 +200,28 @@ async def test_a_reboot(node: SimulatedNode, home: Home) -> None:
         assert home.files() == [file_name(uid) for uid in UIDS[:2]]
         assert {r.boot_id for r in claims.records} == {"second"}
         assert {d.cdi_id for r in claims.records for d in r.devices} == before
+
+
+async def test_a_card_that_was_taken_out(home: Home) -> None:
+    """Its claims are released after a start of the machine, by the kubelet or by the agent itself;
+    before it, a card that is not listed may be there.
+    """
+    with simulated("h100-80gb:2") as node:
+        async with home.core() as (claims, _):
+            for number in range(2):
+                device = pool_of(node, 1), f"mig-1g-10gb-{number}"
+                await claims.prepare(*home.claim(number, device))
+    home.claims.clear()
+    with simulated("h100-80gb:1"):
+        async with home.core() as (claims, _):
+            with pytest.raises(NodeagentError, match="knows no GPU"):
+                await claims.release(UIDS[0])
+        home.boot_id = "second"
+        async with home.core() as (claims, _):
+            await claims.release(UIDS[0])
+            assert home.records() == [f"{UIDS[1]}.json"]
+            assert await home.upkeep(claims).round() == ()
+            assert (home.records(), home.files()) == ([], [])
 
 
 async def test_a_crash_before_the_ids_were_written(node: SimulatedNode, home: Home) -> None:

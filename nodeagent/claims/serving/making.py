@@ -7,7 +7,7 @@ from collections.abc import Collection
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.mps_users import as_used
-from nodeagent.plan.observed import Gpu, GpuInstance
+from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode
 from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
@@ -80,6 +80,12 @@ def require_there(record: ClaimRecord, gpu: Gpu) -> None:
                 remedy=f"{by_plan}`nodeagent status --gpu {gpu.index}` shows what keeps it from "
                 "that",
             )
+
+
+def is_taken_out(gpu: str, node: ObservedNode) -> bool:
+    """Whether the card with this UUID is not in the machine any more: all that are there answer."""
+    complete = bool(node.gpus) and all(o.uuid and o.access is Access.OK for o in node.gpus)
+    return complete and node.gpu(gpu) is None
 
 
 def _may_be_anothers(usage: Usage) -> str:

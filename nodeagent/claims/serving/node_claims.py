@@ -25,12 +25,7 @@ from nodeagent.claims.files.records import (
     remove_unfinished,
     write_record,
 )
-from nodeagent.claims.model import (
-    ClaimAllocation,
-    ClaimedDevice,
-    ClaimRecord,
-    Phase,
-)
+from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase
 from nodeagent.claims.offering.planned import beside_claims
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.claim_pods import ClaimPods
@@ -41,6 +36,7 @@ from nodeagent.claims.serving.goals import reserved_on, to_prepare, to_release, 
 from nodeagent.claims.serving.intent import intended
 from nodeagent.claims.serving.making import (
     begun,
+    is_taken_out,
     require_lasting_unused,
     require_there,
     with_instances,
@@ -321,6 +317,9 @@ class NodeClaims:
         del self._records[record.uid]
 
     async def _dismiss(self, record: ClaimRecord, uuid: str) -> None:
+        if record.boot_id != self.places.boot_id and is_taken_out(uuid, await self.observe()):
+            return
+
         async def goal(gpu: Gpu) -> DesiredGpu:
             return self._dismissed(record, gpu)
 

@@ -14,6 +14,7 @@ from typing import assert_never
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
 from nodeagent.claims.serving.goals import daemon_of_shares
+from nodeagent.claims.serving.making import is_taken_out
 from nodeagent.claims.upkeep.decisions import (
     Adopt,
     Allocated,
@@ -100,9 +101,7 @@ _Found = _Present | _Missing | _InTheWay | _NotKnown
 def _find(device: ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Found:
     gpu = snapshot.node.gpu(device.gpu)
     if gpu is None:
-        others = snapshot.node.gpus
-        complete = bool(others) and all(o.uuid and o.access is Access.OK for o in others)
-        if rebooted and complete:  # the card was taken out
+        if rebooted and is_taken_out(device.gpu, snapshot.node):
             return _Missing()
         return _NotKnown(f"the driver does not list {device.gpu}")
     if gpu.access is not Access.OK:
