@@ -16,7 +16,6 @@ from nodeagent.app.claim_reports import ClaimReports
 from nodeagent.app.claim_view import ClaimView
 from nodeagent.app.paths import Paths
 from nodeagent.claims.files.cdi_files import ToolkitEdits
-from nodeagent.claims.files.records import FOLDER
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
@@ -99,11 +98,10 @@ class ClaimsService:
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
         self.less_offered: tuple[Problem, ...] = ()  # why GPUs offer less than the mode promises
-        state_dir = simulation.directory if simulation else settings.state.dir
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
         self.claims = NodeClaims(
-            ClaimPlaces(settings.node_name, boot_id(), state_dir / FOLDER, settings.cdi.dir),
+            ClaimPlaces(settings.node_name, boot_id(), places.claims, settings.cdi.dir),
             change=change,
             fetch=self._fetch,
             observe=self._observed,

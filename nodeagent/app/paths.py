@@ -24,6 +24,8 @@ from nodeagent.mps.setup import MpsPlaces
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
 
+_CLAIMS = "claims"  # the folder below state.dir in which claims have their records
+
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
@@ -57,6 +59,12 @@ class Paths:
             return WriterLock(self.settings.run.dir / LOCK_NAME, self.settings.state.dir)
         file = _beside(self.simulation.state, LOCK_NAME)
         return WriterLock(file, self.simulation.directory) if file else None
+
+    @property
+    def claims(self) -> Path:
+        """The folder with the records of claims."""
+        directory = self.simulation.directory if self.simulation else self.settings.state.dir
+        return directory / _CLAIMS
 
     def make_state_directory(self) -> tuple[Path, ...]:
         """Make the directory that the lock needs; returns it if it was missing. A failure is

@@ -14,6 +14,7 @@ from nodeagent.app.api_adapter import ApiAdapter
 from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.driver import make_driver
 from nodeagent.app.health_service import HealthPaths, HealthService
+from nodeagent.app.kept_claims import KeptClaims
 from nodeagent.app.metrics_service import MetricsService, owners_of
 from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths
@@ -32,7 +33,7 @@ from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.active_plan import ActivePlan, BesideClaims
+from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
@@ -138,8 +139,8 @@ class Agent:
             on_end=reporter.changed_for_claim,
         )
         self._claims = self._claims_service(settings, places, observation, driver.pool)
-        beside: BesideClaims = self._claims.beside if self._claims else lambda goal, _: goal
-        self._active_plan = ActivePlan(self._control, self._mps.host_for, beside)
+        self._kept_claims = KeptClaims(self._claims, places.claims)
+        self._active_plan = ActivePlan(self._control, self._mps.host_for, self._kept_claims.beside)
         self._sampling = SamplingService(
             driver,
             settings.sample,
@@ -208,7 +209,7 @@ class Agent:
             policy=settings.policy,
             events=self._events,
             hearts=self._hearts,
-            beside=beside,
+            beside=self._kept_claims.beside,
         )
         self._states.subscribe(self._publish)
         self._health.subscribe(self._health_changed)
@@ -238,8 +239,7 @@ class Agent:
     async def run(self) -> None:
         """Run until `stop`; raises the first failure of a service, alone or in a group."""
         await self._health.load()
-        if self._claims:
-            await self._claims.load()
+        await self._kept_claims.load()
         self._events.add(EventType.STARTED, f"the agent of {self._node_name} started")
         if self._control.stopping:
             return
@@ -301,7 +301,7 @@ class Agent:
     def _own_problems(self) -> tuple[Problem, ...]:
         """What is wrong with the agent's files and settings, and what it cannot read."""
         readers = (*self._health.problems, *self._sampling.problems)
-        of_claims = self._claims.problems if self._claims else ()
+        of_claims = self._kept_claims.problems
         return (*self._own_files.problems, *self._without_effect, *readers, *of_claims)
 
     def _health_changed(self) -> None:

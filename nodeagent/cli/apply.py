@@ -14,7 +14,7 @@ from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.blockers import blocker_words, wait_for_blockers
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import writing
+from nodeagent.cli.node import kept_claims, writing
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
@@ -34,6 +34,7 @@ from nodeagent.plan.plan import (
     worst,
 )
 from nodeagent.plan.planner import plan
+from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import Step
 from nodeagent.settings import Settings
@@ -70,9 +71,11 @@ async def _apply(
     progress = on_terminal(clock)
     with _stopped_by_signals() as stop, writing(options, settings):
         async with changing(options, settings, document) as (node, host), progress.drawn():
-            observed = await node.observe()
-            desired = resolve(document, observed, host)
-            rounds = _Rounds(node, settings, desired, output, progress=progress, stop=stop)
+            observed, beside = await node.observe(), kept_claims(options, settings)
+            desired = resolve(document, unclaimed(observed, beside), host)
+            rounds = _Rounds(
+                node, settings, desired, output, beside=beside, progress=progress, stop=stop
+            )
             await rounds.take(observed)
             while rounds.blocked:
                 progress.wait_for(blocker_words(rounds.rest), deadline)
@@ -97,6 +100,7 @@ class _Rounds:
         desired: DesiredNode,
         output: Output,
         *,
+        beside: BesideClaims,
         progress: Progress,
         stop: asyncio.Event,
     ) -> None:
@@ -104,6 +108,7 @@ class _Rounds:
         self._settings = settings
         self._desired = desired
         self._output = output
+        self._beside = beside
         self._progress = progress
         self._stop = stop
         self._gpus: dict[str, GpuOutcome] = {}
@@ -167,7 +172,8 @@ class _Rounds:
         self.outcome = replace(self.outcome, gpus=gpus)
 
     def _plan(self, observed: ObservedNode) -> NodePlan:
-        return plan(self._desired, observed, self._settings.policy)
+        desired = beside_all(self._desired, observed, self._beside)
+        return plan(desired, observed, self._settings.policy)
 
     async def _carry_out(self, now: NodePlan) -> NodeOutcome:
         indices = {gpu.before.uuid: gpu.before.index for gpu in now.gpus}

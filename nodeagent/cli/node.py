@@ -19,8 +19,10 @@ from nodeagent.settings import Settings
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
+    from nodeagent.plan.reserved import BesideClaims
     from nodeagent.simulation import SimulatedNode
 
+_CLAIMS = "claims"  # the folder below state.dir in which claims have their records
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
 
@@ -128,13 +130,29 @@ def writing(options: Options, settings: Settings) -> Iterator[None]:
         return
     from nodeagent.execute.writer_lock import writer_lock
 
-    directory = settings.state.dir
-    if options.state is not None:
-        from nodeagent.simulation.state_file import directory_beside
-
-        directory = directory_beside(options.state)
-    with writer_lock(lock_file(options, settings.run.dir), directory):
+    with writer_lock(lock_file(options, settings.run.dir), _state_dir(options, settings)):
         yield
+
+
+def _state_dir(options: Options, settings: Settings) -> Path:
+    if options.state is None:
+        return settings.state.dir
+    from nodeagent.simulation.state_file import directory_beside
+
+    return directory_beside(options.state)
+
+
+def kept_claims(options: Options, settings: Settings) -> BesideClaims:
+    """Goals of GPUs beside what claims have, as the records of an agent say that is stopped by now.
+
+    Raises NodeagentError. Blocks for a moment.
+    """
+    folder = _state_dir(options, settings) / _CLAIMS
+    if is_throwaway(options) or not os.path.isdir(folder):  # noqa: PTH112  # False where it is hidden
+        return lambda goal, _: goal
+    from nodeagent.claims.upkeep.left_claims import left_claims
+
+    return left_claims(folder).beside
 
 
 def lock_file(options: Options, run_dir: Path) -> Path:

@@ -6,6 +6,7 @@ from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.node import kept_claims
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import looking_at
@@ -13,6 +14,7 @@ from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
+from nodeagent.plan.reserved import beside_all, unclaimed
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
@@ -33,11 +35,12 @@ async def planned(options: Options, settings: Settings, document: PlanDocument) 
     """The plan for the node as it is now; for a rejected document one without GPUs."""
     async with looking_at(options, settings, document) as (node, host):
         observed = await node.observe()
+    beside = kept_claims(options, settings)
     try:
-        desired = resolve(document, observed, host)
+        desired = resolve(document, unclaimed(observed, beside), host)
     except DocumentError as error:
         return rejection(error, document)
-    found = plan(desired, observed, settings.policy)
+    found = plan(beside_all(desired, observed, beside), observed, settings.policy)
     return replace(found, gpus=tuple(map(with_unready, found.gpus)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import threading
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.execute.writer_lock import writer_lock
-from nodeagent.simulation import SimulatedNode
+from nodeagent.gpu.kernel import boot_id
+from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation.state_file import directory_beside
+from tests.claims.machine import Home, laid_out, pool_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +67,26 @@ def test_what_is_in_use_stays_and_the_rest_is_done(h100: Program) -> None:
     assert "Not all applied: blocked; 6 steps done." in done.out
     report = h100.on("plan", "-o", "json", "-f", h100.plan(WHOLE)).json
     assert [gpu["verdict"] for gpu in report["gpus"]] == ["blocked", "inSync"]
+
+
+def test_what_claims_have_stays(program: Program) -> None:
+    """Their agent is stopped, and nothing runs on it: only their records say that it is used."""
+    home = Home(program.directory / "home")
+    home.boot_id, home.records_dir = boot_id(), directory_beside(program.state) / "claims"
+
+    async def prepare(pool: str) -> None:
+        async with home.core() as (claims, _):
+            await claims.prepare(*home.claim(0, (pool, "mig-1g-10gb-2")))
+
+    with simulated("h100-80gb:1", state=program.state) as node:
+        asyncio.run(prepare(pool_of(node)))
+    done = program.on("apply", "-f", program.plan("{devices: [0], mig: {7g.80gb: 1}}"))
+    assert done.code == 3
+    assert "team/trainer-0" in done.out
+    path = program.plan("{devices: [0], mig: {3g.40gb: 1}}")
+    assert [program.on(word, "-f", path).code for word in ("apply", "assert")] == [0, 0]
+    with simulated(state=program.state) as node:
+        assert laid_out(node) == [(2, 1), (4, 4)]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.offering.wanted import FixedInstance, Planned
+from nodeagent.claims.serving.goals import reserved_on
 from nodeagent.plan.desired import (
     DesiredGpu,
     Layout,
@@ -24,6 +26,9 @@ from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.reserved import without
 from nodeagent.plan.search import best_layout
 from nodeagent.structs import replace
+
+if TYPE_CHECKING:
+    from nodeagent.claims.files.records import UnreadableRecord
 
 # --- what claims have of the plan -----------------------------------------------------------------
 
@@ -83,6 +88,21 @@ def is_laid_out(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) ->
 
 
 # --- what the plan has of claims ------------------------------------------------------------------
+
+
+def beside_records(
+    goal: DesiredGpu,
+    gpu: Gpu,
+    records: Sequence[ClaimRecord],
+    unreadable: Iterable[UnreadableRecord],
+) -> DesiredGpu:
+    """The plan's goal beside what the records of claims say that these have."""
+    held_back = (
+        Reserved("", None, f"the record {one.path}, which cannot be read")
+        for one in unreadable
+        if one.concerns(gpu.uuid)
+    )
+    return beside_claims(goal, gpu, (*held_back, *reserved_on(gpu.uuid, records)), records)
 
 
 def beside_claims(

@@ -26,13 +26,13 @@ from nodeagent.claims.files.records import (
     write_record,
 )
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase
-from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.offering.planned import beside_records
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.claim_pods import ClaimPods
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.claims.serving.allocation import ClaimRefused, read_allocation
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.goals import reserved_on, to_prepare, to_release, unchanged
+from nodeagent.claims.serving.goals import to_prepare, to_release, unchanged
 from nodeagent.claims.serving.intent import intended
 from nodeagent.claims.serving.making import (
     begun,
@@ -54,7 +54,7 @@ from nodeagent.claims.upkeep.decisions import (
 )
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.files.cdi import Edits
-from nodeagent.plan.desired import DesiredGpu, Reserved
+from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome
 from nodeagent.plan.problems import Code, Problem
@@ -153,13 +153,7 @@ class NodeClaims:
 
     def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """A plan's goal of the GPU beside what claims have there."""
-        unreadable = (
-            Reserved("", None, f"the record {one.path}, which cannot be read")
-            for one in self.unreadable
-            if one.concerns(gpu.uuid)
-        )
-        held = (*unreadable, *reserved_on(gpu.uuid, self.records))
-        return beside_claims(goal, gpu, held, self.records)
+        return beside_records(goal, gpu, self.records, self.unreadable)
 
     # --- what the kubelet asks for ----------------------------------------------------------------
 

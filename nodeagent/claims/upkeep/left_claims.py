@@ -1,0 +1,58 @@
+"""What claims have where none are served: `dra.mode` was switched off, or the agent is stopped.
+
+A pod may have a slice that no process uses at the moment, and of the agent's own driver the
+kubelet's list is not read as use. So what the records of claims have is left alone wherever a plan
+is carried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.claims.files.records import UnreadableRecord, read_records
+from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.offering.planned import beside_records
+from nodeagent.gpu.kernel import boot_id
+from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.text import listed
+
+
+@dataclass(frozen=True, slots=True)
+class LeftClaims:
+    """`records` are those of this start of the machine: nothing that was made for a claim outlives
+    it. Those that are `unreadable` hold back their GPUs.
+    """
+
+    records: tuple[ClaimRecord, ...]
+    unreadable: tuple[UnreadableRecord, ...]
+
+    def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
+        """A plan's goal of the GPU beside what claims have there."""
+        return beside_records(goal, gpu, self.records, self.unreadable)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """That there are claims, which nothing releases."""
+        problems = [Problem(Code.STATE_FILE, u.message, u.remedy) for u in self.unreadable]
+        if self.records:
+            titles = listed([record.title for record in self.records])
+            message = f"claims are not served (dra.mode), and what these have is kept: {titles}"
+            remedy = "set dra.mode as it was until their pods have ended, or reboot the node"
+            problems.append(Problem(Code.IN_USE, message, remedy))
+        return tuple(problems)
+
+
+def left_claims(folder: Path) -> LeftClaims:
+    """Those with records in the folder. Raises NodeagentError where it is not known which start of
+    the machine this is. Blocks on the disk.
+    """
+    found = read_records(folder)
+    records = [one for one in found if isinstance(one, ClaimRecord)]
+    now = boot_id() if records else ""
+    return LeftClaims(
+        tuple(one for one in records if one.boot_id == now),
+        tuple(one for one in found if isinstance(one, UnreadableRecord)),
+    )
