@@ -149,6 +149,9 @@ def test_fabric_manager_matters_only_with_switches(tmp_path: Path) -> None:
     assert found.level == "ok"
 
 
+UNREADABLE = "x" * 256  # the kernel does not say whether it is there, as for one without rights
+
+
 def test_directories(tmp_path: Path) -> None:
     """One that is there, one that can be made, and one that never can."""
     (tmp_path / "file").touch()
@@ -157,6 +160,8 @@ def test_directories(tmp_path: Path) -> None:
     assert (made.level, "made" in made.message) == ("ok", True)
     never = host_preflight.directory_finding("run.dir", tmp_path / "file/b")
     assert never.level == "error"
+    unreadable = tmp_path / UNREADABLE / "b"
+    assert host_preflight.directory_finding("run.dir", unreadable).check == "run.dir"
     assert not (tmp_path / "a").exists()
 
 

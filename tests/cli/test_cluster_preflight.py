@@ -217,6 +217,8 @@ async def test_the_kubelet(tmp_path: Path) -> None:
     assert silent.level == "error"
     assert "counts as in use" in silent.message
     assert await look(in_cluster=True, simulated=True) == []
+    elsewhere = KubeletSettings(socket=Path("/") / ("x" * 256) / "kubelet.sock")  # not to be seen
+    assert list(kubelet_findings(elsewhere, in_cluster=False, simulated=False)) == []
     async with Kubelet(tmp_path):
         [answering] = await look(in_cluster=True)
     assert answering.level == "ok"

@@ -154,6 +154,8 @@ def test_a_user_has_to_be_known_and_to_pass_every_directory(short: Path) -> None
     [found] = mps_preflight.user_findings(accounts, ["me"], run_dir)
     assert found.level == "error"
     assert f"may not pass {short / 'a'}," in found.message
+    [unreadable] = mps_preflight.user_findings(accounts, ["any"], short / ("x" * 256))
+    assert unreadable.level == "ok"
     [unknown] = mps_preflight.user_findings(accounts, ["nobody-here"], run_dir)
     assert "no user nobody-here" in unknown.message
 

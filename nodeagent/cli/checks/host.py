@@ -57,9 +57,14 @@ def fabric_findings(commands: Commands, root: Path = Path("/")) -> Iterator[Find
         )
 
 
+def is_visible(path: Path) -> bool:
+    """Whether it is there and may be looked at; `Path.exists` raises PermissionError."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
 def directory_finding(name: str, path: Path) -> Finding:
     """Whether the agent can write there, or make the directory."""
-    nearest = next(p for p in (path, *path.parents) if p.exists())
+    nearest = next(p for p in (path, *path.parents) if is_visible(p))
     remedy = f"run `install -d -o {os.geteuid()} {path}` as root, or set {name} to another place"
     if not nearest.is_dir():
         return error(name, f"{nearest} is no directory", remedy)
@@ -86,7 +91,7 @@ def kubelet_findings(
     settings: KubeletSettings, *, in_cluster: bool, simulated: bool
 ) -> Iterator[Finding]:
     """Whether the kubelet reports who holds devices; nothing where the agent would not ask it."""
-    unasked = simulated or not (in_cluster or settings.socket.parent.exists())
+    unasked = simulated or not (in_cluster or is_visible(settings.socket.parent))
     if settings.use == "never" or (settings.use == "auto" and unasked):
         return
     from nodeagent.cluster.kubelet.pod_resources import KubeletError, PodResourcesClient

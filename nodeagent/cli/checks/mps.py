@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.cli.checks.host import is_visible
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, directories_of, may_pass
 from nodeagent.mps.launch.launcher import OPEN_FILES
@@ -174,7 +175,7 @@ def user_findings(
 def _existing(path: Path) -> Iterator[Path]:
     """From the root down, as far as there is something."""
     whole = Path(os.path.realpath(path))
-    return (level for level in (*reversed(whole.parents), whole) if level.exists())
+    return (level for level in (*reversed(whole.parents), whole) if is_visible(level))
 
 
 # --- others ---------------------------------------------------------------------------------------
