@@ -15,6 +15,7 @@ from typing import Any
 
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
 from nodeagent.errors import DocumentError, UsageError
+from nodeagent.files.state import read_regular_file
 from nodeagent.text import did_you_mean, listed
 
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -25,8 +26,9 @@ _CLIENT_AUTH = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert")
-_BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
-_COSTLIEST = 15  # each step doubles the time; 15 takes about 2 s
+# The last letter of the salt has two bits. What does not have this form, bcrypt refuses.
+_BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
+_COSTS = range(4, 16)  # bcrypt knows none below; each step doubles the time, and 15 takes 2 s
 _NO_CREDENTIAL = "a certificate and its key belong together"
 
 _SECTIONS = ("tls_server_config", "basic_auth_users", "http_server_config")
@@ -104,8 +106,7 @@ class WebConfig:
 def read_web_config(path: Path) -> WebConfig:
     """The file, checked; raises UsageError. Names of files in it are relative to its folder."""
     try:
-        with path.open("rb") as file:
-            tree = read_tree(file.read(LARGEST_TEXT))
+        tree = read_tree(read_regular_file(path, LARGEST_TEXT))
     except OSError as error:
         raise _unreadable(path, error) from None
     except DocumentError as error:
@@ -212,10 +213,10 @@ class _Reading:
                 raise self.fault(
                     f"basic_auth_users.{name} is no bcrypt hash", "htpasswd -nBC 10 NAME makes one"
                 )
-            if int(match[1]) > _COSTLIEST:
+            if int(match[1]) not in _COSTS:
                 raise self.fault(
                     f"the hash of basic_auth_users.{name} has a cost of {int(match[1])}",
-                    f"at most {_COSTLIEST}, or each request takes seconds",
+                    f"from {_COSTS[0]} to {_COSTS[-1]}; above, each request takes seconds",
                 )
             found[name] = hashed.encode()
         return found
@@ -237,4 +238,4 @@ class _Reading:
 
 
 def _unreadable(files: object, error: OSError) -> UsageError:
-    return UsageError(f"{files} cannot be read: {error.strerror}")
+    return UsageError(f"{files} cannot be read: {error.strerror or error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from nodeagent.api.web_config import read_web_config
 from nodeagent.errors import UsageError
 from tests.cluster.client.test_access import certificate
 
-HASH = "$2y$04$" + "a" * 53
+_DIGEST = "a" * 21 + "e" + "a" * 31  # the last letter of the salt has two bits
+HASH = f"$2y$04${_DIGEST}"
 
 
 def _read(folder: Path, text: str):  # type: ignore[no-untyped-def]  # what is read is tested
@@ -102,11 +104,20 @@ FAULTS: tuple[tuple[str, str], ...] = (
     ),
     (f"tls_server_config: {{{PAIR}, client_auth_type: RequireAnyClientCert}}", "cannot be had"),
     ("basic_auth_users: {prometheus: secret}", "no bcrypt hash"),
-    (f"basic_auth_users: {{p: $2y$31${'a' * 53}}}", "cost of 31"),
+    (f"basic_auth_users: {{p: $2y$04${'a' * 53}}}", "bcrypt hash"),
+    (f"basic_auth_users: {{p: $2y$31${_DIGEST}}}", "cost of 31"),
+    (f"basic_auth_users: {{p: $2y$03${_DIGEST}}}", "cost of 3"),
     ("http_server_config: {headers: {Set-Cookie: x}}", "not accepted"),
     ("http_server_config: {http3: true}", "not known"),
     ("a: [", "no YAML"),
 )
+
+
+def test_a_named_pipe_hangs_nothing(tmp_path: Path) -> None:
+    """It is refused, and not waited for."""
+    os.mkfifo(tmp_path / "web.yaml")
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_web_config(tmp_path / "web.yaml")
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:

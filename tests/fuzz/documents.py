@@ -20,7 +20,7 @@ from nodeagent.metrics.selection import default_text, read_selection
 from nodeagent.settings.sources import _kinds, load_settings, variable_of
 from tests.fuzz.runs import Parser, Refused
 
-_HASH = "$2y$04$" + "a" * 53
+_HASH = "$2y$04$" + "a" * 21 + "e" + "a" * 31
 _WEB_CONFIG = f"""
 tls_server_config: {{cert_file: a.crt, key_file: /a.key, client_ca_file: ca.crt,
   client_auth_type: RequireAndVerifyClientCert, min_version: TLS12, max_version: TLS13}}
