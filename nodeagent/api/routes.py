@@ -94,9 +94,11 @@ class _Routes:
         if self._previews >= self._limits.previews:
             refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many previews at once")
+        self._previews += 1
         computing = asyncio.create_task(
             self._compute(text, request.query.get("configuration")), name="preview"
         )
+        computing.add_done_callback(self._computed)
         # Who asks and leaves does not end the thread, so the next one waits for it all the same.
         found = await asyncio.shield(computing)
         if found is None:
@@ -106,12 +108,11 @@ class _Routes:
         return web.json_response(found.report, status=422 if found.verdict in _REFUSED else 200)
 
     async def _compute(self, text: bytes, configuration: str | None) -> Preview | None:
-        self._previews += 1
-        try:
-            async with self._one_preview:
-                return await asyncio.to_thread(self._answers.preview, text, configuration)
-        finally:
-            self._previews -= 1
+        async with self._one_preview:
+            return await asyncio.to_thread(self._answers.preview, text, configuration)
+
+    def _computed(self, _: asyncio.Task[Preview | None]) -> None:
+        self._previews -= 1
 
     async def openapi(self, _: web.Request) -> web.Response:
         return web.json_response(DESCRIPTION)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
+from nodeagent.api.limits import TCP_LIMITS
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import layout_of
 from nodeagent.reconcile.preview import preview
@@ -118,3 +120,23 @@ async def test_previews_wait_for_those_whose_askers_left() -> None:
             while any(task.get_name() == "preview" for task in asyncio.all_tasks()):
                 await asyncio.sleep(0.01)
         assert (now, most) == (0, 1)
+
+
+async def test_previews_that_come_at_the_same_moment_are_counted() -> None:
+    """One may compute: of three requests that arrive together, two are refused."""
+    limits = replace(TCP_LIMITS, previews=1)
+    async with api(previewing=lambda _, __: None, limits=limits) as served:
+        host, _, port = served.base.removeprefix("http://").partition(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+
+        async def answers(request: str) -> list[str]:
+            for _, writer in opened:
+                writer.write(f"{request}\r\n\r\n".encode())
+            return [(await reader.readuntil(b"}")).decode() for reader, _ in opened]
+
+        # From here on all of them are served, and idle.
+        await answers("GET /healthz HTTP/1.1\r\nHost: localhost")
+        found = await answers("POST /v1/plan/preview HTTP/1.1\r\nHost: localhost")
+        for _, writer in opened:
+            writer.close()
+    assert ["too many" in answer for answer in found].count(True) == 2
