@@ -16,11 +16,12 @@ from msgspec import convert, to_builtins
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.health.findings import Finding, Place
 from nodeagent.health.state import GpuHistory, HealthState
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.strict_json import parse_json
 from nodeagent.structs import Struct
 
 FILE_NAME: Final = "health.json"
+_CHECKS: Final = frozenset(Check)
 _LARGEST = 16 * 1024 * 1024  # bytes; 8 GPUs with all their links take 60 KiB
 
 _NAMES: Final = {  # in the file, where another than the field's
@@ -51,8 +52,8 @@ def encode(state: HealthState) -> bytes:
 def decode(content: bytes, _: int) -> HealthState:
     """The state that was written down; raises an error of some kind for anything else.
 
-    A finding of a cause that this version does not know is left out. The first release wrote the
-    same content without a checksum.
+    Findings of causes that this version does not know are left out, and so are its unknown checks.
+    The first release wrote the same content without a checksum.
     """
     data = parse_json(content)
     convert(data["version"], Literal[1])
@@ -70,6 +71,7 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
 
 def _gpu(found: dict[str, Any]) -> dict[str, Any]:
     gpu = _from_file(found, GpuHistory)
+    gpu["checked"] = [check for check in gpu["checked"] if check in _CHECKS]
     gpu["trails"] = {name: {"samples": samples} for name, samples in gpu["trails"].items()}
     gpu["placements"] = {number: _placement(ends) for number, ends in gpu["placements"].items()}
     return gpu

@@ -69,6 +69,8 @@ def test_a_finding_of_another_version_is_left_out() -> None:
     node.xid(95)
     data = json.loads(encode(node.state))
     data["findings"].append({"cause": "somethingNew"})
+    for known in data["gpus"].values():
+        known["judged"].append("somethingNew")
     assert decode(json.dumps(data).encode(), 2) == node.state
 
 
