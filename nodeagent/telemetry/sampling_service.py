@@ -140,9 +140,9 @@ class SamplingService:
                 continue
 
     def _report(self, found: SampleBatch) -> None:
-        """Log what cannot be read, once; a slow reader is not in every batch."""
+        """Log what cannot be read, once; what is read seldom is not in every batch."""
         for uuid, why in found.problems.items():
-            if why and self._problems.get(uuid) != why:
+            if not set(why) <= set(self._problems.get(uuid, ())):
                 self._problems[uuid] = why
                 log.warning("not all values of a GPU can be read", gpu=uuid, why=why)
         self._judge_readers(found)

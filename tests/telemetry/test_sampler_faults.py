@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.health.readings import Silence
 from nodeagent.metrics.sources import DeviceCall, Number
+from nodeagent.settings import SampleSettings
 from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import SampleBatch
+from nodeagent.telemetry.sampling_service import SamplingService
 from tests.telemetry.sampler_rig import ACTIVE, POWER, SM_CLOCK, rows, sampler_of, succeeded, whole
 
 
@@ -101,6 +104,26 @@ async def test_a_field_that_fails_on_one_gpu(known: Driver, node: SimulatedNode)
     assert "nvmlDeviceGetPowerUsage" in problem
     node.clear_faults()
     assert whole(await sampler.round(), POWER) == {0: 70.0, 1: 70.0}
+
+
+async def test_what_cannot_be_read_is_logged_once(known: Driver, node: SimulatedNode) -> None:
+    """Though one of the calls that fail is made in each round, and the other seldom."""
+    for function in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetPcieReplayCounter"):
+        node.inject(function, gpu=0, error="UNKNOWN", times=None)
+    found: list[tuple[str, ...]] = []
+    settings = SampleSettings(interval=0.02, slow_interval=0.05)
+    service = SamplingService(known, settings, begin=lambda: asyncio.sleep(0))
+    service.on_samples.append(lambda batch: found.extend(batch.problems.values()))
+    with capture_logs() as lines:
+        running = asyncio.create_task(service.run())
+        async with asyncio.timeout(30):
+            while [len(why) for why in found].count(2) < 3:
+                await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert {len(why) for why in found} == {1, 2}
+    logged = [line["why"] for line in lines if line["event"].startswith("not all values")]
+    assert [len(why) for why in logged] == [2]
 
 
 async def test_an_unforeseen_answer(known: Driver) -> None:
