@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,6 +16,7 @@ from nodeagent.errors import UnknownDevice
 from nodeagent.views.shapes import Json
 
 _LONGEST_NAME = 100  # characters of a device's
+_LONGEST = sys.float_info.max  # seconds; an integer beyond it is no float
 
 
 def mps_routes(answers: Answers) -> list[web.RouteDef]:
@@ -99,7 +100,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_timeout(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and 0 <= value < math.inf)
+    return value is None or (type(value) in (int, float) and 0 <= value <= _LONGEST)
 
 
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {

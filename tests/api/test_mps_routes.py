@@ -140,6 +140,7 @@ NOT_UNDERSTOOD: tuple[tuple[str, Any, str], ...] = (
     (DRAIN, {"device": "0", "timeout": True}, "timeout"),
     (DRAIN, b'{"device": "0", "timeout": NaN}', "timeout"),
     (DRAIN, b'{"device": "0", "timeout": 1e999}', "timeout"),
+    (DRAIN, b'{"device": "1", "timeout": 1%s}' % (b"0" * 400), "timeout"),
     (DRAIN, {"device": "0", "force": 1}, "force"),
     (DRAIN, {"device": "0", "froce": True}, "froce"),
     (RESTART, {"device": "0", "timeout": 1}, "timeout"),
