@@ -131,7 +131,7 @@ def test_every_fault_is_named_with_its_line() -> None:
     assert ("xids[0].class", "did you mean gpuReset?") in reported
     assert {p.path for p in caught.value.problems} >= {
         "xids[1].xid",
-        "xids[2].xid",
+        "xids[2].xid[1]",
         "xids[3].class",
         "xids[3].name",
         "xids[4]",
