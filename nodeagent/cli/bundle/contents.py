@@ -53,8 +53,8 @@ _JOURNAL_LINES = 2000
 _JOURNAL_PATIENCE = 20.0  # seconds
 # Checks of the machine. The others look into files, and may quote them: only how they end is shown.
 _OF_THE_MACHINE = re.compile(
-    r"GPU \d+|driver|permission|nvidia-smi|persistence mode|fabric manager|(run|state)\.dir|writer"
-    r"|mps( .+)?|other owners|kernel log|kubelet|plan on this node|Node('s changes)?|rights"
+    r"gpus|gpu \d+|driver|permission|nvidia-smi|persistence mode|fabric manager|(run|state)\.dir"
+    r"|writer|mps( .+)?|other owners|kernel log|kubelet|plan on this node|Node('s changes)?|rights"
 )
 
 Main = Callable[[list[str]], int]
