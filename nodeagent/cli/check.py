@@ -117,8 +117,10 @@ def _mps(
         ours = settings.mps
         programs = Programs(ours.control, ours.path, ours.library_path or "")
         yield from mps.mps_findings(programs, run_dir, users=users)
-    elif options.state is not None and options.run_dir is None:
-        run_dir = directory_beside(options.state) / "run"
+    elif options.state is not None:
+        from nodeagent.cli.simulated_mps import simulated_run_dir
+
+        run_dir = simulated_run_dir(settings, directory_beside(options.state))
     if is_simulated(options) and users:
         yield mps.path_finding(run_dir, wanted=True)
     yield from mps.user_findings(accounts, users, run_dir)
