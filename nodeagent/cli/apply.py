@@ -56,7 +56,7 @@ def run(options: Options, output: Output) -> ExitCode:
         result = event_loop.run(_apply(options, settings, document, output))
     except DocumentError as error:
         refused = rejection(error, document)
-        report(refused, document, output)
+        report(refused, document, output, settings.policy)
         return exit_codes.of_plan(refused)
     _report(result, output)
     return _exit_code(result)

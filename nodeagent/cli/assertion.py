@@ -14,9 +14,10 @@ from nodeagent.plan.plan import Verdict
 def run(options: Options, output: Output) -> ExitCode:
     """Say whether nothing would have to be done: exit code 0 or 1, or 2 for a bad document."""
     document = read_or_report(options, output)
-    found = event_loop.run(planned(options, command_settings(options), document))
+    settings = command_settings(options)
+    found = event_loop.run(planned(options, settings, document))
     if is_rejection(found) or not output.is_text:
-        report(found, document, output)
+        report(found, document, output, settings.policy)
     else:
         from nodeagent.terminal.assert_page import assert_page
 

@@ -62,11 +62,8 @@ def rejection(refused: DocumentError, document: PlanDocument) -> NodePlan:
     return NodePlan(verdict_of(refused), problems=refused.problems, digest=document.digest)
 
 
-def report(
-    found: NodePlan, document: PlanDocument, output: Output, policy: Policy | None = None
-) -> None:
+def report(found: NodePlan, document: PlanDocument, output: Output, policy: Policy) -> None:
     """Show the plan; a document that was rejected is complained about. `policy` is the plan's."""
-    policy = policy or Policy()
     if not output.is_text:
         from nodeagent.views.plan_report import plan_json
 

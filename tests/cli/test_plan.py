@@ -216,6 +216,18 @@ def test_the_setting_names_the_configuration_of_its_own_file(
     assert h100.on("plan", "-f", its_file, "-o", "json").json["verdict"] == "applicable"
 
 
+def test_assert_shows_the_plan_by_the_same_settings(
+    a100: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In JSON: also what a blocked GPU comes to, where that takes a reset."""
+    monkeypatch.setenv("NODEAGENT_RESET", "whenIdle")
+    a100.on("simulate", "occupy", "0", "--pid", "4711")
+    path = a100.plan("{devices: [0], mig: enabled}")
+    shown = a100.on("plan", "-f", path, "-o", "json").json
+    assert shown["gpus"][0]["onceFree"]["steps"][1]["kind"] == "resetGpu"
+    assert a100.on("assert", "-f", path, "-o", "json").json == shown
+
+
 def test_a_reset_is_planned_only_where_it_is_allowed(a100: Program) -> None:
     """On Ampere the plan ends at the mode change, unless `--reset whenIdle`."""
     path = a100.plan("{devices: [0], mig: {1g.5gb: 7}}")
