@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.options import Options
 from nodeagent.errors import NodeagentError
+from nodeagent.settings import Address
 from nodeagent.strict_json import parse_json
 
 _Answer = TypeVar("_Answer")
@@ -26,17 +27,16 @@ class AgentUnreachable(NodeagentError):
 
 
 class AgentAddress(NamedTuple):
-    """Where the agent may be. The socket comes first: it needs no port and no guess. `port` 0:
-    only there.
+    """Where the agent may be. The socket comes first: it needs no port and no guess. Port 0: only
+    there.
     """
 
     socket: Path | None
-    host: str
-    port: int
+    tcp: Address
 
     def __str__(self) -> str:
-        tcp = [f"{self.host}:{self.port}"] if self.port else []
-        return " or ".join([*([str(self.socket)] if self.socket else []), *tcp])
+        known = (self.socket, self.tcp if self.tcp.port else None)
+        return " or ".join(str(one) for one in known if one is not None)
 
 
 class AgentRefused(NodeagentError):
@@ -52,7 +52,7 @@ def agent_address(options: Options) -> AgentAddress:
     settings = command_settings(options)
     listen = settings.api.listen
     socket = None if getattr(options, "listen", None) else settings.run.dir / _SOCKET
-    return AgentAddress(socket, listen.host or "127.0.0.1", listen.port)
+    return AgentAddress(socket, Address(listen.host or "127.0.0.1", listen.port))
 
 
 def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
@@ -79,7 +79,7 @@ def get_text(address: AgentAddress, path: str, most: int) -> bytes:
 def _asked(
     address: AgentAddress, path: str, read: Callable[[http.client.HTTPConnection], _Answer]
 ) -> _Answer:
-    tcp = http.client.HTTPConnection(address.host, address.port, timeout=_PATIENCE)
+    tcp = http.client.HTTPConnection(*address.tcp, timeout=_PATIENCE)
     refusals: list[OSError] = []
     for connection in (_SocketConnection(address.socket), tcp) if address.socket else (tcp,):
         with closing(connection):
@@ -107,7 +107,7 @@ def post(
         try:
             connection.connect()
         except OSError as error:
-            raise _unreachable(AgentAddress(address.socket, "", 0), [error]) from None
+            raise _unreachable(AgentAddress(address.socket, Address("", 0)), [error]) from None
         try:
             connection.sock.settimeout(patience)
             connection.request(

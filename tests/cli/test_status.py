@@ -201,6 +201,7 @@ def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
     first, second = failed.err.splitlines()
     assert "no agent answers" in first
     assert "nodeagent run" in second
+    assert "no agent answers at [::1]:1 (" in program("status", "--listen", "[::1]:1").err
 
 
 @pytest.mark.parametrize(
