@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from nodeagent.cli.options import Options
 from nodeagent.settings import Settings, load_settings
@@ -23,10 +22,9 @@ _SETTINGS = {  # by the option that overrides it
 }
 
 
-def command_settings(options: Options, environment: Mapping[str, str] | None = None) -> Settings:
+def command_settings(options: Options) -> Settings:
     """The settings for a command that does one thing and ends; raises UsageError."""
-    variables = os.environ if environment is None else environment
-    return load_settings(getattr(options, "settings", None), variables, flags_of(options))
+    return load_settings(getattr(options, "settings", None), os.environ, flags_of(options))
 
 
 def flags_of(options: Options) -> dict[str, object]:

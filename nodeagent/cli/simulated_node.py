@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.options import Options
 from nodeagent.cli.simulated_mps import simulated_run_dir
 from nodeagent.errors import UsageError
 from nodeagent.mps.files.directories import directories_of
-from nodeagent.settings import load_settings
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.state_file import directory_beside
 
@@ -73,6 +72,5 @@ def pipes_of(device: str, options: Options) -> Path:
     """The pipe directory of a device's daemon, below the run.dir that an agent on this node has
     with the same settings; raises NodeagentError where there can be none.
     """
-    settings = load_settings(options.settings, os.environ, {"run.dir": options.run_dir})
-    run_dir = simulated_run_dir(settings, directory_beside(state_file(options)))
+    run_dir = simulated_run_dir(command_settings(options), directory_beside(state_file(options)))
     return Path(directories_of(run_dir, device).pipe)

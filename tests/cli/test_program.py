@@ -137,12 +137,15 @@ def test_what_agents_leave_is_looked_for_where_they_leave_it() -> None:
     assert shared_node._RECORDS == records.FOLDER
 
 
-def test_settings_in_the_environment_hold_for_one_shot_commands() -> None:
+def test_settings_in_the_environment_hold_for_one_shot_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And a flag is stronger."""
-    environment = {"NODEAGENT_RESET": "whenIdle", "NODEAGENT_GPU_PARALLEL": "3"}
-    found = command_settings(parse(["apply", "-f", "x"]), environment)
+    monkeypatch.setenv("NODEAGENT_RESET", "whenIdle")
+    monkeypatch.setenv("NODEAGENT_GPU_PARALLEL", "3")
+    found = command_settings(parse(["apply", "-f", "x"]))
     assert (found.policy.reset_when_idle, found.gpu.parallel) == (True, 3)
-    found = command_settings(parse(["apply", "-f", "x", "--reset", "never"]), environment)
+    found = command_settings(parse(["apply", "-f", "x", "--reset", "never"]))
     assert not found.policy.reset_when_idle
 
 
