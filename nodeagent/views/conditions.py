@@ -7,11 +7,12 @@ that wait for a condition, or count its changes, rely on that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final
 
 from nodeagent.health.reporting import Condition, condition
 from nodeagent.health.table import Check
 from nodeagent.plan.observed import Access, Gpu
+from nodeagent.structs import replace
 from nodeagent.views.headline import gpus_not_read, headline, not_read_words
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import HeadlineSeverity
@@ -26,7 +27,7 @@ _LONGEST_MESSAGE = 1024  # characters
 
 def conditions(state: NodeState) -> Mapping[str, Condition]:
     """Both conditions by type."""
-    ready = _unknown(state, looked=has_looked(state)) or _led(_partitions(state), state)
+    ready = _unknown(state, looked=has_looked(state)) or _with_headline(_partitions(state), state)
     health = _health(state)
     return {
         PARTITIONS_READY: _explained(ready, _code(state) or ready.reason),
@@ -45,15 +46,14 @@ _PASSING = frozenset({Phase.WORKING.value, "NotObservedYet", "NotReadYet"})
 
 
 def _explained(condition: Condition, code: str) -> Condition:
-    """The condition with the command that explains `code`, where somebody has to act."""
-    if condition.status == "True" or condition.reason in _PASSING:
-        return condition
-    pointer = f"; see nodeagent explain {code}"
+    """The condition with the command that explains `code`, where somebody has to act; shortened."""
+    passing = condition.status == "True" or condition.reason in _PASSING
+    pointer = "" if passing else f"; see nodeagent explain {code}"
     message = shortened(condition.message, most=_LONGEST_MESSAGE - len(pointer)) + pointer
-    return Condition(condition.status, condition.reason, message)
+    return replace(condition, message=message)
 
 
-def _led(condition: Condition, state: NodeState) -> Condition:
+def _with_headline(condition: Condition, state: NodeState) -> Condition:
     """The condition with the headline in front, where that is an error that it does not name.
 
     Nothing less leads: programs wait for the exact words of a condition that is True.
@@ -63,30 +63,26 @@ def _led(condition: Condition, state: NodeState) -> Condition:
     if found.severity is not HeadlineSeverity.ERROR or any(m in condition.message for m in named):
         return condition
     text = f"{found.text.removesuffix('.')}; {condition.message}"
-    return _condition(condition.status, condition.reason, text)
-
-
-def _condition(status: Literal["True", "False", "Unknown"], reason: str, message: str) -> Condition:
-    return Condition(status, reason, shortened(message, most=_LONGEST_MESSAGE))
+    return replace(condition, message=text)
 
 
 def _unknown(state: NodeState, *, looked: bool) -> Condition | None:
     """What is so while nothing can be said of the GPUs."""
     if state.driver_error:
         why = f"the driver does not answer: {state.driver_error}"
-        return _condition("Unknown", "DriverUnavailable", why)
+        return Condition("Unknown", "DriverUnavailable", why)
     if not looked:
-        return _condition("Unknown", "NotObservedYet", "the GPUs were not looked at yet")
+        return Condition("Unknown", "NotObservedYet", "the GPUs were not looked at yet")
     return None
 
 
 def _partitions(state: NodeState) -> Condition:
     if state.phase is Phase.NO_PLAN:
-        return _condition("True", Phase.NO_PLAN.value, state.sentence)
+        return Condition("True", Phase.NO_PLAN.value, state.sentence)
     if state.phase is not Phase.IN_SYNC:
-        return _condition("False", state.phase.value, _why_not(state))
+        return Condition("False", state.phase.value, _why_not(state))
     note = f"; {state.note}" if state.note else ""
-    return _condition("True", Phase.IN_SYNC.value, f"the node is as {_plan(state)} says{note}")
+    return Condition("True", Phase.IN_SYNC.value, f"the node is as {_plan(state)} says{note}")
 
 
 def _plan(state: NodeState) -> str:
@@ -121,8 +117,8 @@ def _health(state: NodeState) -> Condition:
     unread = gpus_not_read(state.observed, state.health)
     if unread and found.status == "True":
         worse = f"; {found.message}" if found.reason != "Healthy" else ""
-        return _condition("Unknown", "NotReadYet", not_read_words(unread) + worse)
-    return _condition(found.status, found.reason, found.message)
+        return Condition("Unknown", "NotReadYet", not_read_words(unread) + worse)
+    return found
 
 
 _RANK = {"True": 0, "Unknown": 1, "False": 2}
@@ -140,13 +136,13 @@ def _answers(state: NodeState) -> Condition:
         *(f"{_named(gpu)} does not answer: {gpu.access_reason}" for gpu in silent),
     ]
     if lost:
-        return _condition("False", "GpuLost", "; ".join(words))
+        return Condition("False", "GpuLost", "; ".join(words))
     if silent:
-        return _condition("Unknown", "GpuUnknown", "; ".join(words))
+        return Condition("Unknown", "GpuUnknown", "; ".join(words))
     if not state.observed.gpus:
-        return _condition("True", "NoGpus", "the node has no GPUs")
+        return Condition("True", "NoGpus", "the node has no GPUs")
     count = len(state.observed.gpus)
-    return _condition("True", "Healthy", f"the driver answers for every GPU ({count})")
+    return Condition("True", "Healthy", f"the driver answers for every GPU ({count})")
 
 
 def _named(gpu: Gpu) -> str:
