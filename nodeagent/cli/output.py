@@ -121,8 +121,12 @@ def complain(error: NodeagentError | str, remedy: str = "") -> None:
     else:
         message = error
     text = f"nodeagent: {_one_line(message)}\n" + (f"  {_one_line(remedy)}\n" if remedy else "")
+    write_to_stderr(text)
+
+
+def write_to_stderr(text: str) -> None:
+    """For people; where nothing can be printed, the exit code and the log still say it."""
     if sys.stderr is not None:
-        # Where nothing can be printed, the exit code still says it.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -14,7 +14,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.hints import check_free, hints
 from nodeagent.cli.node import SIMULATED_SMI, SimulatedGpus, is_simulated, is_throwaway, simulation
 from nodeagent.cli.options import Options
-from nodeagent.cli.output import Output
+from nodeagent.cli.output import Output, write_to_stderr
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT
@@ -35,7 +35,7 @@ def run(options: Options, _: Output) -> ExitCode:
     with simulation(options, shared=_is_shared(options, settings)) as simulated:
         if by_hand:
             simulated_as = f"simulated {options.simulate or options.state}" if simulated else ""
-            _write(
+            write_to_stderr(
                 f"nodeagent keeps {simulated_as or 'the GPUs'} as {carrier} says; "
                 "Ctrl-C stops it.\n"
             )
@@ -43,7 +43,9 @@ def run(options: Options, _: Output) -> ExitCode:
             settings,
             settings_file=settings_file,
             simulation=None if simulated is None else _for_the_agent(simulated, options, settings),
-            on_ready=lambda: _write(hints(settings.api.listen, options.state) if by_hand else ""),
+            on_ready=lambda: write_to_stderr(
+                hints(settings.api.listen, options.state) if by_hand else ""
+            ),
         )
     return ExitCode.DONE
 
@@ -79,13 +81,6 @@ def _flags(options: Options) -> dict[str, object]:
     """With absolute paths, because the settings are read again later."""
     flags = {**flags_of(options), "plan.name": options.configuration}
     return {k: v.absolute() if isinstance(v, Path) else v for k, v in flags.items()}
-
-
-def _write(text: str) -> None:
-    """For the person who started it by hand; a service's log says the same in its own way."""
-    if sys.stderr is not None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def _carrier(settings: Settings) -> str:
