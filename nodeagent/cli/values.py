@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
+_LONGEST_TIME = 1e9  # seconds; beyond ten times that, no socket takes it as a time limit
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -20,7 +21,7 @@ def index(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Seconds, possibly with a fraction; none at all is allowed."""
-    return _number(text, 0, math.inf, "a number of seconds")
+    return _number(text, 0, _LONGEST_TIME, "a number of seconds")
 
 
 def share(text: str) -> float:

@@ -62,6 +62,7 @@ def test_every_command_can_be_run(name: str) -> None:
         ["apply", "--wait", "soon"],
         ["apply", "--wait", "nan"],
         ["apply", "--wait", "inf"],
+        ["mps", "drain", "0", "--timeout", "1e10"],
         ["apply", "--parallel", "0"],
         ["apply", "--fil", "x"],
         ["schema", "everything"],
