@@ -8,7 +8,6 @@ changes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -57,14 +56,11 @@ class _VanishedPart(Exception):
 
 
 class GpuReader:
-    """Keeps between readings what makes the next one cheap. `health`: read that too."""
+    """Keeps between readings what makes the next one cheap."""
 
-    def __init__(
-        self, plan: Plan, *, health: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
         self._plan = plan
         self._clock = clock
-        self._health = health
         self._uuid = ""
         self._layout = InstanceTracker()
         self._begin_anew(-1)
@@ -117,7 +113,7 @@ class GpuReader:
         found = _Found({tier: [] for tier in tiers})
         health = self._read_whole(gpu, NvmlReader(device, self._standing), tiers, found)
         instances = self._read_parts(gpu, device, tiers, found)
-        if health is not None and Tier.SLOW in tiers:
+        if Tier.SLOW in tiers:
             health = replace(health, instances=instances)
         ended = self._clock()
         return GpuSample(
@@ -156,12 +152,12 @@ class GpuReader:
 
     def _read_whole(
         self, gpu: GpuDevice, reader: NvmlReader, tiers: frozenset[Tier], found: _Found
-    ) -> GpuReading | None:
+    ) -> GpuReading:
         slow, plan = Tier.SLOW in tiers, self._plan.whole
         first = slow and self._standing.read_once is None
         due = [plan[tier] for tier in (*tiers, *([Tier.ONCE] if first else []))]
         fields = [one for rows in due for one in rows.field_ids]
-        reader.read_fields([*fields, *(health_fields(slow=slow) if self._health else ())])
+        reader.read_fields([*fields, *health_fields(slow=slow)])
         target = ReadTarget(
             reader,
             self._whole,
@@ -174,11 +170,9 @@ class GpuReader:
         _read_tiers(plan, tiers, target, self._standing, found)
         if first:
             self._texts = dict(read_texts(self._plan.texts, reader))
-        health = None
-        if self._health:
-            known = self._identity
-            health = GpuReading(known.uuid, known.index, known.pci_bus_id, mig=self._layout.mig)
-            health = read_health(reader, health, slow=slow)
+        known = self._identity
+        health = GpuReading(known.uuid, known.index, known.pci_bus_id, mig=self._layout.mig)
+        health = read_health(reader, health, slow=slow)
         if reader.doubted:
             nvml.uuid(gpu.handle)  # raises where it is the handle that is wrong
             reader.resolve_doubts()
@@ -217,7 +211,7 @@ class GpuReader:
                 gpm=partial(_step, reader, part.gpm, device, self._part_metrics),
             )
             _read_tiers(self._plan.part, tiers, target, part.standing, found)
-            if self._health and Tier.SLOW in tiers:
+            if Tier.SLOW in tiers:
                 found.instances.append(read_instance(reader, part.info))
             if reader.doubted:
                 _require_same_part(number, part)

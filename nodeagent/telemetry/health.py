@@ -188,7 +188,7 @@ def read_instance(reader: NvmlReader, info: InstanceInfo) -> InstanceReading:
 
 def _once(reader: NvmlReader, function: str, *arguments: object) -> int | None:
     found: int | None = reader.once(
-        (function, *arguments, "once"), lambda: call(function, reader.device, *arguments)
+        (function, *arguments), lambda: call(function, reader.device, *arguments)
     )
     return found
 

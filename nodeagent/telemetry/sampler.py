@@ -84,7 +84,6 @@ class Sampler:
         texts: Iterable[TextField] = (),
         *,
         intervals: Intervals | None = None,
-        health: bool = True,
         held: Callable[[], AbstractSet[str]] = frozenset,
         uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
         clock: Callable[[], float] = time.monotonic,
@@ -94,7 +93,6 @@ class Sampler:
         self._clock = clock
         self._plan = make_plan(fields, texts)
         self._intervals = intervals or Intervals()
-        self._health = health
         self._uptime = uptime
         self._gpus: list[_GpuState] = []
         self._batch = SampleBatch()  # what is new since the last round
@@ -150,7 +148,7 @@ class Sampler:
         return batch
 
     def _make_state(self, index: int) -> _GpuState:
-        reader = GpuReader(self._plan, health=self._health, clock=self._clock)
+        reader = GpuReader(self._plan, self._clock)
         states = {tier: ReaderState(tier.value, gpu=str(index)) for tier in _TIERS}
         return _GpuState(index, reader, self._uptime(), states)
 
@@ -199,9 +197,8 @@ class Sampler:
         self._batch.samples |= {_name(tier, gpu.index): s for tier, s in sample.samples.items()}
         if sample.problems:
             self._batch.problems[gpu.uuid] = sample.problems
-        if sample.health is not None:
-            answer = Answer(last=gpu.last_good)
-            self._batch.gpus.append(replace(sample.health, answer=answer))
+        answer = Answer(last=gpu.last_good)
+        self._batch.gpus.append(replace(sample.health, answer=answer))
 
     def _failed(self, gpu: _GpuState, tiers: frozenset[Tier], error: DriverError) -> None:
         gpu.failure = error

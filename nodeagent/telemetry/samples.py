@@ -12,7 +12,7 @@ from nodeagent.structs import Struct, field
 
 
 class GpuSample(Struct, frozen=True):
-    """What was read of a GPU: its instances, values by tier and, if wanted, health.
+    """What was read of a GPU: its instances, values by tier, and health.
 
     `at` (monotonic) and `seconds` say when the reading ended and how long it took. `problems` are
     calls that failed, which the GPU should have.
@@ -21,10 +21,10 @@ class GpuSample(Struct, frozen=True):
     gpu: GpuIdentity
     whole: Subject
     at: float
+    health: GpuReading
     seconds: float = 0.0
     slices: tuple[Subject, ...] = ()
     samples: Mapping[Tier, SampleSet] = field(default_factory=dict)
-    health: GpuReading | None = None
     problems: tuple[str, ...] = ()
 
 

@@ -191,7 +191,7 @@ async def test_values_of_events(
     """
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     instance = gpu.instances[0].id
-    sampler = Sampler(driver, (), health=False, intervals=Intervals(patience=30.0))
+    sampler = Sampler(driver, (), intervals=Intervals(patience=30.0))
     reported = await sampler.round()
     wholes = list(sampler.wholes.values())
     values = EventValues()

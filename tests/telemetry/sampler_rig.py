@@ -46,12 +46,6 @@ def succeeded(sampled: SampleBatch, name: str = "fast") -> dict[str, bool]:
     return {reader.gpu: reader.succeeded for reader in sampled.readers if reader.name == name}
 
 
-def sampler_of(
-    driver: Driver,
-    fields: Iterable[Field],
-    texts: Iterable[TextField] = (),
-    *,
-    health: bool = False,
-) -> Sampler:
+def sampler_of(driver: Driver, fields: Iterable[Field], texts: Iterable[TextField] = ()) -> Sampler:
     """A sampler with short deadlines."""
-    return Sampler(driver, fields, texts, intervals=QUICK, health=health)
+    return Sampler(driver, fields, texts, intervals=QUICK)

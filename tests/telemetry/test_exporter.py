@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 
 from nodeagent.cluster.kubelet.processes import Owner
+from nodeagent.health.readings import GpuReading
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.agent_samples import ReaderState
@@ -45,7 +46,7 @@ class Rig:
     def sample(self, values: dict[int, tuple[Value, ...]], *parts: Subject) -> None:
         """A second later a look finds these values and instances."""
         self.now += 1
-        found = GpuSample(GPU, WHOLE, self.now, slices=parts)
+        found = GpuSample(GPU, WHOLE, self.now, GpuReading(GPU.uuid), slices=parts)
         readers = (ReaderState("fast", True, self.now, 0.01, "0", GPU.uuid),)
         batch = SampleBatch({"fast": SampleSet(values)}, latest=(found,), readers=readers)
         self.exporter.take(batch)

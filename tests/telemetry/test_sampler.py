@@ -16,6 +16,7 @@ from tests.telemetry.sampler_rig import (
     ACTIVE,
     POWER,
     REMAPPED,
+    SM_CLOCK,
     UTILISATION,
     rows,
     sampler_of,
@@ -27,13 +28,15 @@ from tests.telemetry.sampler_rig import (
 
 
 async def test_only_what_is_wanted_is_asked(known: Driver, node: SimulatedNode) -> None:
-    """One call for each GPU, where one field is chosen; GPUs are not asked for more."""
-    sampler = sampler_of(known, rows(POWER))
-    await sampler.round()
-    node.journal.clear()
-    sampled = await sampler.round()
-    assert whole(sampled, POWER) == {0: 70.0, 1: 70.0}
-    assert node.journal.counts == {"nvmlDeviceGetPowerUsage": 2}
+    """Beside what health needs, one call for each GPU, where one field is chosen."""
+    calls = []
+    for fields, clocks in (((), {}), (rows(SM_CLOCK), {0: 345, 1: 345})):
+        sampler = sampler_of(known, fields)
+        await sampler.round()
+        node.journal.clear()
+        assert whole(await sampler.round(), SM_CLOCK) == clocks
+        calls.append(node.journal.counts.copy())
+    assert calls[1] - calls[0] == {"nvmlDeviceGetClockInfo": 2}
 
 
 async def test_what_a_card_does_not_have_is_asked_once(known: Driver, node: SimulatedNode) -> None:
@@ -65,7 +68,7 @@ async def test_a_missing_function_is_asked_for_once(known: Driver, node: Simulat
 
 async def test_field_values_go_in_one_batch(known: Driver, node: SimulatedNode) -> None:
     """One call for a GPU, also where metrics of both tiers and health need some."""
-    sampler = sampler_of(known, catalogue().fields, health=True)
+    sampler = sampler_of(known, catalogue().fields)
     await sampler.round()
     assert node.journal.counts["nvmlDeviceGetFieldValues"] <= 4  # two of them are the driver's
 
@@ -163,7 +166,7 @@ async def test_health_of_a_gpu_and_its_instance(known: Driver, node: SimulatedNo
     )  # fmt: skip
     device = f"0/{gpu.instances[0].id}/0"
     node.set_figures(device, {"ecc.uncorrected.volatile.7": 3})
-    sampled = await sampler_of(known, (), health=True).round()
+    sampled = await sampler_of(known, ()).round()
     reading = sampled.gpus[0]
     assert (reading.uuid, reading.mig, reading.recovery_action) == (gpu.uuid, True, 2)
     assert reading.ecc_uncorrected == 4
@@ -195,7 +198,7 @@ async def test_health_of_links_and_old_memory() -> None:
         node.set_figures(1, {"pages.doubleBit": 2, "pages.pending": 1})
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             await driver.observe()
-            sampled = await sampler_of(driver, (), health=True).round()
+            sampled = await sampler_of(driver, ()).round()
     links = {link.link: link for link in sampled.gpus[0].nvlinks}
     assert len(links) == 18
     assert (links[3].replays, links[3].up) == (5, True)
@@ -212,7 +215,7 @@ async def test_an_old_driver_reports_the_fabric_in_its_older_way(
 ) -> None:
     """The newer structure is refused; the older one has no summary."""
     node.inject("nvmlDeviceGetGpuFabricInfoV", gpu=0, error="ARGUMENT_VERSION_MISMATCH")
-    sampled = await sampler_of(known, (), health=True).round()
+    sampled = await sampler_of(known, ()).round()
     fabric = sampled.gpus[0].fabric
     assert fabric is not None
     assert (fabric.state, fabric.summary) == (3, 0)

@@ -20,7 +20,7 @@ from tests.telemetry.sampler_rig import ACTIVE, POWER, SM_CLOCK, rows, sampler_o
 
 async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
     """The other GPU is sampled; the missed deadline is reported, the age grows, it recovers."""
-    sampler = sampler_of(known, rows(POWER), health=True)
+    sampler = sampler_of(known, rows(POWER))
     await sampler.round()
     hang = node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
     sampled = await sampler.round()
@@ -46,7 +46,7 @@ async def test_a_gpu_that_hangs_as_soon_as_it_is_sampled(
 ) -> None:
     """It was observed, so it is reported by its UUID, though no look at it ever ended."""
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
-    sampled = await sampler_of(known, rows(POWER), health=True).round()
+    sampled = await sampler_of(known, rows(POWER)).round()
     node.clear_faults()
     silences = {gpu.uuid: gpu.answer and gpu.answer.silence for gpu in sampled.gpus}
     names = [gpu.uuid for gpu in (await known.observe()).gpus]
@@ -57,7 +57,7 @@ async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> Non
     """Its UUID is not known, so the node has the trouble; that is over when it answers."""
     hang = node.inject("nvmlDeviceGetUUID", gpu=0, hang=True)
     await hasty.observe()
-    sampler = sampler_of(hasty, rows(POWER), health=True)
+    sampler = sampler_of(hasty, rows(POWER))
     for sampled in [await sampler.round(), await sampler.round()]:
         assert sampled.answer is not None
         assert sampled.answer.silence is Silence.HANGS
@@ -77,9 +77,7 @@ def _sampled_at(sampled: SampleBatch, gpu: str) -> float:
 
 async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: SimulatedNode) -> None:
     """It comes with the round in which it is ready."""
-    sampler = Sampler(
-        known, rows(POWER), health=False, intervals=Intervals(patience=0.3, deadline=60)
-    )
+    sampler = Sampler(known, rows(POWER), intervals=Intervals(patience=0.3, deadline=60))
     await sampler.round()
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
     sampled = await sampler.round()
@@ -131,7 +129,7 @@ async def test_an_unforeseen_answer(known: Driver) -> None:
     (row,) = rows(POWER)
     call = DeviceCall("nvmlDeviceGetPowerUsage", ("NVML_TEMPERATURE_GPU",))  # one too many
     odd = structs.replace(row, whole=call)
-    sampler = sampler_of(known, [odd], health=True)
+    sampler = sampler_of(known, [odd])
     for _ in range(2):
         sampled = await sampler.round()
         assert succeeded(sampled) == {"0": False, "1": False}
@@ -141,7 +139,7 @@ async def test_an_unforeseen_answer(known: Driver) -> None:
 
 async def test_a_lost_gpu(known: Driver, node: SimulatedNode) -> None:
     """Its readers fail, its values are to be dropped, its health says lost; the other goes on."""
-    sampler = sampler_of(known, rows(POWER), health=True)
+    sampler = sampler_of(known, rows(POWER))
     await sampler.round()
     node.lose(0)
     sampled = await sampler.round()
