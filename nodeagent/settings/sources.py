@@ -65,7 +65,12 @@ def setting_names() -> list[str]:
 
 def choices(name: str) -> tuple[str, ...]:
     """The words that a setting can be, where it is one of some."""
-    return tuple(_kinds()[name].schema["enum"])
+    return tuple(schema_of(name)["enum"])
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON Schema of a setting's value."""
+    return _kinds()[name].schema
 
 
 def settings_schema() -> dict[str, Any]:
@@ -80,8 +85,13 @@ def settings_schema() -> dict[str, Any]:
 
 def written(settings: Settings, name: str) -> object:
     """The value of a setting as a file would have it."""
+    return _kinds()[name].written(value_of(settings, name))
+
+
+def value_of(settings: Settings, name: str) -> Any:
+    """The value of a setting."""
     group, _, key = name.rpartition(".")
-    return _kinds()[name].written(getattr(getattr(settings, group) if group else settings, key))
+    return getattr(getattr(settings, group) if group else settings, key)
 
 
 def _group_schema(group: Group) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from nodeagent.settings import Settings
-from nodeagent.settings.sources import setting_names, settings_schema, written
+from nodeagent.settings.sources import schema_of, setting_names, value_of, written
 from nodeagent.text import LONGEST_SHOWN
 
 # Of those that can hold any text. Numbers, durations, switches and choices can hold no secret.
@@ -55,8 +55,7 @@ def _forms(settings: Settings, name: str) -> Iterator[bytes]:
     """The value and, where it is a list, its words; each as it is, as messages cut it, and as JSON
     has it.
     """
-    group, _, key = name.rpartition(".")
-    value = getattr(getattr(settings, group) if group else settings, key)
+    value = value_of(settings, name)
     words = {str(written(settings, name)), *(value if isinstance(value, tuple) else ())}
     for word in words | {word[:LONGEST_SHOWN] for word in words}:
         if len(word) >= _SHORTEST:
@@ -80,14 +79,7 @@ def _given(settings: Settings) -> list[str]:
 
 
 def _is_shown(name: str) -> bool:
-    return name in _SHOWN or _is_closed(_schema_of(name))
-
-
-def _schema_of(name: str) -> Mapping[str, object]:
-    found = settings_schema()
-    for part in name.split("."):
-        found = found["properties"][part]
-    return found
+    return name in _SHOWN or _is_closed(schema_of(name))
 
 
 def _is_closed(schema: object) -> bool:
