@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 from nodeagent.cli.agent_client import (
     AgentAddress,
@@ -34,19 +35,6 @@ _PACE = 1.0  # seconds between two requests while watching
 _SAMPLED = frozenset({"utilization", "temperature", "power", "memory"})  # of a GPU
 
 
-class _Picture(NamedTuple):
-    """What the agent answers: the status of all GPUs or of one, and the events of the last hour."""
-
-    status: Json
-    events: Sequence[Json]
-    gpu: str | None
-
-    def page(self, width: int, height: int) -> tuple[Line, ...]:
-        if self.gpu is None:
-            return status_page(self.status, width, height, self.events)
-        return gpu_page(self.status, width, self.events)
-
-
 def run(options: Options, output: Output) -> ExitCode:
     """Show it once, or follow it until Ctrl-C."""
     if options.watch and options.events:
@@ -62,8 +50,8 @@ def run(options: Options, output: Output) -> ExitCode:
         output.document({"events": events})
         return ExitCode.DONE
     if output.is_text:
-        picture = _picture(address, status, options.one_gpu)
-        output.page(picture.page(output.width, output.page_height))
+        width, height = output.width, output.page_height
+        output.page(_page(address, status, options.one_gpu, width, height))
     output.document(status)
     return ExitCode.DONE
 
@@ -74,13 +62,18 @@ def _ask(address: AgentAddress, gpu: str | None) -> Json:
     return status if gpu is None else _of_one(status, gpu)
 
 
-def _picture(address: AgentAddress, status: Json, gpu: str | None) -> _Picture:
-    """With the events, where the agent still answers."""
-    try:
-        events = get_list(address, _LAST_HOUR)
-    except NodeagentError:
-        events = ()
-    return _Picture(status, _of_gpu(events, status, gpu), gpu)
+def _page(
+    address: AgentAddress, status: Json, gpu: str | None, width: int, height: int
+) -> tuple[Line, ...]:
+    """The status of all GPUs or of one, with the events of the last hour, where the agent still
+    answers.
+    """
+    events: Sequence[Json] = ()
+    with suppress(NodeagentError):
+        events = _of_gpu(get_list(address, _LAST_HOUR), status, gpu)
+    if gpu is None:
+        return status_page(status, width, height, events)
+    return gpu_page(status, width, events)
 
 
 def _of_gpu(events: Sequence[Json], status: Json, gpu: str | None) -> Sequence[Json]:
@@ -128,7 +121,7 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
         last = known
         if output.is_text:
             width, height = output.width, output.page_height
-            page = failure or _picture(address, status, gpu).page(width, height)
+            page = failure or _page(address, status, gpu, width, height)
             output.page((*page, ()))
         elif output.format == "json":
             output.text(json.dumps(status, ensure_ascii=False) + "\n")
@@ -148,7 +141,7 @@ def _redraw(address: AgentAddress, gpu: str | None, output: Output) -> None:
     with screen() as show:
         for status, failure in _answers(address, gpu):
             width, height = output.width, output.height
-            page = failure or _picture(address, status, gpu).page(width, height)
+            page = failure or _page(address, status, gpu, width, height)
             if (page, width, height) != last:
                 last = page, width, height
                 fitting = at_most(page, height, width, keep=2, more=more)

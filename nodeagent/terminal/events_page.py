@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nodeagent.terminal.page import Line, Span, Tone, count, dim, line
+from nodeagent.terminal.page import Line, Span, Tone, count, cut, dim, line
 
 Json = Mapping[str, Any]
 
@@ -34,7 +34,7 @@ def last_event_lines(
     if not shown:
         return ()
     title = line(dim(f"last hour: {count(len(events), 'event')}; {_ALL}"))
-    return tuple(_cut(spans, width) for spans in (title, *event_lines(status, shown)))
+    return tuple(_in_one_row(spans, width) for spans in (title, *event_lines(status, shown)))
 
 
 def _line(event: Json, gpu: str) -> Line:
@@ -53,12 +53,12 @@ def _clock(time: object) -> str:
     return f"{str(time)[11:19]}Z"
 
 
-def _cut(spans: Line, width: int) -> Line:
-    """The line in one row."""
+def _in_one_row(spans: Line, width: int) -> Line:
+    """The line, cut where the row ends."""
     room = width
     found: list[Span] = []
     for text, tone in spans:
-        found.append(Span(text if len(text) <= room else f"{text[: max(room - 1, 0)]}…", tone))
+        found.append(Span(cut(text, room), tone))
         room -= len(text)
         if room < 0:
             break

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from nodeagent.runbook.entries import Entry
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, line, table
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, cut, dim, line, table
 
 _MARGIN = "  "
 _LABEL = 6  # columns of `look`, `mend` and `see`
@@ -41,11 +41,7 @@ def list_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
     names = [(entry.title, entry.kind.value) for entry in entries]
     room = width - sum(max(map(len, column), default=0) + 2 for column in zip(*names, strict=True))
     rows = [
-        (*name, _cut(entry.first_sentence, max(room, _LEAST)))
+        (*name, cut(entry.first_sentence, max(room, _LEAST)))
         for name, entry in zip(names, entries, strict=True)
     ]
     return table(("CODE", "KIND", "MEANS"), rows, right=frozenset())
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

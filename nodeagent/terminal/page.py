@@ -184,6 +184,11 @@ def gibibytes(size: int) -> str:
     return f"{size / 2**30:.4g} GiB"
 
 
+def cut(text: str, most: int) -> str:
+    """The text in at most `most` columns; that it was longer, shows at its end."""
+    return text if len(text) <= most else text[: max(most - 1, 0)] + "…"
+
+
 def index_ranges(indices: Iterable[int]) -> str:
     """`0-3, 6`."""
     groups: list[list[int]] = []

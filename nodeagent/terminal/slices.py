@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from nodeagent.terminal.page import Line, Span, Tone, dim
+from nodeagent.terminal.page import Line, Span, Tone, cut, dim
 
 _NARROWEST = 3
 _MARGIN = 8  # columns for the words "before" and "after"
@@ -75,11 +75,7 @@ def fold(label: str, room: int) -> tuple[str, ...]:
         if rows[-1] and len(rows[-1]) + len(word.rstrip()) > room:
             rows.append("")
         rows[-1] += word
-    return tuple(_cut(row.rstrip(), room) for row in rows)
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: max(room - 1, 0)] + "…"
+    return tuple(cut(row.rstrip(), room) for row in rows)
 
 
 def _edge(row: Sequence[Cell], pitch: int, corners: str) -> Line:
