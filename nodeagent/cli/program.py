@@ -18,7 +18,7 @@ from nodeagent.cli.parser import parse
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
 from nodeagent.left_out import left_out
 
-Command = Callable[[Options, Output], ExitCode]
+Run = Callable[[Options, Output], ExitCode]
 
 # A module cannot be called like a keyword, nor like the package that it is in.
 _MODULES = {
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code; never raises. None: the process' own, which
     ends with it.
     """
-    code = _end_of(argv)
+    code = _exit_code_of(argv)
     if argv is None:
         _end_process(code)
     return code
@@ -51,7 +51,7 @@ def _end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _end_of(argv: list[str] | None) -> int:
+def _exit_code_of(argv: list[str] | None) -> int:
     try:
         return _main(argv)
     except DocumentError as error:
@@ -93,10 +93,10 @@ def _main(argv: list[str] | None) -> int:
     return code
 
 
-def command(name: str) -> Command:
+def command(name: str) -> Run:
     """The command of that name; only its own modules are imported."""
     module = import_module(f"nodeagent.cli.{_MODULES.get(name, name)}")
-    found: Command = module.run
+    found: Run = module.run
     return found
 
 
