@@ -88,6 +88,8 @@ def _asked(
                 return read(connection)
             except OSError as error:
                 refusals.append(error)
+            except http.client.IncompleteRead:  # as when the agent is killed
+                refusals.append(ConnectionResetError("its answer ended in the middle"))
             except http.client.HTTPException as error:
                 message = f"what answers at {address} is no nodeagent: {error!r}"
                 raise NodeagentError(message) from None

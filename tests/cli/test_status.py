@@ -204,6 +204,23 @@ def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
     assert "no agent answers at [::1]:1 (" in program("status", "--listen", "[::1]:1").err
 
 
+def test_an_agent_that_ends_in_its_answer_is_no_other_program(program: Program) -> None:
+    """So that --watch waits for the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        failed = program("status", "--listen", f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert "(its answer ended in the middle)" in failed.err
+    assert "start one" in failed.err
+
+
 @pytest.mark.parametrize(
     ("answer", "status"), [(b"<html>", 200), (b"[]", 200), (b"{}", 503), (b"\xff", 200)]
 )
