@@ -98,14 +98,15 @@ def at_most(
     """
     if room <= 0:
         return ()
-    if rows_of(lines, width) <= room:
+    rows = [rows_of((spans,), width) for spans in lines]
+    if sum(rows) <= room:
         return tuple(lines)
     for gone in range(1, len(lines) + 1):
         first = max((len(lines) - gone) // 2, keep)
         note = line(dim(f"... {count(gone, 'line')} left out; {more}"))
-        kept = (*lines[:first], note, *lines[first + gone :])
-        if rows_of(kept, width) <= room:
-            return kept
+        left = sum(rows[:first]) + sum(rows[first + gone :])
+        if left + rows_of((note,), width) <= room:
+            return (*lines[:first], note, *lines[first + gone :])
     return tuple(lines[:room])
 
 
