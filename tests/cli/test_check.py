@@ -172,6 +172,8 @@ def test_a_running_writer_is_seen_and_not_disturbed(tmp_path: Path) -> None:
     with path.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert "is running" in host_preflight.lock_finding(path).message
+        fcntl.flock(held, fcntl.LOCK_SH)  # as another check has it for a moment
+        assert "no other program" in host_preflight.lock_finding(path).message
     for _ in range(2):
         assert "no other program" in host_preflight.lock_finding(path).message
 

@@ -77,7 +77,7 @@ def lock_finding(path: Path) -> Finding:
     """Whether another program, such as an agent, holds the right to change this node's GPUs."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return ok("writer", "no other program changes GPUs now")
     except BlockingIOError:
