@@ -36,9 +36,7 @@ class Backoff:
         return whole * (1 - self._spread * self._jitter())
 
     def next(self, at_least: float = 0.0) -> float:
-        """The wait after one more failure, on top of what the other side asked for: it asked
-        everybody for the same.
-        """
+        """The wait after one more failure, on top of what the other side asked all clients for."""
         self.failures += 1
         return at_least + self.after(self.failures)
 

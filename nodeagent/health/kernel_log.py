@@ -54,7 +54,7 @@ class Begun(Struct, frozen=True):
 def read_lines(
     lines: Iterable[str], at: float, begun: Begun | None = None
 ) -> tuple[tuple[XidEvent, ...], Begun | None]:
-    """The XIDs that the lines tell, and what is left of a message whose end is still to come.
+    """The XIDs that the lines report, and what is left of a message whose end is still to come.
 
     `at` is the uptime in seconds for lines that bear no time of their own.
     """

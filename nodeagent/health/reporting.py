@@ -55,7 +55,7 @@ def condition(state: HealthState) -> Condition:
             return Condition("False", _reason(worst_ones), _message(state.gpus, worst_ones))
 
 
-# What takes a GPU away from everybody, the most certain first.
+# What takes a GPU away from all its users, the most certain first.
 GONE = ("fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable")
 _ACTIONS = (Action.REBOOT, Action.RESET_GPU)  # these concern others, too
 
@@ -112,7 +112,7 @@ def _statement(finding: Finding, gpus: Mapping[str, GpuHistory], predicate: str)
 
 
 class HealthEvent(Struct, frozen=True):
-    """Something to tell people once; `reason` is one word for a Kubernetes Event."""
+    """Something to report to people once; `reason` is one word for a Kubernetes Event."""
 
     reason: str
     message: str

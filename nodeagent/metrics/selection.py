@@ -27,8 +27,8 @@ _TYPES = (*_WRITTEN_AS_TYPES, "histogram", "summary", "label")
 # What is exported in the place of what dcgm-exporter makes out of several readings.
 _INSTEAD = {
     Composition.XID_COUNT: "nodeagent_gpu_xid_total counts them",
-    Composition.CLOCK_EVENT_COUNT: "DCGM_FI_DEV_CLOCKS_EVENT_REASONS tells them",
-    Composition.HEALTH: "nodeagent_gpu_health tells it",
+    Composition.CLOCK_EVENT_COUNT: "DCGM_FI_DEV_CLOCKS_EVENT_REASONS has them",
+    Composition.HEALTH: "nodeagent_gpu_health has it",
     Composition.PEERS: "",
 }
 

@@ -1,4 +1,4 @@
-"""All entries, and the one that somebody means."""
+"""All entries, and the one that a word means."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _PASSING = frozenset({Phase.WORKING.value, "NotObservedYet", "NotReadYet"})
 
 
 def _explained(condition: Condition, code: str) -> Condition:
-    """The condition with the command that explains `code`, where somebody has to act; shortened."""
+    """The condition with the command that explains `code`, where a person has to act; shortened."""
     passing = condition.status == "True" or condition.reason in _PASSING
     pointer = "" if passing else f"; see nodeagent explain {code}"
     message = shortened(condition.message, most=_LONGEST_MESSAGE - len(pointer)) + pointer

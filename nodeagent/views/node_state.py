@@ -20,7 +20,7 @@ from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.shapes import Cluster
 
-if TYPE_CHECKING:  # it takes long to import, and not everybody who has a state has health
+if TYPE_CHECKING:  # it takes long to import, and not every state has it
     from nodeagent.health.state import HealthState
 
 

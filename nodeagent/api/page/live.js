@@ -65,7 +65,7 @@ function observeLayouts(status) {
   }
 }
 
-/* Whether an event tells of a change that this page saw, too. */
+/* Whether an event reports a change that this page saw, too. */
 function hasEvent(change, events) {
   return events.some((event) => event.gpu === change.gpu && event.after !== undefined
     && Math.abs(new Date(event.time) - new Date(change.time)) < SAME_CHANGE);
@@ -161,7 +161,7 @@ function pause() {
 
 const stream = { source: undefined, failures: 0, notBefore: 0 };
 
-/* Opens the stream unless it is open, or ended a moment ago. Pages that nobody sees have none:
+/* Opens the stream unless it is open, or ended a moment ago. Hidden pages have none:
    browsers open few connections to an address, and the agent has few followers. */
 function follow() {
   if (stream.source || document.hidden || Date.now() < stream.notBefore) return;

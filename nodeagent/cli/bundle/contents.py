@@ -138,18 +138,18 @@ def _without_secrets(check: Part) -> Part:
     if check.missing:
         return check
     findings = json.loads(check.content)["findings"]
-    told = [
+    shown = [
         f if _OF_THE_MACHINE.fullmatch(f["check"]) else {k: f[k] for k in ("check", "level")}
         for f in findings
     ]
-    return check._replace(content=formatted({"findings": told}, "json").encode())
+    return check._replace(content=formatted({"findings": shown}, "json").encode())
 
 
 # --- the agent's files ----------------------------------------------------------------------------
 
 
 def _files(options: Options, settings: Settings) -> Iterator[Part]:
-    """By name: what else lies in these folders is nobody's business."""
+    """By name, so that nothing else of these folders is in a bundle."""
     directory, run_dir = settings.state.dir, settings.run.dir
     beside = ""  # what stands before the names of a simulated node's files
     claims = directory
