@@ -1,11 +1,11 @@
 # The agent in a container. The driver comes from the node, in one of three ways (docs/install.md):
-# put there by NVIDIA's container runtime, out of the GPU Operator's driver container, or from the
-# host. For the latter two nothing of them but one library is used with what is here.
+# mounted by NVIDIA's container runtime, from the GPU Operator's driver container, or from the host.
+# Of the latter two only one library is used.
 #
-# What Debian always has is enough besides: bash for probes, chroot and nsenter for the way to the
-# driver's programs and to the host's systemd.
+# Debian's essential packages are enough besides: bash for probes, chroot for the driver's programs,
+# nsenter for the host's systemd.
 
-# By its exact version; where every build has to be the same to the byte, give it with its digest:
+# By its exact version; for reproducible builds give it with its digest:
 # docker build --build-arg PYTHON=python:3.11.13-slim-bookworm@sha256:...
 ARG PYTHON=python:3.11.13-slim-bookworm
 
@@ -51,6 +51,6 @@ ENV PATH=/opt/nodeagent/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_MIG_CONFIG_DEVICES=all \
     NVIDIA_MIG_MONITOR_DEVICES=all
-# Root, because the driver lets nobody else change MIG. With simulated GPUs any user will do.
+# Root, because the driver lets only root change MIG. With simulated GPUs any user will do.
 ENTRYPOINT ["nodeagent"]
 CMD ["run"]

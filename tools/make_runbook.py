@@ -22,10 +22,9 @@ HEAD = """\
 
 <!-- written by tools/make_runbook.py; change the texts in nodeagent/runbook, not this page -->
 
-What each code means that the agent shows, what to look at, and the commands that mend it. On a
-node, `nodeagent explain InUse` shows the same entry. Capitals do not count, `nodeagent explain XID
-79` and `nodeagent explain 79` are one, and without a code it lists them all. A problem's own
-remedy, in `nodeagent status`, has the values of the node already.
+The meaning of each code that the agent shows, what to look at, and the commands that mend it. On a
+node, `nodeagent explain InUse` prints the same entry, and `nodeagent explain` lists all codes. A
+problem's own remedy, in `nodeagent status`, has the values of the node already.
 
 | word | stands for |
 |---|---|
@@ -37,9 +36,9 @@ remedy, in `nodeagent status`, has the values of the node already.
 | `FILE`, `NAME` | a plan or settings file; a configuration, or a file that is named |
 | `WATTS` | the power limit |
 
-Commands with `kubectl` are for a node in a cluster, the others are run on the node. What is advised
-about hardware was not tried on hardware; `nodeagent/runbook` and [health.md](health.md) say where
-it comes from.
+Commands with `kubectl` are for a node in a cluster, the others are run on the node. The advice
+about hardware was not tried on hardware; its sources are in `nodeagent/runbook` and
+[health.md](health.md).
 """
 
 TITLES = {
@@ -48,11 +47,11 @@ TITLES = {
     Kind.CONDITION: ("Conditions", "Of the Node."),
     Kind.REASON: (
         "Reasons",
-        "Of conditions, and what else a headline says. Phases, problems and findings are others.",
+        "Of conditions and headlines, besides phases, problems and findings.",
     ),
     Kind.EVENT: (
         "Events",
-        "On the Node, on claims and in `/v1/events`. Phases, problems and reasons are others.",
+        "On the Node, on claims and in `/v1/events`, besides phases, problems and reasons.",
     ),
     Kind.CHECK: ("Health checks", "How the findings of each end: [health.md](health.md#checks)."),
     Kind.FINDING: ("Findings", "Of the health checks."),
@@ -88,7 +87,7 @@ def _actions() -> str:
     """What the tables refer to."""
     known = read_actions()
     parts = (f"\n### {title}\n\n{_block(known[name])}" for name, title in ACTIONS.items())
-    return f"\n## What mends most\n{''.join(parts)}"
+    return f"\n## Common actions\n{''.join(parts)}"
 
 
 def _section(kind: Kind, entries: list[Entry]) -> str:

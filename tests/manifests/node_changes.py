@@ -172,7 +172,7 @@ DENIED = (
     Change(
         "another's cordon marked as its own",
         annotated(nodeagent__cordoned="true"),
-        "cordoned by somebody else",
+        "another program cordoned",
         before=CORDONED,
     ),
     Change("capacity", {"status": {"capacity": {"cpu": "99"}}}, "only change cond", status=True),
