@@ -27,7 +27,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(digits: str) -> float:

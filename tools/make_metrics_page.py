@@ -57,7 +57,7 @@ Without a file, the fields marked in the column "default" are exported: dcgm-exp
 
 ## How old they are
 
-A scrape asks the driver nothing: it gets what was read last, and how old that is by reader in
+A scrape makes no driver calls: it gets the last values, and their age by reader in
 `nodeagent_sample_age_seconds`. Utilization, clocks, power and memory are read every
 `sample.interval`, and soon after each step of a change; ECC, remapped rows, links and PCIe every
 `sample.slow_interval`; processes every 5 s at the most. A GPU whose driver hangs keeps its last
@@ -92,17 +92,17 @@ reports no process' share of the time.
 
 - A value that the driver does not give is absent, never 0. One field is 0 at first, as it is there:
   `DCGM_FI_DEV_XID_ERRORS`, with `err_code="0"` and `err_msg="No Error"`. Each XID ends that series
-  and begins one with its own number and name, and so it stays. Alert on `> 0`, or on any XID of the
-  last five minutes, the first one too, by `increase(nodeagent_gpu_xid_events_total[5m]) > 0`: that
+  and begins one with its own number and name, which stays. Alert on `> 0`, or on any XID of the
+  last five minutes, also the first, by `increase(nodeagent_gpu_xid_events_total[5m]) > 0`: that
   counter is there for each GPU from the start. `nodeagent_gpu_xid_total` begins with the first XID
-  of a number, which `increase()` does not see; which numbers came just now is
+  of a number, which `increase()` does not see; the numbers of the last five minutes are
   `time() - nodeagent_gpu_xid_last_timestamp_seconds < 300`. The shipped rules go by findings.
 - A value of the whole GPU is exported once. dcgm-exporter repeats it for each GPU instance, which
   makes sums of power wrong.
 - A field that is exported for GPU instances is not exported for their GPU too.
-- Utilization does not exist with MIG on. What GPM says of each instance stands in for it (Hopper
+- Utilization does not exist with MIG on. The GPM figures of each instance replace it (Hopper
   and newer).
-- Counters do not go back when the driver is loaded again or an instance is made anew.
+- Counters do not decrease when the driver is loaded again or an instance is created again.
 - PCIe throughput is the growth of byte counters: the call that DCGM uses blocks for 20 ms.
 - `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate. dcgm-exporter calls it a counter, and so does the
   shipped file.
@@ -112,12 +112,12 @@ reports no process' share of the time.
 
 ## Claims
 
-They are there where the agent serves claims ([dra.md](dra.md)). `nodeagent_claim_slices` has `pod`
+These exist where the agent serves claims ([dra.md](dra.md)). `nodeagent_claim_slices` has `pod`
 where one pod has the claim; a share of a GPU has no slices of its own and is not in it, and a GPU
 without MIG counts as one slice. The `reason` of `nodeagent_claim_failures_total` is one of:
 `ClaimRefused` (the claim is wrong, or allocated what another one has), `InUse`, `Driver`, `Cluster`
 (the API server does not answer), `StateFile` (a record cannot be written), `Cdi`, `UnknownDevice`,
-`Other`, `Internal`, or the code of what the planner or a step met, such as `StepFailed` or
+`Other`, `Internal`, or the code of the planner's or a step's problem, such as `StepFailed` or
 `GpuUnhealthy`.
 
 ## Fragmentation
@@ -125,8 +125,8 @@ without MIG counts as one slice. The `reason` of `nodeagent_claim_failures_total
 `nodeagent_mig_fragmentation_ratio` compares two sums over all profiles: how many more instances of
 each fit now (`nodeagent_mig_creatable`), and how many would fit if the instances that are there
 could be moved to where they leave most room for that profile. The ratio is the share of the second
-that the first lacks: 0 where moving would help nothing, 1 where something would fit and nothing
-does. `nodeagent_mig_slots_unusable_ratio` speaks of memory slices that nothing can use at all.
+that the first lacks: 0 where moving would not help, 1 where something would fit and nothing
+does. `nodeagent_mig_slots_unusable_ratio` is about memory slices that no profile can use.
 
 `promtool check metrics` has nothing to say of the agent's own. Of DCGM's it dislikes the names:
 `modelName`, counters without `_total`.

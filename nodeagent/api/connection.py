@@ -159,7 +159,7 @@ class Connection(web.RequestHandler):
         self.refused(Reason.MALFORMED, type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("part of an answer is sent already")
-        answer = web.json_response({"error": "this is no request of HTTP/1.1"}, status=400)
+        answer = web.json_response({"error": "this is not a request of HTTP/1.1"}, status=400)
         answer.force_close()
         return answer
 

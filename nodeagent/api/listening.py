@@ -26,7 +26,7 @@ async def listen(
 ) -> AsyncIterator[int]:
     """Serve the API over TCP; gives the port. `host` "" means all addresses, `port` 0 any free one.
 
-    Raises NodeagentError when the address cannot be had.
+    Raises NodeagentError when the address cannot be used.
     """
     app = create_app(answers, listen_host=host, limits=limits)
     serving = Serving(app, Listener("api", limits, refusals))

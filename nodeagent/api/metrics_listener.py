@@ -52,7 +52,7 @@ class MetricsListener:
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Listen until cancelled. An address that cannot be had is reported, and tried again:
+        """Listen until cancelled. An address that cannot be used is reported, and tried again:
         another exporter may have it still, and the agent has more to do than this.
         """
         listener = await self._listening()
@@ -200,6 +200,6 @@ def _socket(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise NodeagentError(
-            f"metrics cannot be had on {host}:{port}: {error.strerror or error}",
+            f"metrics cannot be served on {host}:{port}: {error.strerror or error}",
             remedy="set metrics.listen to an address of this machine that is free",
         ) from error

@@ -76,12 +76,13 @@ class _MpsRoutes:
         if report is None:
             raise UnknownDevice(
                 f"this node has no device {_shown(device)}",
-                remedy="nodeagent mps status shows those that have MPS",
+                remedy="nodeagent mps status lists the devices with MPS",
             )
         daemons: list[Json] = report["daemons"]
         if not daemons:
             raise UnknownDevice(
-                f"{device} has no MPS daemon", remedy="nodeagent mps status shows which have one"
+                f"{device} has no MPS daemon",
+                remedy="nodeagent mps status lists the devices with one",
             )
         if len(daemons) > 1:
             first = daemons[0]["device"]

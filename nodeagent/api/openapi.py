@@ -33,7 +33,7 @@ DESCRIPTION: Json = {
     "info": {
         "title": "nodeagent",
         "version": __version__,
-        "description": "How the GPUs of this node are split. Read-only over TCP.",
+        "description": "The GPUs of this node and how they are partitioned. Read-only over TCP.",
     },
     "paths": read_tree(Path(__file__).with_name("paths.yaml").read_bytes()).value,
     "components": {"schemas": _as_written(_SCHEMAS)},

@@ -111,7 +111,7 @@ def read_web_config(path: Path) -> WebConfig:
         raise _unreadable(path, error) from None
     except DocumentError as error:
         # Without the text found, which may be a hash.
-        raise UsageError(f"{path} is no YAML with keys and values", remedy=error.remedy) from None
+        raise UsageError(f"{path} is not YAML with keys and values", remedy=error.remedy) from None
     reading = _Reading(path)
     sections = reading.map(tree.value, "", _SECTIONS)
     headers = reading.http(sections.get("http_server_config"))
@@ -152,7 +152,7 @@ class _Reading:
             return None
         for name, why in _REFUSED_TLS_KEYS.items():
             if given.get(name):
-                raise self.fault(f"{where}.{name} cannot be had", why)
+                raise self.fault(f"{where}.{name} is not supported", why)
         self.map({name: None for name in given if name not in _REFUSED_TLS_KEYS}, where, _TLS_KEYS)
         certificate, key = self._file(given, "cert_file"), self._file(given, "key_file")
         if certificate is None or key is None:
@@ -170,14 +170,14 @@ class _Reading:
         if value is None or value == "":
             return None
         if not isinstance(value, str) or "\0" in value:
-            raise self.fault(f"tls_server_config.{name} is no path")
+            raise self.fault(f"tls_server_config.{name} is not a path")
         return (self.path.parent / value).absolute()
 
     def _client_auth(self, given: Mapping[str, Any], client_ca: Path | None) -> ssl.VerifyMode:
         value = str(given.get("client_auth_type") or "NoClientCert")
         if value in _UNVERIFIED:
             raise self.fault(
-                f"client_auth_type {value} cannot be had",
+                f"client_auth_type {value} is not supported",
                 "a client's certificate is either verified or not asked for: "
                 + listed(tuple(_CLIENT_AUTH), most=3),
             )
@@ -211,7 +211,8 @@ class _Reading:
         for name, hashed in self.map(value, "basic_auth_users").items():
             if not isinstance(hashed, str) or not (match := _BCRYPT.fullmatch(hashed)):
                 raise self.fault(
-                    f"basic_auth_users.{name} is no bcrypt hash", "htpasswd -nBC 10 NAME makes one"
+                    f"basic_auth_users.{name} is not a bcrypt hash",
+                    "htpasswd -nBC 10 NAME makes one",
                 )
             if int(match[1]) not in _COSTS:
                 raise self.fault(
@@ -233,7 +234,7 @@ class _Reading:
         headers = self.map(given.get("headers"), where, _HEADERS, "is not accepted")
         for name, text in headers.items():
             if not isinstance(text, str) or not text.isprintable():
-                raise self.fault(f"{where}.{name} is no text of one line")
+                raise self.fault(f"{where}.{name} is not a text of one line")
         return headers
 
 

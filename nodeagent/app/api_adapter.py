@@ -80,7 +80,7 @@ class ApiAdapter:
             await listens.wait()
             name = address.host or "127.0.0.1"
             shown = f"[{name}]" if ":" in name else name
-            log.info("the node can be seen", url=f"http://{shown}:{port}/")
+            log.info("the page is served", url=f"http://{shown}:{port}/")
             await self._settled_within(_READY_ANYWAY)
             ready()
             # What is there now stays: to look through it for garbage every minute or so would take
@@ -124,7 +124,7 @@ class ApiAdapter:
         return self.metrics.scrape(zipped)
 
     async def plan(self) -> Json:
-        """Computed once for each plan, whoever comes and goes."""
+        """Computed once for each plan; a client that leaves does not end that."""
         state = self.current()
         planned = state.plan or NodePlan(Verdict.IN_SYNC), state.digest, state.source
         if planned != self._planned:

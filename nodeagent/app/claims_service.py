@@ -170,7 +170,7 @@ class ClaimsService:
         self._problem = None
         if registration.state == "refused":
             message = f"the kubelet refuses the DRA driver: {registration.reason}"
-            remedy = "is dra.kubelet_dir its root directory, by the path that it has itself?"
+            remedy = "set dra.kubelet_dir to the kubelet's root directory, at its own path"
             self._problem = Problem(Code.CLUSTER, message, remedy)
         self._nudge("the kubelet has registered the driver, or refuses it")
 
@@ -200,7 +200,7 @@ class ClaimsService:
         if self._observation.node is None:
             raise NodeagentError(
                 "the node's GPUs have not been read yet",
-                remedy="`nodeagent status` shows what is wrong with the driver; it is tried again",
+                remedy="`nodeagent status` shows what is wrong with the driver; the agent retries",
             )
         return self._observation.node
 
@@ -287,7 +287,7 @@ class ClaimsService:
                 self.view.amiss = upkeep.amiss
                 if amiss != self._amiss:
                     self._amiss = amiss
-                    self._nudge("claims were looked after")
+                    self._nudge("claims were checked")
                 self._observe_change()
                 await asyncio.sleep(EVERY)
 
@@ -337,5 +337,5 @@ class ClaimsService:
 def _closed(why: str) -> Problem | None:
     if not why:
         return None
-    remedy = "leave the GPUs to one of them: take the other off this node, or set dra.mode: off"
+    remedy = "leave the GPUs to one of them: remove the other from this node, or set dra.mode: off"
     return Problem(Code.OWNED, f"nothing is offered to claims: {why}", remedy)

@@ -179,13 +179,13 @@ class MetricsService:
         except NodeagentError as error:
             problem = Problem(Code.METRICS, error.message, error.remedy)
             if problem != self._unread:
-                log.warning("the fields of before are exported", error=error.message)
+                log.warning("the earlier fields are exported", error=error.message)
             self._unread = problem
             return
         self._unread = None
         if found != self._selection:
             for finding in found.findings[:_MOST_NAMED]:
-                log.warning("a line of the file of counters does not count", why=str(finding))
+                log.warning("a line of the counters file is ignored", why=str(finding))
             log.info("fields to export", metrics=len(found.metrics), labels=len(found.labels))
         self._selection = found
         self._exporter.select(found)
@@ -221,7 +221,7 @@ class MetricsService:
             pids = self._exporter.unknown_pids()
             self._exporter.put_owners(await asyncio.to_thread(owners, pids))
         except Exception:  # a fault of ours; the next list may go well
-            log.exception("whose the processes are cannot be found out")
+            log.exception("the owners of processes cannot be read")
         finally:
             self._looking_up = None
 

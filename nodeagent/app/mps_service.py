@@ -132,7 +132,7 @@ class MpsService:
             names = ", ".join(map(client_words, clients))
             end = end_commands((one.pid, one.namespace, one.pod) for one in clients)
             raise DrainTimedOut(
-                f"not drained within {seconds or 0:g} s: still there are {names}",
+                f"not drained within {seconds or 0:g} s: these clients are left: {names}",
                 remedy=f"end them ({end}), give them more time, or end the daemon under them: "
                 f"`nodeagent mps drain {device} --timeout {seconds or 0:g} --force`",
             )
@@ -175,7 +175,7 @@ class MpsService:
             try:
                 seen = await self._watch.check(self._fleet.running())
             except Exception:  # a fault of ours; the next look may go well
-                log.exception("MPS clients cannot be looked at")
+                log.exception("MPS clients cannot be read")
                 continue
             if seen != self._clients:
                 self._clients = seen

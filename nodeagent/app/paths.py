@@ -154,7 +154,7 @@ class OwnFiles:
     def lost(self, path: Path) -> None:
         """A file was deleted under the agent, and is made again by the caller."""
         if path not in self._lost:
-            log.warning("deleted under the running agent; it is made again", path=str(path))
+            log.warning("deleted while the agent runs; created again", path=str(path))
         self._lost[path] = time.monotonic()
 
     async def run(self) -> None:
@@ -194,8 +194,8 @@ class OwnFiles:
             self._unusable = Problem(
                 Code.RUN_DIRECTORY,
                 f"{path} cannot be examined: {error.strerror or error}",
-                f"run namei -l {path} and mend the first path that it cannot show, or its file "
-                "system",
+                f"run namei -l {path} and repair the first path that it cannot show, or its "
+                "file system",
             )
         return tuple(dict.fromkeys(deleted))
 
@@ -205,9 +205,9 @@ class OwnFiles:
         names = ", ".join(sorted(map(str, self._lost)))
         return Problem(
             Code.RUN_DIRECTORY,
-            f"deleted or replaced under the running agent, and made again: {names}",
-            "find what does that, such as a cleanup job or systemd-tmpfiles, and let it leave "
-            f"these paths alone; this is shown for {_REMEMBERED / 60:.0f} minutes",
+            f"deleted or replaced while the agent runs, and created again: {names}",
+            "find the program that does that, such as a cleanup job or systemd-tmpfiles, and "
+            f"exclude these paths; this is shown for {_REMEMBERED / 60:.0f} minutes",
         )
 
 

@@ -44,7 +44,7 @@ def source_of(plan: PlanSettings, *, in_cluster: bool) -> str:
     if plan.source != "file" and not in_cluster:
         raise UsageError(
             f"plan.source is {plan.source}, and there is no cluster to read it from",
-            remedy="name a kubeconfig (kubernetes.kubeconfig), or take plan.source: file",
+            remedy="name a kubeconfig (kubernetes.kubeconfig), or set plan.source: file",
         )
     return plan.source
 
@@ -113,6 +113,6 @@ class PlanService:
             self.events.add(EventType.SETTINGS_KEPT, message, remedy=error.remedy)
             return None
         if replace(found, plan=self.settings.plan) != self.settings:
-            message = "of the changed settings only those of the plan count before a restart"
+            message = "changed settings, except those of the plan, need a restart of the agent"
             self.events.add(EventType.SETTINGS_KEPT, message)
         return found

@@ -149,7 +149,7 @@ class ClaimRecord:
     def __post_init__(self) -> None:
         """Raise ValueError for a uid that makes no file name, and for a claim without devices."""
         if not UID.fullmatch(self.uid):
-            raise ValueError(f"{self.uid[:80]!r} is no uid of a claim")
+            raise ValueError(f"{self.uid[:80]!r} is not a uid of a claim")
         if not self.devices:
             raise ValueError("the claim has no devices")
 

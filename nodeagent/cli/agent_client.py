@@ -91,7 +91,7 @@ def _asked(
             except http.client.IncompleteRead:  # as when the agent is killed
                 refusals.append(ConnectionResetError("its answer ended in the middle"))
             except http.client.HTTPException as error:
-                message = f"what answers at {address} is no nodeagent: {error!r}"
+                message = f"the program at {address} is not nodeagent: {error!r}"
                 raise NodeagentError(message) from None
     raise _unreachable(address, refusals)
 
@@ -118,12 +118,12 @@ def post(
             return _answer(connection)
         except TimeoutError:
             raise NodeagentError(
-                f"the agent has not answered for {patience:g} s; it goes on with it",
+                f"the agent has not answered for {patience:g} s; it is still working on it",
                 remedy="see nodeagent mps status",
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise NodeagentError(
-                f"the agent at {address.socket} went away before it answered ({error})",
+                f"the agent at {address.socket} ended before it answered ({error})",
                 remedy="see its log, and nodeagent mps status",
             ) from None
 
@@ -154,14 +154,16 @@ class _SocketConnection(http.client.HTTPConnection):
 def _answer(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
     answer = _json_answer(connection)
     if not isinstance(answer, dict):
-        raise NodeagentError("what answers there is no nodeagent: its answer is not a JSON object")
+        raise NodeagentError("the program there is not nodeagent: its answer is not a JSON object")
     return answer
 
 
 def _list_answer(connection: http.client.HTTPConnection) -> Sequence[Mapping[str, Any]]:
     answer = _json_answer(connection)
     if not isinstance(answer, list) or not all(isinstance(one, dict) for one in answer):
-        raise NodeagentError("what answers there is no nodeagent: its answer is no list of objects")
+        raise NodeagentError(
+            "the program there is not nodeagent: its answer is not a list of objects"
+        )
     return answer
 
 

@@ -11,7 +11,7 @@ from nodeagent.cli.output import Output
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.page import line
 
-_NONE_SERVED = "This agent serves no claims: dra.mode is off, or it belongs to no cluster."
+_NONE_SERVED = "This agent serves no claims: dra.mode is off, or the node is in no cluster."
 _KEYS = ("node", "observedAt", "claims", "lessOffered")
 
 

@@ -39,11 +39,11 @@ _PLAN = path("--plan", "the plan file to follow")
 _PLAN_NAME = _configuration("the only one")
 _LISTEN = option("--listen", metavar="ADDRESS", help="the API's address (default: 127.0.0.1:9470)")
 _RUN_DIR = path(
-    "--run-dir", "where sockets and the lock lie (default: /run/nodeagent)", metavar="DIR"
+    "--run-dir", "where sockets and the lock are (default: /run/nodeagent)", metavar="DIR"
 )
 _STATE_DIR = path(
     "--state-dir",
-    "where what must survive a restart lie (default: /var/lib/nodeagent)",
+    "where state that must survive a restart is kept (default: /var/lib/nodeagent)",
     metavar="DIR",
 )
 _DIRECTORIES = (_RUN_DIR, _STATE_DIR)
@@ -54,21 +54,21 @@ _CLUSTER = (
         "where the plan comes from (auto: the Node's annotation in a cluster, else the file)",
     ),
     path("--kubeconfig", "the cluster that the node belongs to"),
-    option("--node-name", metavar="NAME", help="how this node is called"),
+    option("--node-name", metavar="NAME", help="the name of this node"),
 )
 _RECONCILING = (
     choice(
         "--drift",
         choices("drift"),
-        "what to do about changes that others made (default: mend)",
+        "what to do about changes by other programs (default: mend)",
     ),
     _RESET,
     _PARALLEL,
-    duration("--resync", "how often to look again when nothing wakes the agent (default: 60)"),
+    duration("--resync", "how often to look at the GPUs when nothing happens (default: 60)"),
 )
 _SHELL = choice("shell", ("bash", "zsh", "fish"), "for which shell")
 _ARCHIVE = path("archive", "the archive to write (tar.gz); it must not exist")
-_WAIT = duration("--wait", "wait so long for those who use what must go (default: 0)", default=0.0)
+_WAIT = duration("--wait", "how long to wait for users of what has to go (default: 0)", default=0.0)
 _FORMAT = choice(
     "--format",
     ("plan", "mig-parted"),
@@ -83,7 +83,7 @@ _CODES = option(
     "codes",
     nargs="*",
     metavar="CODE",
-    help="such as InUse, ecc, Blocked or XID 79; capitals do not count (default: list all)",
+    help="such as InUse, ecc, Blocked or XID 79; case does not matter (default: list all)",
 )
 
 
@@ -99,11 +99,11 @@ COMMANDS = {
         (_SETTINGS, _PLAN, _PLAN_NAME, *_CLUSTER, _LISTEN, *_DIRECTORIES, *_RECONCILING),
     ),
     "plan": Command(
-        "show the steps that would be taken, and why; touches nothing",
+        "show the steps to the plan, with their reasons; touches nothing",
         (*_DOCUMENT, _RESET, _SETTINGS, *_DIRECTORIES),
     ),
     "apply": Command(
-        "take the steps once, without an agent",
+        "take these steps once, without an agent",
         (*_DOCUMENT, _RESET, _PARALLEL, _WAIT, _SETTINGS, *_DIRECTORIES),
     ),
     "assert": Command("is the node as the document says?", (*_DOCUMENT, _SETTINGS, *_DIRECTORIES)),
@@ -116,7 +116,9 @@ COMMANDS = {
         (
             flag("--watch", "follow the changes"),
             option("--gpu", dest="one_gpu", metavar="GPU", help="one in full: an index or a UUID"),
-            flag("--events", "what was decided in the last hour, and why; of all or of one GPU"),
+            flag(
+                "--events", "the events of the last hour, with their reasons; of all GPUs or of one"
+            ),
             *(_SETTINGS, _LISTEN, _RUN_DIR),
         ),
     ),
@@ -129,7 +131,7 @@ COMMANDS = {
         (_SETTINGS, _LISTEN, _RUN_DIR),
     ),
     "check": Command(
-        "preflight: what would keep the agent from working, with a remedy for each",
+        "preflight: what would keep the agent from working on this node, with a remedy for each",
         (_SETTINGS, _PLAN, *_CLUSTER, *_DIRECTORIES),
     ),
     "explain": Command(
@@ -137,13 +139,11 @@ COMMANDS = {
     ),
     "schema": Command("JSON Schema of the plan or of the settings", (_SUBJECT,)),
     "bundle": Command(
-        "one archive with what a maintainer would ask for; nothing secret in it",
+        "one archive for a report of a fault, without secrets",
         (_ARCHIVE, _SETTINGS, _LISTEN, *_DIRECTORIES),
     ),
-    "completion": Command("the script by which a shell completes this command line", (_SHELL,)),
-    "demo": Command(
-        "a guided tour on a simulated node, in seconds; shows each command as it can be typed"
-    ),
+    "completion": Command("print a shell script that completes this command line", (_SHELL,)),
+    "demo": Command("a guided tour on a simulated node, in seconds"),
     "simulate": Command(
         "boards that can be simulated; processes, MPS clients, faults, reboots of a node",
         subcommands=_simulations,
@@ -166,14 +166,14 @@ MPS_COMMANDS: dict[str, Command] = {
         (_ANY_DEVICE, _SETTINGS, _LISTEN, _RUN_DIR),
     ),
     "restart": Command(
-        "end a device's daemon and start it anew",
+        "restart the daemon of a device",
         (_DEVICE, flag("--force", _LOSS), _SETTINGS, _RUN_DIR),
     ),
     "drain": Command(
-        "let no new clients in, wait for those that are there, then end the daemon",
+        "admit no new clients, wait for the present ones, then end the daemon",
         (
             _DEVICE,
-            duration("--timeout", "wait so long for the clients (default: however long it takes)"),
+            duration("--timeout", "how long to wait for the clients (default: without a limit)"),
             flag("--force", f"at the end of the time, {_LOSS}"),
             _SETTINGS,
             _RUN_DIR,
@@ -185,9 +185,9 @@ GLOBAL_OPTIONS = (
     option(
         "--simulate",
         metavar="BOARDS",
-        help="simulated GPUs in place of the driver, such as h100-80gb:8 or a100-40gb:2,t4:1",
+        help="simulated GPUs instead of the driver, such as h100-80gb:8 or a100-40gb:2,t4:1",
     ),
-    path("--state", "keep the simulated node in FILE, between commands and beside a running agent"),
+    path("--state", "keep the simulated node in FILE, between commands and for a running agent"),
     option(
         "-o",
         "--output",

@@ -49,7 +49,9 @@ gpus:
 def run(options: Options, output: Output) -> ExitCode:
     """Take the tour; raises NodeagentError where the program does not do what is claimed."""
     if options.simulate is not None or options.state is not None or not output.is_text:
-        raise UsageError("no --simulate, --state, --output here: the demo has a node of its own")
+        raise UsageError(
+            "the demo has its own simulated node: leave out --simulate, --state and --output"
+        )
     for number in _ENDS:
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="na-demo-") as name:
@@ -68,12 +70,12 @@ def _take(tour: _Tour) -> None:
     tour.show(f"export {_SETTINGS}")
     if Path(shutil.which("nodeagent") or "").parent != Path(sys.executable).parent:
         tour.show(f'nodeagent() {{ {shlex.join(_PROGRAM)} "$@"; }}')
-    tour.say("A plan says what each GPU should be: GPU 0 cut into slices, GPU 1 shared by MPS.")
+    tour.say("A plan says what each GPU should be: GPU 0 divided, GPU 1 shared by MPS.")
     shared = f"mps: {{user: {os.geteuid() or 1000}, replicas: 2}}"
     tour.write(_PLAN.format(slices="3g.40gb: 1, 1g.10gb: 4", other=shared))
     tour.say("The steps to it, and why. Nothing is touched.")
     tour.command(f"plan -f plan.yaml {_NODE}")
-    tour.say("The agent takes them, and keeps the node so.")
+    tour.say("The agent takes them, and keeps the node that way.")
     tour.start(f"run {_NODE} --plan plan.yaml --settings settings.yaml --listen 127.0.0.1:0")
     before = tour.until(
         "the node is as the plan says, and the MPS daemon answers",
@@ -81,7 +83,7 @@ def _take(tour: _Tour) -> None:
     )
     tour.command("status")
     tour.command("mps status")
-    tour.say("A program comes and uses the largest slice.")
+    tour.say("A program starts to use the largest slice.")
     tour.command(f"simulate occupy 0:4 --pid {_PID} --command train --state node.json")
     tour.say("A plan that would destroy this slice is blocked, for the agent and for commands.")
     tour.write(_PLAN.format(slices="7g.80gb: 1", other="mig: disabled"))
@@ -93,14 +95,14 @@ def _take(tour: _Tour) -> None:
     tour.until("the other GPU did not wait: its MPS daemon is gone", lambda s: not s["mps"])
     tour.command("plan -f plan.yaml --state node.json", code=ExitCode.BLOCKED)
     tour.command("status")
-    tour.say("The program ends, and the agent goes on.")
+    tour.say("The program ends, and the agent continues.")
     tour.command("simulate release 0:4 --state node.json")
     tour.until(
         "the node is as the plan says: one slice of the whole GPU",
         lambda s: s["phase"] == "InSync" and len(_slices(s)) == 1,
     )
     tour.command("assert -f plan.yaml --state node.json")
-    tour.say("GPU 1 falls ill: its driver reports XID 79.")
+    tour.say("GPU 1 becomes unhealthy: its driver reports XID 79.")
     tour.command("simulate xid 1 79 --state node.json")
     tour.until(
         "GPU 1 is reported unhealthy, and GPU 0 healthy",
@@ -173,11 +175,11 @@ class _Tour:
         """Report a claim that held; raises NodeagentError for another."""
         if not held:
             log = (self._folder / "agent.log").read_text(encoding="utf-8").splitlines()
-            raise NodeagentError(f"this does not hold: {claim}", remedy=" ".join(log[-1:]))
+            raise NodeagentError(f"this is false: {claim}", remedy=" ".join(log[-1:]))
         self._output.page([line(Span(f"# true: {claim}", Tone.GOOD))])
 
     def end(self) -> None:
-        self.say("The agent ends in order; what it made stays.")
+        self.say("The agent ends in an orderly way; the instances that it made stay.")
         self.show("kill %1")
         for agent in self._agents:
             agent.terminate()

@@ -52,5 +52,5 @@ def check_free(listen: Address) -> None:
             raise NodeagentError(
                 f"the API cannot listen on {listen}: {' and '.join(found) or 'another program'} "
                 "already does",
-                remedy="end that, or choose another address: --listen, or the setting api.listen",
+                remedy="end it, or choose another address: --listen, or the setting api.listen",
             ) from error

@@ -80,7 +80,7 @@ def simulation(options: Options, *, shared: bool) -> Iterator[SimulatedGpus | No
     if options.simulate is None and options.state is not None and not options.state.exists():
         raise UsageError(
             f"the state file {options.state} does not exist",
-            remedy="--simulate BOARDS would make it",
+            remedy="create it with --simulate BOARDS",
         )
     from nodeagent.simulation import simulated
 

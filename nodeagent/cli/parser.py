@@ -73,7 +73,7 @@ def build_parser() -> Parser:
     """The whole command line."""
     return Parser(
         prog="nodeagent",
-        description="Owns how the NVIDIA GPUs of this node are split.",
+        description="Partitions the NVIDIA GPUs of this node.",
         epilog=f"exit codes: {EXIT_CODES}",
         fill=_fill,
     )

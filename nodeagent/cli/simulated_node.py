@@ -22,7 +22,7 @@ def simulated_node(options: Options) -> Iterator[SimulatedNode]:
     state = state_file(options)
     if options.simulate is None and not state.exists():
         raise UsageError(
-            f"the state file {state} does not exist", remedy="--simulate BOARDS would make it"
+            f"the state file {state} does not exist", remedy="create it with --simulate BOARDS"
         )
     with SimulatedNode(options.simulate, state=state) as node:
         yield node
@@ -32,7 +32,7 @@ def state_file(options: Options) -> Path:
     """The file that was named; raises UsageError when none was."""
     if options.state is None:
         raise UsageError(
-            "a simulated node that ends with this command is of no use",
+            "this needs a simulated node that outlives the command",
             remedy="name the node's state file with --state FILE",
         )
     return options.state
@@ -48,8 +48,8 @@ def device_on(named: str, node: SimulatedNode) -> str:
         if instance.start <= start < instance.start + instance.size:
             return f"{gpu}/{instance.id}/{compute.id}"
     raise UsageError(
-        f"no MIG device lies on slice {start} of GPU {gpu}",
-        remedy="nodeagent export with the same --state shows what there is",
+        f"there is no MIG device on slice {start} of GPU {gpu}",
+        remedy="nodeagent export with the same --state shows its devices",
     )
 
 

@@ -38,7 +38,7 @@ _SAMPLED = frozenset({"utilization", "temperature", "power", "memory"})  # of a 
 def run(options: Options, output: Output) -> ExitCode:
     """Show it once, or follow it until Ctrl-C."""
     if options.watch and options.events:
-        raise UsageError("--events shows what was, and --watch what comes", remedy="give one")
+        raise UsageError("--events shows past events, --watch new ones", remedy="give one")
     address = agent_address(options)
     if options.watch:
         _watch(address, options.one_gpu, output)

@@ -109,7 +109,7 @@ class _Reader:
                 documents += 1
                 if documents > 1:
                     self._stop(
-                        event, (), "a second document begins here", "keep one document a file"
+                        event, (), "a second document begins here", "keep one document in a file"
                     )
                 value = self._value(next(self._events), (), 1)
         return value
@@ -154,7 +154,7 @@ class _Reader:
     def _key(self, event: yaml.Event, path: DocumentPath, lines: dict[str, int]) -> str:
         if isinstance(event, yaml.CollectionStartEvent):
             self._check(event, path)
-            self._stop(event, path, "a map or list is no key", "every key must be text")
+            self._stop(event, path, "a map or a list cannot be a key", "every key must be text")
         written = event.value if isinstance(event, yaml.ScalarEvent) else ""
         key = self._scalar(event, path, written)
         if not isinstance(key, str):
@@ -166,7 +166,7 @@ class _Reader:
                 f'write it in quotes: "{written}"' if written else "give it a name",
             )
         elif key in lines:
-            message = f"the key {shown(key)} is there twice, first in line {lines[key]}"
+            message = f"the key {shown(key)} is given twice, first in line {lines[key]}"
             self._fault(event, path, message, "keep one of the two")
         lines.setdefault(written, _mark(event)[0])
         return written

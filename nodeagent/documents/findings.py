@@ -76,8 +76,8 @@ class Findings:
         problems = [problem for _, problem in self._found[:MOST_PROBLEMS]]
         left_out = len(self._found) - len(problems)
         if left_out:
-            more = f"there are more faults; the first {MOST_PROBLEMS} are listed"
-            problems.append(Problem(Code.SYNTAX, more, "mend these and look again"))
+            more = f"there are more errors; the first {MOST_PROBLEMS} are listed"
+            problems.append(Problem(Code.SYNTAX, more, "correct these and try again"))
         raise DocumentError(problems)
 
     def _mark(self, path: DocumentPath, *, of_key: bool) -> Mark:

@@ -1,8 +1,8 @@
 """The plan's `mps`: who may use how much of a device, and as whom.
 
 Memory is a Kubernetes quantity (`8Gi`, `512Mi`, `10G`, `1.5Gi`). Its grammar and meaning are those
-of apimachinery's resource.Quantity, except that nothing is ever rounded: what is no whole number of
-bytes is refused.
+of apimachinery's resource.Quantity, except that nothing is ever rounded: what is not a whole number
+of bytes is refused.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def read_quantity(text: str) -> int:
     value = int(amount)
     if value != amount:
         below = f"; the next below is {value}" if value else ""
-        raise ValueError(f"this is no whole number of bytes, and nothing is rounded{below}")
+        raise ValueError(f"this is not a whole number of bytes, and nothing is rounded{below}")
     if value > LARGEST:
         raise ValueError(f"this is more than {LARGEST} bytes")
     return value

@@ -40,7 +40,7 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
         raise _too_large(encoded)
     if configuration is not None:
         raise refuse(
-            f"the configuration {shown(configuration)} was asked for, but the document has no "
+            f"the configuration {shown(configuration)} was requested, but the document has no "
             f"{_MIG_PARTED_KEY} to choose from",
             code=Code.UNKNOWN_CONFIGURATION,
             remedy="a plan needs no name; name configurations of a mig-parted file only",

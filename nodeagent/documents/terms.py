@@ -197,5 +197,5 @@ def check_total(place: Place, count: int) -> None:
     """No GPU is asked for more instances than any could hold."""
     if count > MOST_INSTANCES:
         raise place.refuse(
-            f"{count} instances are asked of each GPU; at most {MOST_INSTANCES} can be"
+            f"{count} instances are requested for each GPU; at most {MOST_INSTANCES} are possible"
         )

@@ -227,12 +227,12 @@ def _notes(gpu: Gpu) -> Iterator[str]:
         if not instance.compute:
             yield (
                 f"{name}: GPU instance {instance.id} ({instance.profile} at {instance.placement}) "
-                "has no compute instance, so it is no device and is left out"
+                "has no compute instance, so it is left out"
             )
 
 
 def _sharing_notes(gpu: Gpu) -> Iterator[str]:
-    end = "which a mig-parted file cannot say and leaves out; --format plan has it"
+    end = "which a mig-parted file cannot express; --format plan has it"
     picture = _picture(gpu)
     layout = picture.get("mig")
     items = layout if isinstance(layout, list) else []

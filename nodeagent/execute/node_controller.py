@@ -126,7 +126,7 @@ class NodeController(NodeReader):
             raise NodeagentError(
                 f"there is no new {step.profile} at {step.placement} of {step.gpu} that waits for "
                 "it",
-                remedy="look with `nodeagent check` for another program that changes MIG",
+                remedy="run `nodeagent check`: it finds other programs that change MIG",
             )
         if not isinstance(step, StartMps | StopMps):
             await self._driver.apply(step)

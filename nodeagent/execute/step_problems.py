@@ -31,7 +31,7 @@ from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 from nodeagent.views.text import gpu_words, layout_words, step_words, user_words, users
 
-_OTHER_PROGRAM = "look with `nodeagent check` for another program that changes MIG"
+_OTHER_PROGRAM = "run `nodeagent check`: it finds other programs that change MIG"
 
 
 def error_sentence(error: BaseException) -> str:
@@ -104,13 +104,13 @@ def not_restored(before: Gpu, seen: Gpu, stumble: Problem | None) -> Problem:
     """The earlier layout is not back; `stumble` is why, if a step of the way back failed."""
     now = f"it now has {layout_words(seen)}"
     if seen.access is not Access.OK:
-        now = f"what it has now is not known ({seen.access_reason or seen.access})"
+        now = f"its present layout is not known ({seen.access_reason or seen.access})"
     why = f"; {stumble.message}" if stumble else ""
     return Problem(
         Code.NOT_RESTORED,
         f"the earlier layout of {gpu_words(before)} ({layout_words(before)}) could not be "
         f"restored: {now}{why}",
-        f"`nvidia-smi mig -lgi -i {seen.index}` lists what is there; apply the plan again",
+        f"`nvidia-smi mig -lgi -i {seen.index}` lists the instances; apply the plan again",
         before.uuid,
     )
 

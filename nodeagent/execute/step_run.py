@@ -120,11 +120,11 @@ class StepRun:
                 if self._starting and not isinstance(step, StartMps | SetComputeMode):
                     await asyncio.wait(self._starting)
                 if self.failure or self.pending:
-                    self._skip(number, rest, "not begun: an earlier step did not succeed")
+                    self._skip(number, rest, "not started: an earlier step failed")
                     break
                 if self._terms.stop.is_set():
                     self.left = True
-                    self._skip(number, rest, "left: a stop was requested")
+                    self._skip(number, rest, "not started: a stop was requested")
                     break
                 if isinstance(step, StartMps | SetComputeMode):
                     await self._share(number, step, starts)
@@ -150,7 +150,7 @@ class StepRun:
         elif self._made.provide(step):
             self._starting.append(starts.create_task(self._take(number, step)))
         else:
-            self._skip(number, [step], "not begun: the compute mode that it needs is not set")
+            self._skip(number, [step], "not started: the compute mode that it needs is not set")
 
     async def _take(self, number: int, step: Step, first_of: Sequence[Destruction] = ()) -> None:
         """Apply one step to its end, even when cancelled meanwhile, and report it.

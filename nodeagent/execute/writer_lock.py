@@ -93,7 +93,7 @@ class WriterLock:
         who = f"process {holder}" if holder.isdecimal() else "another process"
         return OtherWriter(
             f"{who} already changes this node's GPUs (it holds {path})",
-            remedy="change the plan that the running agent follows, or stop it first",
+            remedy="change the running agent's plan, or stop the agent first",
         )
 
 

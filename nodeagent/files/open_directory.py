@@ -31,7 +31,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PathRefused(NodeagentError):
-    """A file or directory cannot be had, or not safely; what is there was left."""
+    """A file or directory cannot be used, or not safely; what is there was left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class OpenDirectory:
         """
         if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
             raise PathRefused(
-                f"{str(path)!r} is no absolute path without ..", remedy="write it from / on"
+                f"{str(path)!r} is not an absolute path without ..", remedy="write it from / on"
             )
         with ExitStack() as stack:
             with refusing("used", path, remedies):
@@ -176,7 +176,9 @@ class OpenDirectory:
         if stat.S_ISLNK(found.st_mode):
             raise _symlink(path, self.remedies)
         if not stat.S_ISREG(found.st_mode):
-            raise PathRefused(f"{path} is no plain file", remedy="see who made it, and remove it")
+            raise PathRefused(
+                f"{path} is not a plain file", remedy="find out what created it, and remove it"
+            )
         _check_owner(path, found, os.geteuid(), self.remedies)
         return found
 
@@ -218,7 +220,7 @@ def refusing(what: str, path: Path, remedies: Remedies) -> Iterator[None]:
         if path.is_symlink():
             raise _symlink(path, remedies) from error
         is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        remedy = f"make room in {path.parent}; it is tried again" if is_full else remedies.system
+        remedy = f"make room in {path.parent}; the agent retries" if is_full else remedies.system
         raise PathRefused(f"{path} cannot be {what}: {error.strerror}", remedy=remedy) from error
 
 

@@ -127,8 +127,8 @@ class UsageProbe(Struct, frozen=True):
             return ""  # without capability files no process can hold one
         if unreadable:
             return (
-                f"{unreadable} processes may not be looked into, so it is not known who holds "
-                "MIG devices; run nodeagent as root, in a container with CAP_SYS_PTRACE"
+                f"{unreadable} processes may not be read, so the users of MIG devices are not "
+                "known; run nodeagent as root, in a container with CAP_SYS_PTRACE"
             )
         if not (self.proc_root / "1").exists():
             return "other users' processes are hidden (hidepid); run nodeagent as root"

@@ -184,7 +184,7 @@ class Driver(Observer):
         raise GpuInUse(
             f"{gpu.worker.name}: {what} was not begun: it waited too long behind other driver "
             f"calls, so that what was read of the users was over {FRESH:g} s old at its turn",
-            remedy="nothing was changed; it is tried again with the next observation",
+            remedy="nothing was changed; the agent retries with the next observation",
         )
 
     def _change_in_time(

@@ -21,8 +21,8 @@ from nodeagent.health.findings import Moment
 
 DEVICE: Final = Path("/dev/kmsg")
 REMEDY: Final = (
-    "give the agent CAP_SYSLOG, and in a pod the device /dev/kmsg; until then XIDs are known from "
-    "NVML's events alone"
+    "give the agent CAP_SYSLOG, and in a pod the device /dev/kmsg; until then XIDs are known only "
+    "from NVML's events"
 )
 
 _DRIVER = b"NVRM"  # what all lines of NVIDIA's driver begin with

@@ -81,7 +81,7 @@ async def run_nvidia_smi(
         raise DeadlineExceeded(
             f"`{' '.join(command)}` did not end within {deadline:g} s and was ended",
             call="nvidia-smi",
-            remedy="see whether nvidia-smi answers at all; else reboot the node",
+            remedy="check whether nvidia-smi answers at all; otherwise reboot the node",
         ) from None
     finally:
         await _end(process)
@@ -152,7 +152,7 @@ async def set_time_slice(
     found = await read_time_slice(nvidia_smi, gpu, deadline=deadline)
     if found is not time_slice:
         raise DriverError(
-            f"the time slice was to become {time_slice} and nvidia-smi reported success, but it is "
+            f"the time slice should be {time_slice}, and nvidia-smi reported success, but it is "
             f"{found or 'not shown by nvidia-smi compute-policy --list'}",
             name=_FAILED,
             call="nvidia-smi",
@@ -189,4 +189,4 @@ def _remedy(status: int) -> str:
         return "run nodeagent as root"
     if status == NOT_SUPPORTED:
         return "leave timeSlice out of the plan for this GPU"
-    return "see what `nvidia-smi compute-policy --list` says on this node"
+    return "read the output of `nvidia-smi compute-policy --list` on this node"

@@ -85,12 +85,12 @@ def number(value: Any) -> Number | tuple[Number, ...]:
         return value[0] if value else 0
     if isinstance(value, tuple | list):
         return tuple(_single(number(one)) for one in value)
-    raise TypeError(f"{value!r} is no number")
+    raise TypeError(f"{value!r} is not a number")
 
 
 def _single(value: Number | tuple[Number, ...]) -> Number:
     if isinstance(value, tuple):
-        raise TypeError(f"{value!r} is no single number")
+        raise TypeError(f"{value!r} is not a single number")
     return value
 
 

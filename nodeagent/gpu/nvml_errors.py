@@ -90,7 +90,7 @@ def explain(code: int, call: str = "") -> Explanation:
         or Explanation(
             f"Code{code}",
             f"the driver answered with code {code}, which is newer than this program",
-            "look the number up in the nvml.h of the installed driver",
+            "look up the number in nvml.h of the installed driver",
         )
     )
 

@@ -136,10 +136,10 @@ def _read_instances(
             if error.code not in {INVALID_ARGUMENT, NOT_FOUND} or attempt == _ATTEMPTS - 1:
                 raise
     raise DriverError(
-        "the driver's answers about the GPU's instances do not fit together",
+        "the driver's answers about the GPU's instances contradict each other",
         name="ChangedMeanwhile",
         remedy="end other programs that manage MIG on this node; if there are none, the GPU has "
-        "an instance of a kind that this version does not know: destroy it with nvidia-smi mig",
+        "an unknown kind of instance: destroy it with nvidia-smi mig",
     )
 
 

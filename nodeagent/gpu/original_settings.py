@@ -42,10 +42,9 @@ class OriginalSettings:
         self.file = StateFile(
             path,
             _FORMAT,
-            what="what devices were before they were changed",
+            what="the modes of devices before they were changed",
             lost="compute modes and time slices that the agent changed are not restored",
-            remedy="set those that are not as you want them with nvidia-smi -c and "
-            "nvidia-smi compute-policy",
+            remedy="set those that are wrong with nvidia-smi -c and nvidia-smi compute-policy",
         )
         self._lock = threading.Lock()
         self._values: Values = (self.file.read() if read_only else self.file.load()) or {}
@@ -161,7 +160,7 @@ def _decoded(content: bytes, _: int) -> Values:
 def _word(name: str, value: object) -> str:
     """Anything else is not shown: it may be large."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is no word")
+        raise TypeError(f"{name} is not a word")
     return value
 
 

@@ -169,7 +169,7 @@ class Worker:
         began = job.began_at
         call = self._progress.call or "a call"
         return (
-            f"{self.name} is stuck since {began:%Y-%m-%dT%H:%M:%SZ} in {call} that does not return"
+            f"{self.name} has hung since {began:%Y-%m-%dT%H:%M:%SZ} in {call} that does not return"
         )
 
     @property
@@ -315,7 +315,7 @@ class Worker:
 
     def _refuse_if_stuck(self, what: str) -> None:
         if self.stuck:
-            raise _late(f"{self.stuck}, so {what} is not even tried")
+            raise _late(f"{self.stuck}, so {what} is not tried")
 
 
 def _work(jobs: SimpleQueue[_Job[object] | None], progress: Progress) -> None:

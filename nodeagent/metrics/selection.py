@@ -116,13 +116,13 @@ def read_selection(text: str) -> Selection:
             case LineFault() as finding:
                 findings.append(finding)
             case SelectedField() as wanted if wanted.name in metrics:
-                findings.append(LineFault(record.line, f"{wanted.name} is there a second time"))
+                findings.append(LineFault(record.line, f"{wanted.name} is selected twice"))
             case SelectedField() as wanted:
                 metrics[wanted.name] = wanted
             case SelectedLabel() as label:
                 labels[label.name] = label
     if not metrics and not labels:
-        faults = "; ".join(map(str, findings[:3])) or "it has no line that is no comment"
+        faults = "; ".join(map(str, findings[:3])) or "it has only comments"
         more = f" (and {len(findings) - 3} more)" if len(findings) > 3 else ""
         raise NoCounters(
             f"the file of counters selects nothing: {faults}{more}",
@@ -162,7 +162,7 @@ def _read(record: CsvRecord, *, suggest: bool) -> SelectedField | SelectedLabel 
     if isinstance(row.whole, Composed):
         return LineFault(
             record.line,
-            f"{name} is made up by dcgm-exporter itself and not exported here",
+            f"{name} is computed by dcgm-exporter itself and not exported here",
             remedy=_INSTEAD[row.whole.composition],
         )
     # One value for each thing is neither a histogram nor a summary, whatever the file calls it.
@@ -173,7 +173,7 @@ def _read(record: CsvRecord, *, suggest: bool) -> SelectedField | SelectedLabel 
 def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:
     known = catalogue()
     if name in known.unavailable:
-        return LineFault(line, f"{name} cannot be had from NVML, which is all that is asked here")
+        return LineFault(line, f"{name} is not available from NVML")
     short = suggest and len(name) <= _LONGEST_SHOWN
     return LineFault(
         line,

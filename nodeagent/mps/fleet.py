@@ -249,7 +249,7 @@ class Fleet:
         except TimeoutError:
             raise NotReady(
                 f"the MPS daemon of {device} is being drained or restarted on request",
-                remedy="wait for that, or give it up (Ctrl-C); the agent tries again",
+                remedy="wait for that, or cancel it (Ctrl-C); the agent retries",
             ) from None
         try:
             yield

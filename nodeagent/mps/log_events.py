@@ -2,7 +2,7 @@
 
 MPS leaves programs of another user than the daemon serves waiting silently. The daemon's log names
 who connected. Such a program is blocked when it still lives, is that user's, and is no client of a
-server: it waits, and may wait for ever.
+server: it waits, and may wait forever.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ async def started(supervisor: Supervisor) -> None:
     said = f"; its log ends: {' / '.join(supervisor.last_lines)}" if supervisor.last_lines else ""
     raise NotReady(
         f"the MPS daemon of {supervisor.device} is {state.phase}: {state.why or 'not Ready'}{said}",
-        remedy="see its log; as long as an agent runs, it goes on trying"
+        remedy="read its log; a running agent goes on restarting it"
         if state.phase is not Phase.FAILED
-        else f"mend the cause; to try at once: `nodeagent mps restart {supervisor.device}`",
+        else f"mend the cause; to restart it at once: `nodeagent mps restart {supervisor.device}`",
     )
 
 
@@ -160,7 +160,7 @@ def _not_known(supervisor: Supervisor) -> StillInUse:
     return StillInUse(
         f"whether the MPS daemon of {supervisor.device} has clients is not known: it does not "
         "answer, and has a server",
-        remedy="try again later, or restart it by force: "
+        remedy="try again later, or force a restart: "
         f"`nodeagent mps restart {supervisor.device} --force`",
     )
 

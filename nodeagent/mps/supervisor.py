@@ -279,7 +279,7 @@ class Supervisor:
     def _record_now(self, runs: DaemonSpec | None) -> Record:
         """As `runs`, which its process runs as."""
         if self.wanted is None:
-            raise ValueError(f"nothing is wanted of {self.device}")
+            raise ValueError(f"nothing is planned for {self.device}")
         return Record(
             device=self.device,
             wanted=self.wanted,

@@ -196,7 +196,7 @@ def _lay_out(
     steps = (*_destructions(gpu, target), *_creations(gpu, card, target))
     if everything and any(isinstance(s, CreateGpuInstance) for s in steps):
         # The driver refuses new GPU instances while a client from before holds the GPU.
-        message = f"no GPU instance can be created on {gpu.title} while it is held outside any: "
+        message = f"no GPU instance can be created on {gpu.title} while it is used as a whole: "
         raise PlanRefused(_in_use(gpu, f"{message}{gpu.usage}", path, gpu.usage))
     return steps
 
@@ -230,7 +230,7 @@ def _require_unused(gpu: Gpu, wanted: Sequence[WantedInstance], target: Target, 
     if not blockers:
         return
     missing = [p.division.profile for p in target.placed if p.existing is None]
-    purpose = f"to make room for {counted(missing)}" if missing else "since the plan has no such"
+    purpose = f"to make room for {counted(missing)}" if missing else "because the plan has none"
     path = next((w.path for w in wanted if w.profile in missing), "") or path
     slots = ", ".join(map(str, free_slots(gpu))) or "none"
     raise PlanRefused(
@@ -251,7 +251,7 @@ def _require_unused(gpu: Gpu, wanted: Sequence[WantedInstance], target: Target, 
 def _users(gpu: Gpu, device: ComputeInstance) -> str:
     if device.usage.in_use:
         return str(device.usage)
-    return f"{gpu.usage}, of which it is not known which instance they use"
+    return f"{gpu.usage}; which instance they use is not known"
 
 
 def _in_slice_order(instances: Sequence[GpuInstance]) -> list[GpuInstance]:
@@ -290,7 +290,7 @@ def _why_gone(instance: GpuInstance, wanted: set[str]) -> str:
         return "half-made: it has no compute instance, and its place is needed"
     if instance.profile not in wanted:
         return f"the plan has no {instance.profile}"
-    return "the plan has fewer of it, or its place is needed for another"
+    return "the plan has fewer of them, or its place is needed"
 
 
 def _creations(gpu: Gpu, card: Card, target: Target) -> list[Step]:
@@ -310,7 +310,7 @@ def _creations(gpu: Gpu, card: Card, target: Target) -> list[Step]:
                 CreateGpuInstance(gpu.uuid, profile.id, profile.name, placement, sizes, why)
             )
             continue
-        why = "missing in a GPU instance that is there"
+        why = "missing in an existing GPU instance"
         if not there.compute:
             why = "completes a half-made GPU instance"
         for slices in placed.change.added:

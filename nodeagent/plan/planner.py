@@ -199,5 +199,5 @@ def _without_eviction(problem: Problem) -> Problem:
     """The entry has `whenInUse: evict`, which takes a cluster; elsewhere it waits."""
     if problem.code is not Code.IN_USE:
         return problem
-    remedy = f"in a cluster the agent has its pods evicted; else {problem.remedy}"
+    remedy = f"in a cluster the agent evicts its pods; otherwise {problem.remedy}"
     return replace(problem, remedy=remedy)

@@ -135,8 +135,8 @@ def _desired_mig(on: OnGpu, entry: PlanEntry) -> DesiredMig | None:
 
 def _refuse_without_profiles(on: OnGpu, path: str) -> None:
     index = on.gpu.index
-    message = f"the driver does not report the profiles of GPU {index} and where they can lie"
-    remedy = "a newer driver is needed, or more privilege (run as root)"
+    message = f"the driver does not report the profiles of GPU {index} and their placements"
+    remedy = "use a newer driver, or run as root"
     if not on.gpu.in_mig_mode:
         message += " while its MIG mode is off"
         remedy = "apply a plan with mig: enabled for it first"
@@ -165,7 +165,7 @@ def _refuse_profile(on: OnGpu, entry: InstanceEntry, found: Sequence[GpuInstance
     names = [p.name for p in on.gpu.profiles]
     if found:
         message = f"{entry.profile} may mean {' or '.join(p.name for p in found)}"
-        remedy = "write the one that is meant"
+        remedy = "write one of them"
     else:
         message = f"{on.gpu.title} has no profile {entry.profile}"
         near = nearest_profile(entry.profile, names)
@@ -181,7 +181,7 @@ def _is_offered(on: OnGpu, entry: InstanceEntry, profile: GpuInstanceProfile, sl
     if not starts:
         code = Code.UNSUPPORTED
         message = f"the driver does not report where a {profile.name} can lie on GPU {on.gpu.index}"
-        remedy = "take another profile, or a newer driver"
+        remedy = "use another profile, or a newer driver"
     elif slices not in sizes:
         code = Code.UNKNOWN_PROFILE
         message = f"a {profile.name} cannot be divided into parts of {slices} compute slices"

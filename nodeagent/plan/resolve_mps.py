@@ -91,7 +91,7 @@ def _check_capability(
     limited = any(s.memory is not None or s.threads is not None for s in sharing.shares)
     if limited and before_volta:
         message = (
-            f"{gpu.title} cannot hold clients of MPS to limits: that takes compute capability "
+            f"{gpu.title} cannot limit MPS clients: that needs compute capability "
             f"{VOLTA[0]}.{VOLTA[1]}, and it has "
             f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
         )
@@ -113,7 +113,7 @@ def _check_capability(
 def share_out(on: OnGpu, entry: MpsEntry, memory: int) -> Sharing | None:
     """What each client of a device with `memory` bytes may have."""
     if memory <= 0:
-        message = "the device's memory is not known, so no share of it can be given"
+        message = "the device's memory is not known, so it cannot be divided into shares"
         remedy = "look at `nvidia-smi -q`: the driver has to answer for this device"
         on.refuse(Code.GPU_UNKNOWN, message, remedy, entry.path)
         return None
@@ -211,7 +211,7 @@ def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
     path = entry.path if entry.user is None else f"{entry.path}.user"
     if account is None:
         where = "the setting mps.user says" if entry.user is None else "found"
-        message = f"{where} {text!r}, and this host knows no such user"
+        message = f"{where} {text!r}, but this host has no such user"
         remedy = "write a uid such as 1000, a uid:gid, or any"
     elif entry.user is None and account.uid == 0:
         message = f"MPS would run as root, because the setting mps.user says {text!r}"
@@ -231,12 +231,12 @@ def time_slice_of(on: OnGpu, entry: PlanEntry) -> TimeSlice | None:
         message = "found mps and timeSlice; a device is shared in one way or the other"
         remedy = "drop one of them"
     elif isinstance(entry.mig, MigLayout | MigEnabled):
-        message = "found timeSlice beside mig: the interval is one of a whole GPU outside MIG mode"
+        message = "found timeSlice beside mig: a time slice is for a whole GPU outside MIG mode"
         remedy = "drop timeSlice, or write mig: disabled"
     elif entry.mig is None and on.gpu.in_mig_mode:
         message = (
-            f"GPU {on.gpu.index} is in MIG mode, and the interval is one of a whole GPU outside "
-            "MIG mode"
+            f"GPU {on.gpu.index} is in MIG mode, and a time slice is for a whole GPU outside MIG "
+            "mode"
         )
         remedy = "write mig: disabled beside timeSlice, or leave this GPU out"
     else:

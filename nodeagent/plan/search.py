@@ -204,7 +204,7 @@ def _alternative(card: Card, instance: WantedInstance, wanted: Sequence[WantedIn
         return f"the driver reports no placement for a {profile.name}"
     whole = sum(1 for w in wanted if w.profile == profile.name and w.slices == profile.slices)
     if whole > profile.max_count:
-        return f"the card has at most {profile.max_count} {profile.name}, wherever they lie"
+        return f"the card can have at most {profile.max_count} {profile.name}"
     starts = ", ".join(str(p.start) for p in sorted(profile.placements))
     return (
         f"a {profile.name} takes {profile.placements[0].size} of {card.slots} memory slices and "

@@ -119,7 +119,7 @@ _INFORMATION: Final = _ROUTINE | {
     EventType.EVICTED,
 }
 
-LAST_SAID: Final = "; the last it said: "  # then a line of a daemon's log, with its time and pid
+LAST_SAID: Final = "; its last message: "  # then a line of a daemon's log, with its time and pid
 _DIGEST: Final = re.compile(r"\bplan sha256:[0-9a-f]+\b")
 _PROCESS: Final = re.compile(r"\b(?P<what>pid|server|process) \d+\b")
 _OF_A_DAEMON: Final = frozenset(

@@ -81,7 +81,7 @@ class GpuChanges:
         """
         async with self._turns[uuid]:
             if (driver := self._driver) is None:
-                remedy = "nodeagent status shows what is wrong with the driver; it is tried again"
+                remedy = "nodeagent status shows what is wrong with the driver; the agent retries"
                 raise NodeagentError("the driver is not open", remedy=remedy)
             try:
                 gpu, plan = await self._planned(driver, uuid, goal, adds=adds, removes=removes)

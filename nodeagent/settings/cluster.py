@@ -18,7 +18,7 @@ class KubernetesSettings(Group):
     use: Literal["auto", "never"] = setting(
         "auto",
         "auto: there is a cluster where a kubeconfig is named, and in a pod with a "
-        "service account. never: the agent stays by itself.",
+        "service account. never: the agent uses no cluster.",
     )
     kubeconfig: FilePath | None = setting(
         None, "The kubeconfig to use; without one, the pod's service account."
@@ -28,8 +28,8 @@ class KubernetesSettings(Group):
     )
     tolerate: Texts = setting(
         (),
-        "Other programs that split GPUs beside which the agent works all the same: "
-        "mig-manager, nos, dra, hami, instaslice.",
+        "Other programs that split GPUs and that the agent ignores: mig-manager, nos, dra, hami, "
+        "instaslice.",
     )
     clients: Literal["pauseLabels", "deletePods", "nothing"] = setting(
         "nothing",

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class Field(NamedTuple):
-    """A field of a group. `kind` is its annotation; `description` "": it is no setting, but a group
-    or what the agent notes itself.
+    """A field of a group. `kind` is its annotation; `description` "": it is not a setting, but a
+    group or what the agent notes itself.
     """
 
     name: str

@@ -36,7 +36,7 @@ class RunSettings(Group):
     """What lives as long as the agent runs."""
 
     dir: FilePath = setting(
-        Path("/run/nodeagent"), "Directory for what a reboot may take away: sockets."
+        Path("/run/nodeagent"), "Directory for files that a reboot may remove: sockets."
     )
 
 
@@ -45,7 +45,7 @@ class StateSettings(Group):
     """What must survive a restart."""
 
     dir: FilePath = setting(
-        Path("/var/lib/nodeagent"), "Directory for what must survive a restart."
+        Path("/var/lib/nodeagent"), "Directory for state that must survive a restart."
     )
 
 
@@ -120,8 +120,8 @@ class MpsSettings(Group):
 
     user: Text = setting(
         "1000",
-        "Whom MPS runs as where the plan does not say: uid, uid:gid or a name. Root "
-        "and any only count when the plan itself says so.",
+        "The user that MPS runs as where the plan does not say: uid, uid:gid or a name. "
+        "Root and any count only in the plan itself.",
     )
     control: Command = setting(
         ("nvidia-cuda-mps-control",), "The control program, found in mps.path."
@@ -159,27 +159,23 @@ class MpsSettings(Group):
         10.0, "Seconds from asking a daemon to end to its end; then it is killed."
     )
     kill_deadline: Duration = setting(5.0, "Seconds after which a kill is repeated and reported.")
-    answer_deadline: Duration = setting(
-        5.0, "Seconds for a daemon to answer; unanswered so often in a row it hangs."
-    )
+    answer_deadline: Duration = setting(5.0, "Seconds for a daemon to answer a query.")
     most_silences: WholeNumber = setting(
-        2, "So many questions unanswered in a row, and the daemon is replaced."
+        2, "How many unanswered queries in a row until the daemon is replaced."
     )
     check_interval: Duration = setting(
-        15.0, "Seconds between two questions to a daemon when nothing happens."
+        15.0, "Seconds between two queries of a daemon when nothing happens."
     )
     first_delay: Duration = setting(
-        1.0, "Seconds before a daemon that failed quickly is started again; doubled."
+        1.0, "Seconds before a daemon that failed quickly is restarted; doubled each time."
     )
-    longest_delay: Duration = setting(
-        300.0, "Seconds that are waited at most before another start."
-    )
+    longest_delay: Duration = setting(300.0, "The longest wait before a restart, in seconds.")
     steady: Duration = setting(60.0, "Seconds; a daemon that ran shorter has failed quickly.")
     most_failures: WholeNumber = setting(
-        5, "So many quick failures in a row, and it is Failed, tried at longest_delay."
+        5, "How many quick failures in a row until it is Failed, tried every longest_delay."
     )
     most_attempts: WholeNumber = setting(
-        3, "So many attempts at setting the limits of a daemon that was never Ready."
+        3, "How many attempts to set the limits of a daemon that was never Ready."
     )
     terminate_deadline: Duration = setting(
         30.0, "Seconds for a daemon to end a client, whose work goes on until then."
@@ -287,7 +283,7 @@ class Settings(Group):
     plan: PlanSettings = PlanSettings()
     resync: ResyncSettings = ResyncSettings()
     drift: Literal["mend", "report"] = setting(
-        "mend", "When someone else changes the layout: mend it, or only report it."
+        "mend", "When another program changes the layout: mend it, or only report it."
     )
     reset: Literal["never", "whenIdle"] = setting(
         "never",

@@ -180,7 +180,7 @@ def _one(
     origin = f"{where} line {tree.key_marks[path][0]}: {name}"
     if name not in names:
         known = f"there are {listed(names, most=len(names))}"
-        raise UsageError(f"{origin} is no setting", remedy=did_you_mean(name, names) or known)
+        raise UsageError(f"{origin} is not a setting", remedy=did_you_mean(name, names) or known)
     if "." in path[-1]:
         group, _, key = name.partition(".")
         raise UsageError(f"{origin} is written flat", remedy=f"write {group}: {{{key}: ...}}")
@@ -203,7 +203,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
         elif not (
             re.fullmatch(RESERVED, variable) or re.match(SERVICE_LINK, f"{variable}={value}")
         ):
-            raise UsageError(f"{variable} is no setting", remedy=_nearest_variable(variable))
+            raise UsageError(f"{variable} is not a setting", remedy=_nearest_variable(variable))
     return given
 
 

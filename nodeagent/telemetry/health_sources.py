@@ -264,7 +264,7 @@ class KernelErrors:
     def _lost(self) -> None:
         """In a flood this happens again and again; it is logged once a minute."""
         if self._log_limit.due("lost", self.uptime()):
-            log.warning("records of the kernel log were overwritten unread")
+            log.warning("records of the kernel log were overwritten before they were read")
 
     def _read(self, lines: Sequence[str]) -> None:
         xids, self._begun = read_lines(lines, self.uptime(), self._begun)

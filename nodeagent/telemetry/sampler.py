@@ -284,7 +284,7 @@ async def _checked(reading: Coroutine[object, object, Sample]) -> Sample:
         raise DriverError(
             f"an answer of the driver cannot be read: {type(error).__name__}: {error}",
             name="Unreadable",
-            remedy="report this; the agent knows no such answer",
+            remedy="report this: the agent does not know this answer",
         ) from error
 
 

@@ -219,4 +219,4 @@ def _notify(consumers: Iterable[Callable[[_Found], None]], found: _Found) -> Non
         try:
             consume(found)
         except Exception:  # a fault of ours; the next reading may go well
-            log.exception("what was read of the GPUs cannot be used")
+            log.exception("the readings of the GPUs cannot be used")

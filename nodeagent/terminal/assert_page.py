@@ -12,7 +12,7 @@ from nodeagent.views.text import layout_words, step_words
 
 
 def assert_page(plan: NodePlan) -> tuple[Line, ...]:
-    """Alike differences are said once."""
+    """Equal differences are shown once."""
     different = [gpu for gpu in plan.gpus if gpu.verdict is not Verdict.IN_SYNC or gpu.problems]
     if plan.verdict is Verdict.IN_SYNC and not different:
         checked = count(len(plan.gpus), "GPU")

@@ -18,7 +18,7 @@ _PHASE_TONES = {
     "Unreadable": Tone.BAD,
 }
 _UNKNOWN = "-"
-_NONE = "No pod's claim asks for anything of this node."
+_NONE = "No claim uses this node."
 _HEADER = ("CLAIM", "PHASE", "AGE", "PODS", "GPU", "DEVICE", "UUID", "CLAIM UID")
 _NUMBERS = frozenset({2, 4})
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))

@@ -66,9 +66,9 @@ def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
     if rest.verdict is Verdict.IN_SYNC:
         if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):
             return line(
-                Span("Failed in part", Tone.BAD),
-                f": {count(done, 'step')} done; the GPUs are as the document says, but not all "
-                "that is to run on them is Ready.",
+                Span("Partly failed", Tone.BAD),
+                f": {count(done, 'step')} done; the GPUs are as the document says, but not every "
+                "MPS daemon on them is Ready.",
             )
         if not done:
             return line(Span("In sync", Tone.GOOD), ": nothing to do.")

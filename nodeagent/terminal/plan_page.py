@@ -55,15 +55,16 @@ def numbered_steps(plan: GpuPlan) -> tuple[Line, ...]:
 
 
 def summary(plan: NodePlan) -> Line:
-    """The last line: the verdict on the whole node."""
+    """The last line: the verdict on the whole plan."""
     span = verdict_span(plan.verdict, partly=any(gpu.problems for gpu in plan.gpus))
     gpus = sum(1 for gpu in plan.gpus if gpu.steps)
     match plan.verdict:
         case Verdict.IN_SYNC:
-            return line("Node ", span, ": nothing to do.")
+            return line("The plan is ", span, ": nothing to do.")
         case Verdict.APPLICABLE:
             steps = f"{count(len(plan.steps), 'step')} on {count(gpus, 'GPU')}"
-            return line("Node ", span, f": {steps}. Nothing was touched.")
+            return line("The plan ", span, f": {steps}. Nothing was touched.")
         case Verdict.BLOCKED | Verdict.UNSATISFIABLE | Verdict.INVALID:
             rest = f" {count(gpus, 'GPU')} could be changed." if gpus else ""
-            return line("Node ", span, f".{rest} Nothing was touched.")
+            verb = "" if plan.verdict is Verdict.UNSATISFIABLE else "is "
+            return line(f"The plan {verb}", span, f".{rest} Nothing was touched.")

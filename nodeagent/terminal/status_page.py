@@ -51,7 +51,7 @@ _PHASE_TONES = {
 }
 _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 _IN_FULL = "nodeagent status --gpu N shows one GPU in full"
-_NOT_SHOWN = "the rest does not fit: nodeagent status --gpu N, or -o json, shows it"
+_NOT_SHOWN = "the rest does not fit: see nodeagent status --gpu N, or -o json"
 _MOST_NAMED = 4  # users of a GPU in one line
 
 

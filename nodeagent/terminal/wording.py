@@ -24,7 +24,7 @@ _VERDICTS = {
 def verdict_span(verdict: Verdict, *, partly: bool = False) -> Span:
     """The verdict in words, with its tone; `partly`: something will still be missing afterwards."""
     if partly and verdict is Verdict.APPLICABLE:
-        return Span("can be applied in part", Tone.NEW)
+        return Span("can be applied partly", Tone.NEW)
     return _VERDICTS[verdict]
 
 

@@ -72,7 +72,7 @@ def _unknown(state: NodeState, *, looked: bool) -> Condition | None:
         why = f"the driver does not answer: {state.driver_error}"
         return Condition("Unknown", "DriverUnavailable", why)
     if not looked:
-        return Condition("Unknown", "NotObservedYet", "the GPUs were not looked at yet")
+        return Condition("Unknown", "NotObservedYet", "the GPUs were not read yet")
     return None
 
 

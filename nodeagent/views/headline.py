@@ -87,7 +87,7 @@ def _warnings(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
 
 def _notes(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
     if state.observed_at is None:
-        yield Headline(INFO, "The GPUs were not looked at yet.", code="NotObservedYet")
+        yield Headline(INFO, "The GPUs were not read yet.", code="NotObservedYet")
     if state.phase is Phase.WORKING:
         yield Headline(INFO, "The plan is being applied.", code=Phase.WORKING.value)
     for finding in _findings(state, Health.HEALTHY):  # XIDs of applications and the like
@@ -192,8 +192,8 @@ def _users_unknown(state: NodeState) -> Iterator[Headline]:
         unknown = next((usage for usage in gpu.usages if not usage.known), None)
         if gpu.access is Access.OK and unknown is not None:
             why = f": {unknown.reason}" if unknown.reason else ""
-            text = f"It is not known who uses GPU {gpu.index}{_end(why)}"
-            remedy = "Until it is, what it has counts as in use. Run `nodeagent check`."
+            text = f"The users of GPU {gpu.index} are not known{_end(why)}"
+            remedy = "Until they are known, it counts as in use. Run `nodeagent check`."
             yield Headline(WARNING, text, remedy, gpu.uuid, Code.READER.value)
 
 
@@ -203,12 +203,12 @@ def _mps_troubles(state: NodeState) -> Iterator[Headline]:
     for daemon in state.mps:
         of = f"The MPS daemon of {device_words(daemon.device, where)}"
         if daemon.wanted is not None and daemon.phase == "Backoff":
-            text = f"{of} ended and is started again{f': {daemon.why}' if daemon.why else ''}."
+            text = f"{of} ended and is being restarted{f': {daemon.why}' if daemon.why else ''}."
         elif daemon.trouble:
             text = f"{of}: {_end(daemon.trouble)}"
         else:
             continue
-        remedy = f"Look at its last lines: `nodeagent mps status {daemon.device}`."
+        remedy = f"See the end of its log: `nodeagent mps status {daemon.device}`."
         yield Headline(WARNING, text, remedy, gpu_of(daemon.device, where), Code.MPS.value)
 
 

@@ -50,9 +50,9 @@ def _remedy(device: str, state: str) -> str:
         case "Down":  # drained
             return f"start it again: `nodeagent mps restart {device}`, or apply the plan again"
         case "Failed":
-            return f"mend the cause; to try at once: `nodeagent mps restart {device}`"
+            return f"mend the cause; to restart it at once: `nodeagent mps restart {device}`"
         case _:
-            return "see its log; an agent starts it again by itself, and so does `nodeagent apply`"
+            return "read its log; an agent restarts it, and so does `nodeagent apply`"
 
 
 def mps_problems(daemons: Iterable[DaemonState], observed: ObservedNode) -> tuple[Problem, ...]:
@@ -73,19 +73,19 @@ def _problems_of(daemon: DaemonState, where: str) -> Iterator[tuple[Code, str, s
     """Each with its message and remedy."""
     clients = ", ".join(map(client_words, daemon.clients))
     if daemon.phase == "Fault":
-        message = f"the MPS daemon of {where} is of no use to new clients{_because(daemon.why)}"
-        remedy = f"end its clients ({clients})" if clients else "wait; it is started anew"
+        message = f"the MPS daemon of {where} takes no new clients{_because(daemon.why)}"
+        remedy = f"end its clients ({clients})" if clients else "wait; it is restarted"
         yield Code.MPS, message, _with_commands(remedy, daemon.clients)
     elif daemon.phase == "Failed":
         message = f"the MPS daemon of {where} does not stay up{_because(daemon.why)}"
-        said = f"; the last it said: {daemon.last_lines[-1]}" if daemon.last_lines else ""
+        said = f"; its last message: {daemon.last_lines[-1]}" if daemon.last_lines else ""
         yield Code.MPS, message + said, _remedy(daemon.device, "Failed")
     for waiting in daemon.waiting:
         yield Code.MPS_CLIENT, *_waiting(daemon, waiting, where, clients)
     terminates = daemon.wanted is not None and daemon.wanted.sharing.enforce == "terminate"
     for client in daemon.clients:
         # A client that ends by a signal may take others along (NVIDIA's MPS documents).
-        remedy = _with_commands("give it the environment of a free share, or end it", [client])
+        remedy = _with_commands("start it with the environment of a free slot, or end it", [client])
         remedy = "" if terminates else f"{remedy} (`enforce: terminate` has MPS end it first)"
         for finding in client.findings:
             message = f"MPS client {client_words(client)} on {where}: {finding}"

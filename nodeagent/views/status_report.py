@@ -158,7 +158,7 @@ def _user(user: User) -> status_shapes.User:
 
 def _unknown(usage: Usage) -> str:
     """Why it is not known who else uses it; "" where it is."""
-    return "" if usage.known else usage.reason or "it could not be found out"
+    return "" if usage.known else usage.reason or "they could not be read"
 
 
 def _instances(instance: GpuInstance, reading: Reading) -> list[status_shapes.Instance]:

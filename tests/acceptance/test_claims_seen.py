@@ -64,7 +64,7 @@ def _explained(answer: str, gpu: str) -> None:
         ("ClaimReleased", f"{TEAM}/trainer"),
     ]
     refused = next(e for e in events if e["type"] == "ClaimRefused")
-    assert "held already" in refused["message"]
+    assert "is held" in refused["message"]
     assert refused["severity"] == "warning"
     made, gone = (e for e in events if e["type"] == "ChangedForClaim")
     assert made["gpu"] == gone["gpu"] == gpu
@@ -133,7 +133,7 @@ async def test_a_claim_is_seen_from_its_first_second(cluster: Cluster) -> None:
         )
 
         rival = allocated_alike(cluster, "rival", "trainer")
-        with pytest.raises(PodFailed, match="held already"):
+        with pytest.raises(PodFailed, match="is held"):
             await cluster.kubelet.prepare("rival", rival)
         waiting = next(one for one in await listed(cluster) if one["name"] == "rival")
         assert (waiting["phase"], waiting["devices"]) == ("Waiting", [])

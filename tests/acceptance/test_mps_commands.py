@@ -73,7 +73,7 @@ def test_applied_without_an_agent_exported_and_adopted(home: Home) -> None:
     for document in (home.plan, exported):
         assert home.run("assert", "-f", str(document), *node).returncode == 0
     parted = home.run("export", "--format", "mig-parted", *node).stdout
-    assert "# GPU 0 has MPS, which a mig-parted file cannot say" in parted
+    assert "# GPU 0 has MPS, which a mig-parted file cannot express" in parted
 
     records = sorted((home.folder / "run/mps").iterdir())
     home.start()

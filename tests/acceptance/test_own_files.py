@@ -171,7 +171,7 @@ def test_the_run_directory_becomes_read_only(home: Home) -> None:
         problems = json.loads(done.stdout)["problems"] if done.stdout else []
         return next((p for p in problems if p["code"] == "RunDirectory"), {})
 
-    home.until(lambda: "the node can be seen" in home.said())
+    home.until(lambda: "the page is served" in home.said())
     mount("remount,ro")
     found = home.until(problem)
     assert "mounted read-only" in found["message"]

@@ -102,14 +102,14 @@ FAULTS: tuple[tuple[str, str], ...] = (
         f"tls_server_config: {{{PAIR}, client_auth_type: RequireAndVerifyClientCert}}",
         "needs client_ca_file",
     ),
-    (f"tls_server_config: {{{PAIR}, client_auth_type: RequireAnyClientCert}}", "cannot be had"),
-    ("basic_auth_users: {prometheus: secret}", "no bcrypt hash"),
+    (f"tls_server_config: {{{PAIR}, client_auth_type: RequireAnyClientCert}}", "is not supported"),
+    ("basic_auth_users: {prometheus: secret}", "not a bcrypt hash"),
     (f"basic_auth_users: {{p: $2y$04${'a' * 53}}}", "bcrypt hash"),
     (f"basic_auth_users: {{p: $2y$31${_DIGEST}}}", "cost of 31"),
     (f"basic_auth_users: {{p: $2y$03${_DIGEST}}}", "cost of 3"),
     ("http_server_config: {headers: {Set-Cookie: x}}", "not accepted"),
     ("http_server_config: {http3: true}", "not known"),
-    ("a: [", "no YAML"),
+    ("a: [", "is not YAML"),
 )
 
 

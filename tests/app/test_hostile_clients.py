@@ -102,7 +102,7 @@ def until_listening(port: int) -> None:
 
 
 def port_of(process: Process) -> int:
-    """The API's TCP port, by the line that says where the node can be seen."""
+    """The API's TCP port, by the line that says where the page is served."""
     deadline = time.monotonic() + SOON
     while time.monotonic() < deadline:
         for line in logged(process.said()):

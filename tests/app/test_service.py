@@ -353,7 +353,7 @@ def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> N
     node.close()
     deadline = {"NODEAGENT_DRIVER_OBSERVE_DEADLINE": "0.1"}
     with agent(tmp_path, "--resync", "0.05", **deadline) as process:
-        process.until(lambda body: "is stuck since" in body["message"])
+        process.until(lambda body: "has hung since" in body["message"])
         before, reported = threads_of(process), events_of(process, "DriverUnavailable")
         time.sleep(1)  # twenty rounds, or fewer on a busy machine
         assert threads_of(process) < before + 5  # its pool for files may still grow

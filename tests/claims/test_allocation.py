@@ -79,7 +79,7 @@ def test_a_share_of_a_device() -> None:
         (claim_json(uid="0"), 'has the uid "0" now and not "0b8f6a3e-'),
         (
             claim_json() | {"status": None},
-            "is not allocated (see what the scheduler says: `kubectl",
+            "is not allocated (read what the scheduler says: `kubectl",
         ),
         (claim_json() | {"status": {}}, "is not allocated"),
         (claim_json(result_json(driver="x")), "has no device of gpu.nodeagent.io"),
@@ -102,7 +102,7 @@ def test_a_share_of_a_device() -> None:
         ),
         (
             claim_json(config=[config_json(device_config(timeSlice="long"))]),
-            f"asks for timeSlice on {MIG_DEVICE}, but the interval is one of a whole GPU, and the",
+            f"requests timeSlice on {MIG_DEVICE}, but a time slice is for a whole GPU, and",
         ),
     ],
 )

@@ -37,7 +37,10 @@ def _keys(count: int) -> dict[str, Any]:
         ),
         (_device(attributes={"gpu.nvidia.com/x": "a" * 65}), "x has 65 bytes, and Kubernetes"),
         (_device(attributes={"gpu.nvidia.com/x": "\u00e9" * 33}), "x has 66 bytes"),
-        (_device(attributes={"x": Version("580.65.06")}), "x is 580.65.06, which is no semantic"),
+        (
+            _device(attributes={"x": Version("580.65.06")}),
+            "x is 580.65.06, which is not a semantic",
+        ),
         (_device(attributes={"x": 2**63}), "x is beyond 64 bits"),
         (_device(attributes={"a/b/c": 1}), "the domain of a/b/c cannot be 'a/b'"),
         (_device(attributes={"gpu.nvidia.com/a-b": 1}), "the name of gpu.nvidia.com/a-b cannot"),

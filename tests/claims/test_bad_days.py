@@ -92,8 +92,8 @@ async def test_the_api_server_is_away(node: SimulatedNode, folder: Path) -> None
             with pytest.raises(ClaimRefused) as gone:
                 await claims.prepare(*claim)
             assert str(gone.value) == (
-                "claim team/trainer is gone (its pods are made again with it; `kubectl get pods -n "
-                "team` shows them)"
+                "claim team/trainer is gone (its pods are created again with it; `kubectl get pods "
+                "-n team` shows them)"
             )
 
 
@@ -115,9 +115,10 @@ async def test_128_claims_at_once(home: Home) -> None:
                 pool, device = devices[n]
                 holder = holders[pool, device]  # as a rule the first; threads may overtake others
                 assert message == (
-                    f"claim team/trainer-{n} was allocated what is held already: {device} of claim "
-                    f"team/trainer-{holder} (wait until the pods of claim team/trainer-{holder} "
-                    "have ended, or have this one's scheduled anew: `kubectl delete pod -n team "
+                    f"claim team/trainer-{n} was allocated a device that is held: {device} of "
+                    f"claim team/trainer-{holder} (wait until the pods of claim "
+                    f"team/trainer-{holder} have ended, or have this one's scheduled again: "
+                    "`kubectl delete pod -n team "
                     f"$(kubectl get resourceclaim -n team trainer-{n} -o "
                     "jsonpath='{.status.reservedFor[*].name}')`)"
                 )
@@ -146,7 +147,7 @@ async def test_a_driver_that_hangs_in_create(node: SimulatedNode, home: Home) ->
                 await calls.prepare(name)
             assert str(caught.value) == (
                 f"still working on claim team/trainer-0 (uid {UIDS[0]}): preparing it takes more "
-                "than 0.2 s (that goes on, and the kubelet's next call finds it done)"
+                "than 0.2 s (it continues, and the kubelet's next call finds it done)"
             )
         node.clear_faults(hang)
         await until_prepared(lambda: calls.prepare(name))
@@ -233,14 +234,14 @@ async def test_a_full_disk_at_each_write(folder: Path) -> None:
         record, file = home.records_dir / f"{UIDS[0]}.json", home.cdi / file_name(UIDS[0])
         if file.name in border.failed:
             expected = (
-                f"{file} cannot be written: No space left on device (make room in {home.cdi}; it "
-                "is tried again)"
+                f"{file} cannot be written: No space left on device (make room in {home.cdi}; "
+                "the agent retries)"
             )
         else:
             expected = (
                 f"the record of claim team/trainer-0 cannot be kept ({record}): No space left on "
                 f"device (make room in {record.parent} (`df -h {record.parent}`) and let the agent "
-                "write there; it is tried again)"
+                "write there; the agent retries)"
             )
         assert messages == [expected]
         full += 1

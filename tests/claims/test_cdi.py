@@ -218,7 +218,7 @@ def test_what_lies_in_its_place(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     assert file_state(tmp_path, UID, b"{}") is FileState.DIFFERS
-    with pytest.raises(PathRefused, match="is no plain file"):
+    with pytest.raises(PathRefused, match="is not a plain file"):
         publish(tmp_path, UID, b"{}")
 
 

@@ -68,8 +68,8 @@ def test_what_only_an_administrator_may_say(key: str) -> None:
     parameters = device_config(mps={"replicas": 2, key: value})
     assert isinstance(read(parameters, Source.CLASS), MpsEntry)
     assert refused(parameters) == (
-        f"config[1].mps.{key}: {key} may stand in a DeviceClass alone, because claims are written "
-        f"by tenants (leave {key} out, or use a class that has it)"
+        f"config[1].mps.{key}: {key} is allowed in a DeviceClass only, because tenants write "
+        f"claims (leave {key} out, or use a class that has it)"
     )
 
 

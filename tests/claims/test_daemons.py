@@ -59,7 +59,7 @@ def test_equal_parts() -> None:
             MpsEntry(PATH, Replicas(9, PATH)),
             "found 9 clients in all, but a 1g.10gb of GPU 0 se",
         ),
-        (clients(None, user="no-such-user"), "found 'no-such-user', and this host knows no such"),
+        (clients(None, user="no-such-user"), "found 'no-such-user', but this host has no such"),
     ],
 )
 def test_what_cannot_be(entry: MpsEntry, message: str) -> None:

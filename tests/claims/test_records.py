@@ -173,7 +173,7 @@ def test_cut_and_changed_anywhere(folder: Path) -> None:
     path.write_bytes(b"")
     found = unreadable(folder)
     assert "cannot be used" in found.message
-    assert "no claim gets anything new on all GPUs" in found.message
+    assert "nothing new is created for claims on all GPUs" in found.message
     assert f"rm {path}" in found.remedy
 
 
@@ -289,9 +289,9 @@ def test_a_record_that_cannot_be_removed(folder: Path) -> None:
 @pytest.mark.parametrize("uid", ["", "-", "..", "a/b", "A", "a" * 65, "a\n", "0\0"])
 def test_uids_that_are_no_file_names(folder: Path, uid: str) -> None:
     """Nothing is done with them."""
-    with pytest.raises(ValueError, match="is no uid of a claim"):
+    with pytest.raises(ValueError, match="is not a uid of a claim"):
         record(uid=uid)
-    with pytest.raises(ValueError, match="is no uid of a claim"):
+    with pytest.raises(ValueError, match="is not a uid of a claim"):
         remove_record(folder, uid)
 
 

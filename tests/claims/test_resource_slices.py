@@ -186,7 +186,7 @@ def test_quantities() -> None:
     assert read_quantity("2k") == 2000
     assert read_quantity("1E") == 10**18
     for text in ("", "-1", "1.5", "1e3", "500m", "1 Gi", "\u0661"):
-        with pytest.raises(ValueError, match="is no quantity"):
+        with pytest.raises(ValueError, match="is not a quantity"):
             read_quantity(text)
 
 

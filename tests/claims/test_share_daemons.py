@@ -73,7 +73,7 @@ def test_the_limits_of_a_share() -> None:
         ),
         (
             MpsEntry("config[0].mps", Replicas(2, "config[0].mps.replicas")),
-            "replicas: mps-8gi-2 of GPU 0 (NVIDIA L40S) is one share already",
+            "replicas: mps-8gi-2 of GPU 0 (NVIDIA L40S) is already one share",
         ),
     ],
 )

@@ -228,7 +228,7 @@ def test_slices_that_were_lost() -> None:
         (
             Terms(share=SHARE),
             replace(L40S, compute_capability=(6, 1)),
-            "cannot hold MPS clients to limits",
+            "cannot limit MPS clients",
         ),
     ],
 )
@@ -267,7 +267,7 @@ def test_shares_beside_each_other() -> None:
     for device in ("mps-8gi-1", "mps-12gi-1"):
         require_admission(mine, L40S, [other(device)], ())
     for device in ("mps-8gi-0", "mps-12gi-0", WHOLE_GPU):
-        with pytest.raises(ClaimRefused, match=rf"held already: {device} of claim team/other"):
+        with pytest.raises(ClaimRefused, match=rf"is held: {device} of claim team/other"):
             require_admission(mine, L40S, [other(device)], ())
 
 

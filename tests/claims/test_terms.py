@@ -80,7 +80,7 @@ def test_devices_that_are_not_offered_any_more(
     assert device in refused.value.message
     assert why in refused.value.message
     assert refused.value.remedy == (
-        "have its pods scheduled anew: `kubectl delete pod -n team $(kubectl get resourceclaim "
+        "have its pods scheduled again: `kubectl delete pod -n team $(kubectl get resourceclaim "
         "-n team trainer -o jsonpath='{.status.reservedFor[*].name}')`"
     )
     assert not terms.admit(result(device, admin_access=True), gpu, CLAIM)

@@ -79,15 +79,15 @@ async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
     files = home.files()
     message = (
         f"the record of a claim, {path}, cannot be used: a newer nodeagent wrote it (version 2; "
-        f"this one reads 1); no claim gets anything new on {gpu}"
+        f"this one reads 1); nothing new is created for claims on {gpu}"
     )
     home.pods = []
     async with home.core() as (claims, _):
         [problem] = claims.problems
         assert problem.message == message
         assert problem.remedy == (
-            "start the release that wrote it; or see with nvidia-smi mig -lgi that what the claim "
-            f"had is gone, and rm {path}"
+            "start the release that wrote it; or check with nvidia-smi mig -lgi that the claim's "
+            f"instances are gone, and rm {path}"
         )
         for asked in (claims.prepare(*names[0]), claims.release(UIDS[0])):
             with pytest.raises(NodeagentError) as refused:

@@ -261,7 +261,7 @@ async def test_an_instance_of_nobodys(node: SimulatedNode, home: Home) -> None:
         (home.records_dir / f"{UIDS[0]}.json").unlink()
         await claims.load()  # the record is lost
         [message] = await messages(claims, home, rig)
-        assert "(1g.10gb at 2:1), which belongs to no claim and to no plan" in message
+        assert "(1g.10gb at 2:1), which belongs to no claim and no plan" in message
         assert laid_out(node) == [(2, 1)]
         gpu = rig.gpu()
         known = frozenset({(gpu.uuid, gpu.instances[0].placement)})

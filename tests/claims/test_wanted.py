@@ -153,8 +153,8 @@ def test_not_made_where_counters_are_not_exact() -> None:
     assert set(found.devices) == {"mig-1g-24gb-9"}
     assert not found.devices["mig-1g-24gb-9"].consumes
     assert found.reason is not None
-    assert found.reason.message.startswith(f"nothing is made on {gpu.title}: its counters allow")
-    assert found.reason.remedy.startswith("cut this GPU by a plan")
+    assert found.reason.message.startswith(f"nothing is created on {gpu.title}: its counters allow")
+    assert found.reason.remedy.startswith("divide this GPU by a plan")
     assert names(mig_off(gpu), Mode.DYNAMIC) == {WHOLE_GPU}
     assert names(gpu, Mode.DYNAMIC) == set()
 

@@ -137,7 +137,7 @@ def test_an_agent_that_goes_away_is_reported(program: Program) -> None:
     with _listener(program.directory, lambda connection: connection.recv(100)):
         failed = program("mps", "restart", "0", "--run-dir", program.directory)
     assert failed.code == 1
-    assert "went away before it answered" in failed.err
+    assert "ended before it answered" in failed.err
     assert "mps status" in failed.err
 
 

@@ -59,7 +59,7 @@ def test_in_sync_is_code_0(h100: Program) -> None:
     path = h100.plan("{devices: [0], mig: disabled}")
     shown = h100.on("plan", "-f", path)
     assert (shown.code, shown.err) == (0, "")
-    assert "Node in sync: nothing to do." in shown.out
+    assert "The plan is in sync: nothing to do." in shown.out
 
 
 def test_blocked_by_a_process_is_code_3_and_names_it(h100: Program) -> None:

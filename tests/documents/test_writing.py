@@ -102,7 +102,7 @@ def test_plan() -> None:
     assert (
         plan_document(MIXED)
         == """\
-# GPU 4: GPU instance 2 (3g.40gb at 4:4) has no compute instance, so it is no device and is left out
+# GPU 4: GPU instance 2 (3g.40gb at 4:4) has no compute instance, so it is left out
 # GPU 5 (Tesla T4) has no MIG
 version: v1
 gpus:
@@ -126,7 +126,7 @@ def test_mig_parted() -> None:
     assert (
         mig_parted_document(MIXED)
         == """\
-# GPU 4: GPU instance 2 (3g.40gb at 4:4) has no compute instance, so it is no device and is left out
+# GPU 4: GPU instance 2 (3g.40gb at 4:4) has no compute instance, so it is left out
 # GPU 5 (Tesla T4) has no MIG
 version: v1
 mig-configs:
@@ -281,7 +281,7 @@ def test_what_a_mig_parted_file_leaves_out_is_noted() -> None:
         gpu(2, mig=OFF, time_slice=TimeSlice.LONG),
         gpu(3),
     )
-    end = "which a mig-parted file cannot say and leaves out; --format plan has it"
+    end = "which a mig-parted file cannot express; --format plan has it"
     said = [f"# {line}, {end}" for line in (
         "GPU 0 has MPS",
         "GPU 1 has MPS on 3g.40gb at 4",

@@ -103,7 +103,7 @@ def test_what_is_no_file(directory: OpenDirectory, kind: str) -> None:
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(PathRefused, match="is no plain file"):
+    with pytest.raises(PathRefused, match="is not a plain file"):
         directory.put("a", b"x")
     assert path.exists()
 
@@ -183,7 +183,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_paths_that_are_none(path: str) -> None:
     """Are refused before anything is looked at."""
     with (
-        pytest.raises(PathRefused, match="no absolute path"),
+        pytest.raises(PathRefused, match="not an absolute path"),
         opened(Path(path), make=True),
     ):
         pass

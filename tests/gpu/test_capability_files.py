@@ -160,7 +160,7 @@ def test_a_process_that_may_not_be_looked_into_leaves_it_unknown() -> None:
         (proc.root / "4711/fd").chmod(0o700)
     assert not usage.known
     assert usage.in_use
-    assert "1 processes may not be looked into" in usage.reason
+    assert "1 processes may not be read" in usage.reason
 
 
 def test_hidden_processes_leave_it_unknown(proc: FakeProc) -> None:

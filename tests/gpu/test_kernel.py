@@ -99,7 +99,7 @@ async def test_a_log_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NodeagentError) as caught:
         Heard(tmp_path / "kmsg").log.open()
     assert "No such file" in caught.value.message
-    assert "NVML's events alone" in caught.value.remedy
+    assert "only from NVML's events" in caught.value.remedy
 
 
 async def test_a_plain_file_is_refused(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_a_value_that_is_no_word_is_not_repeated(tmp_path: Path) -> None:
     path.write_text('{"GPU-1": {"computeMode": {"a": [1, 2]}}}')
     problem = OriginalSettings(path, read_only=True).file.problem
     assert problem is not None
-    assert "computeMode is no word" in problem.message
+    assert "computeMode is not a word" in problem.message
     assert "[1, 2]" not in problem.message
 
 

@@ -148,7 +148,7 @@ def test_the_driver_asks_for_more() -> None:
 
 
 def test_a_silent_driver_does_not_correct() -> None:
-    """What it said before the XID is no word on it."""
+    """What it said before the XID is not a word on it."""
     node = Node()
     node.read(gpu(recovery_action=0))
     node.xid(95)

@@ -61,7 +61,7 @@ def test_names_are_written_as_the_file_has_them() -> None:
     [
         ("DCGM_FI_DEV_GPU_TMEP,gauge,x", "did you mean DCGM_FI_DEV_GPU_TEMP"),
         ("NOTHING,gauge,x", "no field 'NOTHING'"),
-        ("DCGM_FI_DEV_CPU_TEMP_CURRENT,gauge,x", "cannot be had from NVML"),
+        ("DCGM_FI_DEV_CPU_TEMP_CURRENT,gauge,x", "is not available from NVML"),
         ("DCGM_FI_DEV_SM_CLOCK,gague,x", "one of gauge, counter, histogram, summary, label"),
         ("DCGM_FI_DEV_SM_CLOCK,gauge", "2 values where field, type and help are needed"),
         ("DCGM_FI_DEV_SM_CLOCK,gauge,a, b", "put a help with commas into quotation marks"),
@@ -69,7 +69,7 @@ def test_names_are_written_as_the_file_has_them() -> None:
         ("DCGM_FI_DEV_SERIAL,gauge,x", "its type can only be label"),
         ("DCGM_EXP_XID_ERRORS_COUNT,gauge,x", "nodeagent_gpu_xid_total counts them"),
         ("DCGM_EXP_P2P_STATUS,gauge,x", "not exported here"),
-        ("DCGM_FI_DEV_GPU_TEMP,gauge,again", "DCGM_FI_DEV_GPU_TEMP is there a second time"),
+        ("DCGM_FI_DEV_GPU_TEMP,gauge,again", "DCGM_FI_DEV_GPU_TEMP is selected twice"),
     ],
 )
 def test_a_bad_line_is_named_and_the_rest_goes_on(line: str, reported: str) -> None:
@@ -86,7 +86,7 @@ def test_a_file_that_selects_nothing_is_refused() -> None:
     with pytest.raises(NoCounters, match=r"line 2: there is no field 'A'.*and 1 more") as refused:
         read_selection("# all wrong\nA,gauge,x\nB,gauge,x\nC,gauge,x\nD,gauge,x\n")
     assert "commas" in refused.value.remedy
-    with pytest.raises(NoCounters, match="no line that is no comment"):
+    with pytest.raises(NoCounters, match="it has only comments"):
         read_selection("# nothing\n")
 
 

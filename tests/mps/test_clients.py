@@ -114,8 +114,8 @@ def test_no_share() -> None:
     assert state.share == ""
     [finding] = state.findings
     assert finding.endswith(
-        "it has no slot, and what it may use (1Gi of the memory, 40% of the threads) was not given "
-        "to it by any share"
+        "it has no slot, and its limits (1Gi of the memory, 40% of the threads) are those of no "
+        "share"
     )
 
 
@@ -228,7 +228,7 @@ def test_more_than_the_count() -> None:
     clients = [facts(pid, environment=free, start_time=1000 - pid) for pid in (1, 2, 3, 4)]
     assert kinds(*clients) == {1: ["count"], 2: ["count"]}
     state = states_of(clients, PLAN, GPU)[0]
-    assert state.findings == ("is one too many: share small is for 2, and there are 4",)
+    assert state.findings == ("is one too many: the share small is for 2, and there are 4",)
 
 
 def test_two_in_one_slot() -> None:

@@ -101,8 +101,8 @@ async def test_the_exit_status_is_not_asked(front_end: FrontEnd) -> None:
 async def test_busy_for_good(front_end: FrontEnd, word: str) -> None:
     """Asked again until the deadline, and then said to be busy, not dead."""
     front_end.will(*[word] * 1000)
-    client = front_end.client(deadline=0.4)
-    with pytest.raises(DaemonBusy, match=r"held the MPS daemon at /run/x/pipe for 0.4 s"):
+    client = front_end.client(deadline=2.0)
+    with pytest.raises(DaemonBusy, match=r"held the MPS daemon at /run/x/pipe for 2 s"):
         await client.ask(get_server_list())
     assert front_end.noted("said") == []
 
@@ -119,7 +119,7 @@ async def test_hung(front_end: FrontEnd) -> None:
     """At the deadline the front-end is killed; the next question is asked as if nothing was."""
     front_end.will("hang")
     client = front_end.client(deadline=0.3)
-    with pytest.raises(DaemonSilent, match=r"said nothing within 0.3 s"):
+    with pytest.raises(DaemonSilent, match=r"did not answer within 0.3 s"):
         await client.ask(get_server_list())
     [pid] = front_end.noted("pid")
     with pytest.raises(ProcessLookupError):
@@ -132,7 +132,7 @@ async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
     """Half a reply is none."""
     front_end.will("break")
     client = front_end.client()
-    with pytest.raises(FrontEndFailed, match="broke off"):
+    with pytest.raises(FrontEndFailed, match="broke: "):
         await client.ask_each(get_client_list(1), get_client_list(2))
 
 
@@ -140,7 +140,7 @@ async def test_a_daemon_that_never_stops_talking(front_end: FrontEnd) -> None:
     """A program in the daemon's place cannot fill the agent's memory; the front-end is ended."""
     front_end.will("flood")
     client = front_end.client(deadline=60)
-    with pytest.raises(FrontEndFailed, match="said more than 1048576 bytes"):
+    with pytest.raises(FrontEndFailed, match="answered more than 1048576 bytes"):
         await client.ask(get_server_list())
     assert await client.ask(get_client_list(1)) == (11, 12)
 

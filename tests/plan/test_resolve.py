@@ -168,13 +168,13 @@ def test_profile_without_known_places() -> None:
     assert "where a 1g.10gb can lie" in one.problems[0].message
     none = tuple(replace(p, placements=()) for p in gpu.profiles)
     every = refused(wanted, node=ObservedNode((replace(gpu, profiles=none),)))
-    assert "where they can lie" in every.problems[0].message
+    assert "their placements" in every.problems[0].message
 
 
 def test_more_than_the_card_has_of_a_profile() -> None:
     """Where a card gives only so many, room is not the reason."""
     found = refused(entry(layout(("1g.10gb+me", 2)), "0"))
-    assert found.problems[0].remedy == "the card has at most 1 1g.10gb+me, wherever they lie"
+    assert found.problems[0].remedy == "the card can have at most 1 1g.10gb+me"
 
 
 def test_gpus_that_cannot_tell_their_uuid() -> None:

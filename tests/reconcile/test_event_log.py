@@ -30,7 +30,7 @@ def test_what_happens_again_is_one_event() -> None:
     """The newest, with how often and since when; the pid and the log line are no news."""
     moments = iter(NOON + timedelta(minutes=n) for n in range(3))
     log = EventLog(now=lambda: next(moments))
-    ended = "pid {} ended by itself; the last it said: [{}] no device"
+    ended = "pid {} ended by itself; its last message: [{}] no device"
     log.add(EventType.MPS_ENDED, ended.format(7, "12:00"), device="GPU-1", facts={"try": 1})
     log.add(EventType.MPS_ENDED, ended.format(8, "12:01"), device="GPU-2")
     again = log.add(EventType.MPS_ENDED, ended.format(9, "12:02"), device="GPU-1")

@@ -24,7 +24,7 @@ def test_the_log_explains_an_end() -> None:
     report = Report(Subject.EXITED, "it ended: status 1", ("first", "no device"))
     assert event_of(report) == (
         EventType.MPS_ENDED,
-        "it ended: status 1; the last it said: no device",
+        "it ended: status 1; its last message: no device",
     )
 
 

@@ -216,13 +216,13 @@ def test_claims_that_are_set_up_in_vain_are_a_problem(
 
 
 WRONG: tuple[tuple[str, str], ...] = (
-    ("plan:\n  fiel: x", "line 2: plan.fiel is no setting (did you mean plan.file?)"),
-    ("drifft: mend", "line 1: drifft is no setting (did you mean drift?)"),
-    ("zzz: 1", "line 1: zzz is no setting (there are node_name, api.listen,"),
+    ("plan:\n  fiel: x", "line 2: plan.fiel is not a setting (did you mean plan.file?)"),
+    ("drifft: mend", "line 1: drifft is not a setting (did you mean drift?)"),
+    ("zzz: 1", "line 1: zzz is not a setting (there are node_name, api.listen,"),
     ("plan.file: x", "line 1: plan.file is written flat (write plan: {file: ...})"),
     ("plan: x", 'plan: found "x" (accepted: keys with values)'),
     ("- plan", "found a list (accepted: keys with values)"),
-    ("plan: {file: a, file: b}", 'the key "file" is there twice'),
+    ("plan: {file: a, file: b}", 'the key "file" is given twice'),
     ("a: &x [*x]", "anchor &x is not allowed"),
     ("plan: {", "this is neither YAML nor JSON"),
     ("plan: {source: fil}", "plan.source: found \"fil\" (accepted: 'auto', 'file',"),
@@ -257,7 +257,7 @@ def test_a_wrong_variable_is_named() -> None:
     assert _refused(environment={"NODEAGENT_DRIFT": "x"}).startswith('NODEAGENT_DRIFT: found "x"')
     assert (
         _refused(environment={"NODEAGENT_PLAN_FIEL": "x"})
-        == "NODEAGENT_PLAN_FIEL is no setting (did you mean NODEAGENT_PLAN_FILE?)"
+        == "NODEAGENT_PLAN_FIEL is not a setting (did you mean NODEAGENT_PLAN_FILE?)"
     )
     unlike_any = _refused(environment={"NODEAGENT_FOO": "x"})
     assert "did you mean" not in unlike_any
@@ -286,7 +286,7 @@ def test_variables_that_are_not_settings_are_left_alone() -> None:
         "NODEAGENT_METRICS_PORT_9400_TCP_ADDR": "10.0.0.1",
     }
     assert load_settings(NOTHING, environment, {}) == load_settings(NOTHING, {}, {})
-    assert "is no setting" in _refused(environment={"NODEAGENT_API_PORT": "9470"})
+    assert "is not a setting" in _refused(environment={"NODEAGENT_API_PORT": "9470"})
 
 
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from nodeagent.telemetry.counters_file import counters_text
 
 
 def test_its_text(tmp_path: Path) -> None:
-    """As it is; bytes that are no text do not hide the rest."""
+    """As it is; bytes that are not a text do not hide the rest."""
     (tmp_path / "c").write_bytes(b"A,gauge,\xff\n")
     assert counters_text(tmp_path / "c") == "A,gauge,\ufffd\n"
 

@@ -50,7 +50,7 @@ WAITING: dict[str, Any] = {
     "devices": [],
     "refusal": {
         "code": "ClaimRefused",
-        "message": "claim team/second was allocated what is held already: gpu of claim a/b",
+        "message": "claim team/second was allocated a device that is held: gpu of claim a/b",
         "remedy": "wait until that one's pods have ended",
     },
     "problems": [{"code": "StateFile", "message": "the disk is full"}],
@@ -72,7 +72,7 @@ team/trainer  Ready     4m  trainer-0    0  1g.10gb@4  MIG-1  0000-1111
                                          1  gpu        GPU-1
 team/second   Waiting    -  -            -  -          -      0000-2222
 
-! claim team/second was allocated what is held already: gpu of claim a/b
+! claim team/second was allocated a device that is held: gpu of claim a/b
   wait until that one's pods have ended
 ! team/second: the disk is full
 """
@@ -96,10 +96,10 @@ def test_the_example_in_the_pages_is_what_is_printed() -> None:
         "pods": [{"namespace": "team", "name": "rival-0", "container": "main"}],
         "refusal": {
             "code": "ClaimRefused",
-            "message": "claim team/rival was allocated what is held already: "
+            "message": "claim team/rival was allocated a device that is held: "
             "mig-1g-10gb-6 of claim team/trainer",
             "remedy": "wait until the pods of claim team/trainer have ended, or have this one's "
-            f"scheduled anew: {ClaimReference('team', 'rival').schedule_anew}",
+            f"scheduled again: {ClaimReference('team', 'rival').schedule_anew}",
         },
         "problems": [],
     }
@@ -110,7 +110,7 @@ def test_the_example_in_the_pages_is_what_is_printed() -> None:
 
 def test_without_claims() -> None:
     """A sentence in the place of an empty table."""
-    assert text(claims_page([], NOW)) == "No pod's claim asks for anything of this node.\n"
+    assert text(claims_page([], NOW)) == "No claim uses this node.\n"
 
 
 def test_why_less_is_offered_stands_below() -> None:
@@ -120,7 +120,7 @@ def test_why_less_is_offered_stands_below() -> None:
         {"gpu": "GPU-1", "message": "the disk is full"},
     ]
     assert text(claims_page([], NOW, reasons[:1])) == (
-        "No pod's claim asks for anything of this node.\n\n"
+        "No claim uses this node.\n\n"
         "! less is offered to claims: MIG mode of GPU 0 is off\n  reset it\n"
     )
     shown = text(claims_page([WAITING], NOW, reasons))
@@ -148,7 +148,7 @@ def test_a_claim_is_a_line_at_its_device() -> None:
     assert text(claim_lines([READY], "GPU-1")) == "GPU: claim team/trainer Ready, pod trainer-0\n"
     assert text(claims_without_device([READY, WAITING])) == (
         "claim team/second Waiting: "
-        "claim team/second was allocated what is held already: gpu of claim a/b\n"
+        "claim team/second was allocated a device that is held: gpu of claim a/b\n"
     )
 
 

@@ -54,7 +54,7 @@ GPU 0  NVIDIA H100 80GB HBM3  GPU-0
    2. destroy 1g.10gb at 1  (not in the plan)
    3. create 3g.40gb at 0, divided into 3 x 1c  (asked for)
 
-Node can be applied: 3 steps on 1 GPU. Nothing was touched.
+The plan can be applied: 3 steps on 1 GPU. Nothing was touched.
 """
     )
 
@@ -81,12 +81,12 @@ def test_different_models_are_never_shown_as_one(gpus: Gpus) -> None:
 
 
 def test_what_will_still_be_missing_is_not_called_done(gpus: Gpus) -> None:
-    """A plan that leaves something for later can be applied in part only."""
+    """A plan that leaves something for later can be applied partly only."""
     problem = Problem(Code.RESET_REQUIRED, "it waits for a reset")
     plan = NodePlan(Verdict.APPLICABLE, (replace(_change(gpus), problems=(problem,)),))
     page = plain_text(plan_page(plan, 80)).splitlines()
-    assert page[1] == "  can be applied in part"
-    assert page[-1].startswith("Node can be applied in part: 3 steps")
+    assert page[1] == "  can be applied partly"
+    assert page[-1].startswith("The plan can be applied partly: 3 steps")
 
 
 def test_problems_are_shown_with_their_place_and_remedy(gpus: Gpus) -> None:
@@ -96,7 +96,7 @@ def test_problems_are_shown_with_their_place_and_remedy(gpus: Gpus) -> None:
     blocked = GpuPlan(gpu, Verdict.BLOCKED, (), gpu, (problem,))
     page = plain_text(plan_page(NodePlan(Verdict.BLOCKED, (blocked,)), 80))
     assert "  ! gpus[0].mig: in use by pid 4711 (python)\n    end it\n" in page
-    assert "Node blocked. Nothing was touched." in page
+    assert "The plan is blocked. Nothing was touched." in page
 
 
 def test_nothing_to_do_is_one_picture(gpus: Gpus) -> None:
@@ -105,7 +105,7 @@ def test_nothing_to_do_is_one_picture(gpus: Gpus) -> None:
     page = plain_text(plan_page(NodePlan(Verdict.IN_SYNC, (_in_sync(gpu),)), 80))
     assert "now " in page
     assert "before" not in page
-    assert "Node in sync: nothing to do." in page
+    assert "The plan is in sync: nothing to do." in page
 
 
 def _in_sync(gpu: Gpu) -> GpuPlan:
@@ -162,4 +162,4 @@ def test_a_blocked_plan_shows_what_is_in_the_way_and_what_is_wanted(gpus: Gpus) 
   ! gpus[0].mig: 1g.10gb at slice 0 of GPU 0"""
         in page
     )
-    assert page.endswith("\nNode blocked. Nothing was touched.\n")
+    assert page.endswith("\nThe plan is blocked. Nothing was touched.\n")

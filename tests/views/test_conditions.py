@@ -98,7 +98,7 @@ def test_without_a_plan_nothing_is_missing() -> None:
 
 def test_before_the_first_look_nothing_is_known() -> None:
     """Both conditions say so."""
-    unknown = Condition("Unknown", "NotObservedYet", "the GPUs were not looked at yet")
+    unknown = Condition("Unknown", "NotObservedYet", "the GPUs were not read yet")
     assert dict(conditions(FRESH)) == {PARTITIONS_READY: unknown, HEALTHY: unknown}
 
 

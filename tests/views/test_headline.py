@@ -200,7 +200,7 @@ def test_a_silent_gpu_of_the_plan_is_an_error() -> None:
 def test_users_that_are_not_known() -> None:
     """Why, and on which GPU."""
     found = of(node({"observed": ObservedNode((OBSERVED.gpus[0], STRANGE))}))
-    assert found.text == "It is not known who uses GPU 1: the kubelet is away."
+    assert found.text == "The users of GPU 1 are not known: the kubelet is away."
     assert found.gpu == SECOND
 
 

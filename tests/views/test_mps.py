@@ -175,9 +175,9 @@ def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
     assert (problem.code, problem.gpu) == (Code.MPS, "GPU-1")
     assert problem.message == (
         "the MPS daemon of 3g.40gb at 4 of GPU 1 does not stay up: failed 5 times in a row; "
-        "the last it said: no CUDA-capable device is detected"
+        "its last message: no CUDA-capable device is detected"
     )
-    assert problem.remedy == "mend the cause; to try at once: `nodeagent mps restart MIG-b`"
+    assert problem.remedy == "mend the cause; to restart it at once: `nodeagent mps restart MIG-b`"
 
 
 def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:
@@ -241,7 +241,7 @@ def test_the_phase_of_the_node() -> None:
     [
         ("Down", "nodeagent mps restart GPU-0"),
         ("Failed", "nodeagent mps restart GPU-0"),
-        ("Backoff", "an agent starts it again by itself"),
+        ("Backoff", "an agent restarts it"),
     ],
 )
 def test_what_to_do_about_a_daemon_that_is_not_ready(state: str, remedy: str) -> None:

@@ -168,7 +168,7 @@ def test_unknown_users_count_as_use() -> None:
     instance = report["gpus"][0]["instances"][0]
     assert (instance["inUse"], instance["usersUnknown"]) == (True, "no permission")
     assert "usersUnknown" not in report["gpus"][0]
-    assert report["gpus"][1]["usersUnknown"] == "it could not be found out"
+    assert report["gpus"][1]["usersUnknown"] == "they could not be read"
 
 
 def test_nothing_is_idle_on_a_gpu_that_does_not_answer() -> None:

@@ -65,7 +65,7 @@ function usersCell(holder, isKnown, owners) {
     return userWords(user) + owner + pod + (user.memory ? ", " + gibibytes(user.memory.used) : "");
   });
   if (holder.usersUnknown) lines.push("not known: " + holder.usersUnknown + " (counts as in use)");
-  if (!lines.length) return isKnown ? "nobody" : "not known";
+  if (!lines.length) return isKnown ? "none" : "not known";
   return list(lines);
 }
 

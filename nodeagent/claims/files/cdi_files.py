@@ -25,7 +25,7 @@ TOOLKIT_KIND: Final = "nvidia.com/gpu"
 _MOST_NODES: Final = 50_000  # of the toolkit's; 8 GPUs with all their MIG devices have some 6,000
 _SUFFIXES = (".json", ".yaml")  # what the specification has runtimes read
 
-_REMOVE = "see who made it, and remove it"
+_REMOVE = "find out what created it, and remove it"
 _REMEDIES = Remedies(
     owner=_REMOVE,
     symlink=f"{_REMOVE}, or set cdi.dir to where it leads",
@@ -58,8 +58,8 @@ def publish(cdi_dir: Path, uid: str, content: bytes) -> bool:
         changed = directory.put(name, content)
         if changed and directory.put(name, content):
             raise PathRefused(
-                f"{directory.path / name} is not what was written into it",
-                remedy=f"see which other program writes there: `ls -l {directory.path}`",
+                f"{directory.path / name} does not have the content that was written",
+                remedy=f"find out which other program writes there: `ls -l {directory.path}`",
             )
     return changed
 

@@ -69,7 +69,7 @@ class ClaimFiles:
             return ()
         if device.instance is None:
             raise NodeagentError(
-                f"{device.result.device} is not there, so no container can be given it",
+                f"{device.result.device} does not exist, so no container can get it",
                 remedy="`nodeagent status` shows what keeps it from that",
             )
         try:

@@ -57,14 +57,14 @@ class UnreadableRecord:
         where = "all GPUs" if self.gpus is None else ", ".join(sorted(self.gpus))
         return (
             f"the record of a claim, {self.path}, cannot be used: {self.reason}; "
-            f"no claim gets anything new on {where}"
+            f"nothing new is created for claims on {where}"
         )
 
     @property
     def remedy(self) -> str:
         return (
-            "start the release that wrote it; or see with nvidia-smi mig -lgi that what the claim "
-            f"had is gone, and rm {self.path}"
+            "start the release that wrote it; or check with nvidia-smi mig -lgi that the claim's "
+            f"instances are gone, and rm {self.path}"
         )
 
 
@@ -131,7 +131,7 @@ def _records(folder: Path, uids: list[str]) -> Iterator[ClaimRecord | Unreadable
 
 def _path(folder: Path, uid: str) -> Path:
     if not UID.fullmatch(uid):
-        raise ValueError(f"{uid[:80]!r} is no uid of a claim")
+        raise ValueError(f"{uid[:80]!r} is not a uid of a claim")
     return folder / f"{uid}.json"
 
 
@@ -139,7 +139,7 @@ def _not_kept(path: Path, what: str, error: OSError) -> RecordNotKept:
     return RecordNotKept(
         f"the record {what} ({path}): {error.strerror or error}",
         remedy=f"make room in {path.parent} (`df -h {path.parent}`) and let the agent write there; "
-        "it is tried again",
+        "the agent retries",
     )
 
 

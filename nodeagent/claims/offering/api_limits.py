@@ -106,7 +106,7 @@ def _check_attribute(where: str, value: Json) -> None:
         case {"string": str(text)} | {"version": str(text)}:
             _check_size(where, len(text.encode()), LONGEST_VALUE, "bytes")
             valid = "version" not in value or _VERSION.fullmatch(text)
-            _require(bool(valid), f"{where} is {text}, which is no semantic version")
+            _require(bool(valid), f"{where} is {text}, which is not a semantic version")
 
 
 def _check_taint(where: str, taint: Json) -> None:

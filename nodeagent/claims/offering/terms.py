@@ -47,7 +47,7 @@ class Terms:
             raise ClaimRefused(
                 f"{claim} does not get {result.device} of {gpu.title}, which is not offered any "
                 f"more: {why}",
-                remedy=f"have its pods scheduled anew: {claim.schedule_anew}",
+                remedy=f"have its pods scheduled again: {claim.schedule_anew}",
             )
         fixed = self.is_fixed(result.device)
         if fixed and result.configuration is not None:
@@ -90,7 +90,7 @@ class Terms:
         if gpu.in_mig_mode:
             return _in_one_mode(gpu)
         if self.planned is None and gpu.mig is None:
-            return f"{gpu.title} has no room for it, or cannot hold MPS clients to limits"
+            return f"{gpu.title} has no room for it, or cannot limit MPS clients"
         if self.planned is None or not isinstance(self.planned.mig, MigDisabled):
             return f"{gpu.title} is for MIG devices, as long as no plan says mig: disabled"
         how = "says how the GPU is shared" if self.planned.room else "says dra: false"

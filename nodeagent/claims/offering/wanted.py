@@ -168,8 +168,8 @@ def wanted_names(
 def _inexact(gpu: Gpu, difference: str) -> Problem:
     return Problem(
         Code.UNSUPPORTED,
-        f"nothing is made on {gpu.title}: {difference}",
-        "cut this GPU by a plan, and report what `nodeagent profiles -o json` says of it",
+        f"nothing is created on {gpu.title}: {difference}",
+        "divide this GPU by a plan, and report the output of `nodeagent profiles -o json`",
         gpu.uuid,
     )
 

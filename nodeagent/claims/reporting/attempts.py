@@ -130,7 +130,7 @@ CDI: Final = "Cdi"
 OTHER: Final = "Other"
 INTERNAL: Final = "Internal"  # a fault of the agent's
 REPORT_FAULT: Final = (
-    "the kubelet asks again; report it with the agent's log (`journalctl -u nodeagent`, in a "
+    "the kubelet retries; report it with the agent's log (`journalctl -u nodeagent`, in a "
     "cluster `kubectl logs` of its pod) and what `nodeagent bundle nodeagent.tar.gz` writes"
 )
 

@@ -60,7 +60,7 @@ def _status(
     key, data = device.result.key, _data(device)
     message = health.message[:LONGEST_MESSAGE] if health else ""
     if record.phase is not Phase.READY:
-        return DeviceStatus(key, "False", "Releasing", "it is being taken down", data)
+        return DeviceStatus(key, "False", "Releasing", "it is being released", data)
     match health.health if health else "unknown":
         case "healthy":
             return DeviceStatus(key, "True", "Prepared", "", data)

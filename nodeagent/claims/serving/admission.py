@@ -33,9 +33,9 @@ def require_admission(
     for other in others:
         if device := _common(record, other):
             raise ClaimRefused(
-                f"{record.title} was allocated what is held already: {device} of {other.title}",
+                f"{record.title} was allocated a device that is held: {device} of {other.title}",
                 remedy=f"wait until the pods of {other.title} have ended, or have this one's "
-                f"scheduled anew: {record.reference.schedule_anew}",
+                f"scheduled again: {record.reference.schedule_anew}",
             )
         users = _mps_user(record, gpu.uuid), _mps_user(other, gpu.uuid)
         if all(users) and len(set(users)) > 1:

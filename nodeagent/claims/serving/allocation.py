@@ -63,7 +63,7 @@ def read_allocation(
     if found.metadata.uid != uid:
         raise ClaimRefused(
             f"{reference} has the uid {shown(found.metadata.uid)} now and not {shown(uid)}",
-            remedy="it was deleted and made again: have its pods made again, too, by "
+            remedy="it was deleted and created again: have its pods created again, too, by "
             f"{reference.schedule_anew}",
         )
     if not UID.fullmatch(uid):
@@ -71,7 +71,7 @@ def read_allocation(
     if found.status is None or found.status.allocation is None:
         raise ClaimRefused(
             f"{reference} is not allocated",
-            remedy=f"see what the scheduler says: {reference.describe}",
+            remedy=f"read what the scheduler says: {reference.describe}",
         )
     return _Reader(reference, found.status.allocation.devices, nvidia).allocation(uid)
 
@@ -103,7 +103,8 @@ def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
 
 def _unreadable(claim: ClaimReference, why: str) -> ClaimRefused:
     return ClaimRefused(
-        f"{claim} cannot be read: {why}", remedy=f"see who writes its status: {claim.show_writers}"
+        f"{claim} cannot be read: {why}",
+        remedy=f"find out who writes its status: {claim.show_writers}",
     )
 
 
@@ -206,7 +207,7 @@ class _Reader:
         ):
             if not shape.fullmatch(value):
                 raise self._refuse(
-                    f"results[{number}].{key}", f"found {shown(value)}, which is no such name"
+                    f"results[{number}].{key}", f"found {shown(value)}, which is not a valid name"
                 )
         admin = bool(one.admin_access)
         result = Result(
@@ -221,15 +222,15 @@ class _Reader:
         interval = result.configuration
         if isinstance(interval, TimeSlice) and share_named(one.device):
             raise ClaimRefused(
-                f"{self.claim}: request {one.request} asks for timeSlice on {one.device}, which "
+                f"{self.claim}: request {one.request} requests timeSlice on {one.device}, which "
                 "is shared by MPS",
                 remedy=self._without_time_slice,
             )
         changes = isinstance(interval, TimeSlice) and interval is not TimeSlice.DEFAULT
         if changes and result.device != WHOLE_GPU:
             raise ClaimRefused(
-                f"{self.claim}: request {one.request} asks for timeSlice on {one.device}, but the "
-                "interval is one of a whole GPU, and the driver's default on its parts",
+                f"{self.claim}: request {one.request} requests timeSlice on {one.device}, but a "
+                "time slice is for a whole GPU, and its parts have the driver's default",
                 remedy=self._without_time_slice,
             )
         return result
@@ -238,7 +239,7 @@ class _Reader:
     def _without_time_slice(self) -> str:
         return (
             "drop timeSlice from spec.devices.config of the claim or its template, or from its "
-            f"DeviceClass, or ask for a whole GPU (deviceClassName: {DRIVER}); {self.claim.show} "
+            f"DeviceClass, or request a whole GPU (deviceClassName: {DRIVER}); {self.claim.show} "
             "has it, with its source, in status.allocation.devices.config"
         )
 
@@ -269,7 +270,7 @@ class _Reader:
                 raise ClaimRefused(
                     f"{self.claim}: request {request} has {count} devices with MPS, but a program "
                     "is a client of one MPS daemon",
-                    remedy="ask for each device in a request of its own in spec.devices.requests "
+                    remedy="use a separate request for each device in spec.devices.requests "
                     f"of the claim or its template ({self.claim.show}), and name one of the "
                     "requests in resources.claims of each container",
                 )

@@ -92,7 +92,7 @@ def _claim_mps(place: Place, mps: MpsEntry) -> MpsEntry:
     for key in _ADMINISTRATORS:
         if key in place.value:
             raise place.refuse(
-                f"{key} may stand in a DeviceClass alone, because claims are written by tenants",
+                f"{key} is allowed in a DeviceClass only, because tenants write claims",
                 remedy=f"leave {key} out, or use a class that has it",
                 below=(key,),
                 of_key=True,
@@ -142,7 +142,7 @@ def _nvidia_mps(place: Place, given: Given) -> MpsEntry:
 def _nvidia_claim_mps(place: Place, mps: MpsEntry) -> MpsEntry:
     if mps.user is not None:
         raise place.refuse(
-            "multiUser runs the MPS server as root, and claims are written by tenants",
+            "multiUser runs the MPS server as root, and tenants write claims",
             remedy="leave it out, or use a DeviceClass that has it",
             below=("multiUser",),
             of_key=True,

@@ -71,7 +71,7 @@ class ClaimDaemons:
         one, *more = found.sharing.shares
         if more or one.count is not None:
             raise ClaimRefused(
-                f"{claim}: {entry.clients.path}: {share.name} of {gpu.title} is one share already, "
+                f"{claim}: {entry.clients.path}: {share.name} of {gpu.title} is already one share, "
                 "for all clients of the claim",
                 remedy="write clients, with memory and threads no more than the share's, "
                 f"{_where(claim)}",

@@ -32,7 +32,7 @@ def intended(
         try:
             located = locate(result.pool, result.device, node, observed.gpus)
         except UnknownDevice as error:
-            anew = f"have its pods scheduled anew: {claim.schedule_anew}"
+            anew = f"have its pods scheduled again: {claim.schedule_anew}"
             remedy = "; ".join(filter(None, (error.remedy, anew)))
             raise UnknownDevice(f"{claim}: {error.message}", remedy=remedy) from error
         gpu, part = located.gpu, located.part

@@ -167,7 +167,7 @@ class NodeClaims:
             if found is None:
                 raise ClaimRefused(
                     f"claim {namespace}/{name} is gone",
-                    remedy="its pods are made again with it; "
+                    remedy="its pods are created again with it; "
                     f"`kubectl get pods -n {namespace}` shows them",
                 )
             allocation = await asyncio.to_thread(

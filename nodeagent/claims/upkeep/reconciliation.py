@@ -166,7 +166,7 @@ class _Claim:
             case ClaimState.DEALLOCATED:
                 return "the claim is deallocated"
             case ClaimState.OTHER_RESULTS:
-                return "the claim was allocated anew"
+                return "the claim was allocated again"
             case ClaimState.SAME | ClaimState.UNKNOWN:
                 return ""
             case other:
@@ -187,7 +187,7 @@ class _Claim:
         unwritten = (f for device, f in self.found if device.is_made and device.instance is None)
         if any(isinstance(found, _Present) for found in unwritten):
             return Adopt(self._record.uid)
-        return Keep(self._record.uid, "it was not finished; the kubelet asks for it again")
+        return Keep(self._record.uid, "it was not finished; the kubelet retries")
 
     def _ready(self) -> Decision:
         uid = self._record.uid

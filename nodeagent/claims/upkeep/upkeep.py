@@ -32,7 +32,7 @@ from nodeagent.plan.observed import ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 
 EVERY: Final = 60.0  # seconds from one round to the next
-_AGAIN = "it is tried again every minute"
+_AGAIN = "the agent retries every minute"
 
 Claims = Mapping[str, ClaimState]  # by uid
 Allocations = tuple[Allocated, ...] | None  # None: not known
@@ -171,7 +171,7 @@ def _foreign(found: ReportForeign, observed: ObservedNode) -> Problem:
     return Problem(
         Code.OWNED,
         f"{title} has GPU instance {one.id} ({one.profile} at {one.placement}), which belongs to "
-        "no claim and to no plan; it is left alone",
+        "no claim and no plan; the agent leaves it",
         f"if it is not needed, run `nvidia-smi mig -dci {which} && nvidia-smi mig -dgi {which}`",
         found.gpu,
     )

@@ -40,7 +40,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         descriptor = os.open(path, _FLAGS, 0o600)
     except FileExistsError as error:
         raise NodeagentError(
-            f"{path} is there already, and is not overwritten", remedy="name a new file"
+            f"{path} exists, and is not overwritten", remedy="name a new file"
         ) from error
     except OSError as error:
         raise NodeagentError(f"{path} cannot be made: {error.strerror}") from error
@@ -80,8 +80,8 @@ def write(file: IO[bytes], parts: Sequence[Part]) -> None:
 
 def _manifest(parts: Sequence[Part], now: int) -> str:
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
-    rows = [f"Made by nodeagent {__version__} at {made}.", "", "What is here:"]
+    rows = [f"Made by nodeagent {__version__} at {made}.", "", "Contents:"]
     rows += [f"  {p.name}  {len(p.content)} bytes: {p.about}" for p in parts if not p.missing]
-    rows += ["", "What is not, and why:"]
+    rows += ["", "Not available, and why:"]
     rows += [f"  {p.name} ({p.about}): {p.missing}" for p in parts if p.missing]
     return "\n".join([*rows, "", _NEVER, ""])

@@ -29,7 +29,7 @@ def run(options: Options, output: Output) -> ExitCode:
         [
             line(Span(f"{options.archive}: {count(len(there), 'file')}", Tone.GOOD)),
             *(line(f"  not in it: {part.name}: {part.missing}") for part in missing),
-            line(f"Look through it before you pass it on: tar -xzf {options.archive}"),
+            line(f"Read it before you pass it on: tar -xzf {options.archive}"),
         ]
     )
     output.document(

@@ -40,9 +40,9 @@ _ANSWERS = {  # of the agent, by the file that each becomes
     "status.json": ("/v1/status", "the agent's picture of the node"),
     "plan.json": ("/v1/plan", "the plan in force, its source, and the steps that remain"),
     "mps.json": ("/v1/mps", "MPS daemons with their servers and clients"),
-    "events.json": ("/v1/events", "the last events: what was decided, and why"),
+    "events.json": ("/v1/events", "the last events, with their reasons"),
     "metrics.txt": ("/metrics", "what Prometheus gets"),
-    "healthz.json": ("/healthz", "whether the agent's loops beat"),
+    "healthz.json": ("/healthz", "whether the agent's loops run"),
     "readyz.json": ("/readyz", "whether it is ready, else why not"),
 }
 _MOST_RECORDS = 200  # claims, or MPS daemons
@@ -65,7 +65,7 @@ def gather(options: Options, settings: Settings, main: Main) -> Iterator[Part]:
     yield Part("version.txt", "program, Python, packages, kernel and driver", _versions())
     shown = formatted(shown_settings(settings), "yaml").encode()
     yield Part("settings.yaml", "the settings that were given, without their secrets", shown)
-    yield Part("environment.txt", "names of the agent's variables that are set here", _variables())
+    yield Part("environment.txt", "names of the agent's environment variables", _variables())
     yield from _answers(agent_address(options))
     yield from _commands(options, main)
     yield from _files(options, settings)
@@ -186,7 +186,7 @@ def _plan_file(plan: PlanSettings) -> Part:
         text = read_regular_file(plan.file, LARGEST_TEXT)
         read_document(text, configuration=plan.name)
     except DocumentError:
-        return Part(name, about, missing=f"{plan.file} is no plan; see check.json")
+        return Part(name, about, missing=f"{plan.file} is not a plan; see check.json")
     except OSError as error:
         return Part(name, about, missing=f"{plan.file}: {error.strerror or error}")
     return Part(name, about, _values(text, plan.name))

@@ -24,15 +24,15 @@ _ANSWER = 5.0  # seconds for one answer of the API server, since a person waits
 _RIGHTS = "kubectl apply -f manifests/base/rights.yaml; docs/security.md has what each is for"
 _BASIC = "the role system:basic-user lets every account ask; is it still bound?"
 _ACCOUNT = "check kubernetes.kubeconfig, or the pod's service account"
-_AGAIN = "look at the API server, and try again"
+_AGAIN = "check the API server, and try again"
 _RUNTIME_CLASS = "nvidia"  # of the DaemonSet in manifests/base
 _NO_RUNTIME_CLASS = (
     "let the GPU Operator make it, or make it as docs/install.md says; or use an overlay or "
     "component that needs none (simulated, driver-from-host, driver-from-operator)"
 )
-_MAPPED = "manifests/overlays/nos/rights.yaml gives it"
+_MAPPED = "apply manifests/overlays/nos/rights.yaml"
 _NOT_BOUND = (
-    "the token has to be bound to this very Node, as a pod's is, or one of kubectl create "
+    "the token has to be bound to this Node, as a pod's is, or one of kubectl create "
     "token --bound-object-kind Node"
 )
 
@@ -61,13 +61,13 @@ async def _findings(
             view = view_of(listed.first) if listed.items else None
         except faults.ClusterFault as fault:
             return [_unreadable_node(fault)], None
-        found = [ok("API server", f"{access.server} answers, and knows who asks")]
+        found = [ok("API server", f"{access.server} answers and accepts the account")]
         if view is None:
             remedy = "set node_name to its name among: kubectl get nodes"
             return [*found, error("Node", f"the cluster has no Node {name}", remedy)], None
         return [
             *found,
-            ok("Node", f"{name} is there"),
+            ok("Node", f"the Node {name} exists"),
             await _changes(access, name),
             *await _rights(access, settings),
             *await _runtime_class(access),
@@ -82,7 +82,7 @@ def _unreadable_node(fault: faults.ClusterFault) -> Finding:
         case faults.NotAllowed():
             return error("rights", fault.message, _RIGHTS)
         case faults.ClusterUnreachable():
-            remedy = "is that the server's address, and may this machine or pod reach it?"
+            remedy = "check the server's address, and whether this machine or pod can reach it"
             return error("API server", fault.message, remedy)
         case _:
             return error("API server", fault.message, fault.remedy or _AGAIN)
@@ -118,14 +118,14 @@ async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[F
             where = f" in {right.namespace}" if right.namespace else ""
             message = f"no right to {right.verb} {right.resource}{where}: {without}"
             missing.append(warning("rights", message, remedy))
-    return missing or [ok("rights", "all that are needed are there")]
+    return missing or [ok("rights", "the account has all that are needed")]
 
 
 async def _may(access: ClusterAccess, right: Right) -> bool:
     request = requests.review_access(right)
     status = (await access.send(request)).get("status")
     if not isinstance(status, dict):
-        raise faults.strange_answer(request.purpose, "it is no review")
+        raise faults.strange_answer(request.purpose, "it is not a review")
     return status.get("allowed") is True
 
 
@@ -137,8 +137,10 @@ def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
     finished = "devices of pods that have ended may count as in use"
     yield Right("get", "pods"), finished, _RIGHTS
     if settings.clients == "deletePods":
-        goes_on = "the device plugin goes on offering what is gone"
-        component = "add the component plugin-pod-deletion, or take another kubernetes.clients"
+        goes_on = "the device plugin goes on offering devices that are gone"
+        component = (
+            "add the component plugin-pod-deletion, or set kubernetes.clients to another value"
+        )
         yield Right("delete", "pods"), goes_on, component
     if settings.nos_config_map:
         namespace, _, name = settings.nos_config_map.partition("/")

@@ -25,7 +25,7 @@ def driver_findings(observed: ObservedNode | DriverError) -> Iterator[Finding]:
         yield error(
             "gpus",
             "the driver answers but has no GPU",
-            "look at `lspci -d 10de:` and `dmesg | grep NVRM`; a container has to be given GPUs",
+            "look at `lspci -d 10de:` and `dmesg | grep NVRM`; in a container, give it the GPUs",
         )
     for gpu in observed.gpus:
         yield _gpu_finding(gpu)

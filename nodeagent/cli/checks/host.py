@@ -15,8 +15,8 @@ from nodeagent.settings import KubeletSettings
 _OTHER_OWNERS = {
     "nvidia-mig-manager": "systemctl disable --now nvidia-mig-manager, or in a cluster set the "
     "GPU operator's migManager.enabled=false",
-    "nvidia-mig-parted": "let it finish; switch off what starts it",
-    "gpu-kubelet-plugin": "do not let NVIDIA's DRA driver make MIG devices on this node",
+    "nvidia-mig-parted": "wait until it ends; disable what starts it",
+    "gpu-kubelet-plugin": "disable DynamicMIG of NVIDIA's DRA driver on this node",
 }
 _OTHER_UNIT = "nvidia-mig-manager.service"
 _WANTED_BY = ("multi-user.target.wants", "nvidia-gpu-reset.target.wants")
@@ -67,7 +67,7 @@ def directory_finding(name: str, path: Path) -> Finding:
     nearest = next(p for p in (path, *path.parents) if is_visible(p))
     remedy = f"run `install -d -o {os.geteuid()} {path}` as root, or set {name} to another place"
     if not nearest.is_dir():
-        return error(name, f"{nearest} is no directory", remedy)
+        return error(name, f"{nearest} is not a directory", remedy)
     if not os.access(nearest, os.W_OK | os.X_OK):
         return error(name, f"{path} cannot be written", remedy)
     return ok(name, f"{path} can be {'written' if nearest == path else 'made'}")
@@ -104,4 +104,4 @@ def kubelet_findings(
         yield error("kubelet", message, failure.remedy or "look at the kubelet's log")
     else:
         holdings = {(one.pod, one.container, one.resource) for one in held if one.resource}
-        yield ok("kubelet", f"answers; {len(holdings)} holdings of devices are known to it")
+        yield ok("kubelet", f"answers; {len(holdings)} devices are allocated")

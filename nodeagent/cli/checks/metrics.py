@@ -40,7 +40,9 @@ def _web_config_finding(path: Path, *, listens: bool) -> Finding:
     check = "web-config file"
     if not listens:
         return warning(
-            check, "it counts only for metrics.listen, which is not set", "set metrics.listen"
+            check,
+            "it has an effect only with metrics.listen, which is not set",
+            "set metrics.listen",
         )
     try:
         config = read_web_config(path)

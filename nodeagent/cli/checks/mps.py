@@ -89,7 +89,7 @@ def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Fin
     found = event_loop.run(probe(programs, scratch=scratch, deadline=_PATIENCE))
     if found.problems:
         first = found.problems[0]
-        remedy = first.remedy or f"see what {programs.control[0]} -f says by hand"
+        remedy = first.remedy or f"run {programs.control[0]} -f by hand and read its messages"
         return (error if wanted else warning)(check, first.message, remedy)
     if any_user and found.multi_user is False:
         return error(
@@ -103,7 +103,7 @@ def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Fin
         f"static partitioning: {can[found.static_partitioning]}, "
         f"protocol v3: {can[found.protocol_v3]}"
     )
-    return ok(check, f"{found.version or 'it does not say which'}; {abilities}")
+    return ok(check, f"{found.version or 'unknown version'}; {abilities}")
 
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def shm_finding(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108  only i
     try:
         found = os.statvfs(path)
     except OSError as failure:
-        return warning(check, f"{path} cannot be looked at: {failure.strerror}", f"mount {path}")
+        return warning(check, f"{path} cannot be read: {failure.strerror}", f"mount {path}")
     size = found.f_frsize * found.f_blocks
     if size < _LEAST_SHM:
         return warning(
@@ -167,7 +167,7 @@ def user_findings(
         else:
             yield error(
                 check,
-                f"user {user} may not pass {closed}, so its servers would end without a word",
+                f"user {user} may not pass {closed}, so its servers would end without a message",
                 f"chmod o+x {closed}, or set run.dir to another path",
             )
 
@@ -203,18 +203,18 @@ def foreign_findings(
             check,
             f"an MPS daemon that is not the agent's runs in "
             f"{daemon.pipes or 'a directory that may not be read'} (pid {daemon.pid})",
-            f"stop what starts it, and end it: kill {daemon.pid}",
+            f"disable what starts it, and end it: kill {daemon.pid}",
         )
         for daemon in foreign
     ] + [
         warning(
             check,
-            f"{directory} is left from an MPS daemon; container runtimes mount it into containers",
+            f"{directory} is left over from an MPS daemon, and container runtimes mount it",
             f"rm -r {directory}",
         )
         for directory in left
     ]
-    return found or [ok(check, "no other runs on this machine")]
+    return found or [ok(check, "no other MPS daemon runs on this machine")]
 
 
 def _has_sockets(root: Path, directory: str) -> bool:

@@ -24,7 +24,7 @@ def file_finding(plan: PlanSettings) -> tuple[Finding, PlanDocument | None]:
     """Whether the plan file can be read and is a plan; whether it fits the node comes later."""
     update = _file_update(plan)
     if isinstance(update, NoPlan):
-        remedy = "write one; nodeagent export is a start"
+        remedy = "write one; start with the output of nodeagent export"
         return warning("plan", f"{plan.file} does not exist", remedy), None
     return _update_finding(update, str(plan.file), "")
 

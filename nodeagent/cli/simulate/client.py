@@ -170,7 +170,7 @@ def _read_env(file: Path) -> dict[str, str]:
         with file.open(encoding="utf-8") as opened:
             text = opened.read(_LARGEST_FILE)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text"
         raise UsageError(
             f"{file} cannot be read: {reason}", remedy=_slots_in_words(file.parent)
         ) from error
@@ -196,7 +196,7 @@ def _owner(pipes: Path) -> int:
         return (log if log.exists() else pipes).stat().st_uid
     except OSError as error:
         raise UsageError(
-            f"{pipes} cannot be looked at: {error.strerror}",
+            f"{pipes} cannot be read: {error.strerror}",
             remedy="an agent makes it when the plan gives this device MPS; if the agent was given "
             "a --run-dir, give the same one here",
         ) from error

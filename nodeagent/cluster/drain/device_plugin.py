@@ -243,11 +243,13 @@ def mismatches(
 def _differs(name: str, wanted: int, there: str, plugin: str) -> Problem:
     look = f"find the device plugin on this node with `kubectl get pods {plugin}`, and see its log"
     if wanted == 0:
-        remedy = f"the device plugin has not looked again: `kubectl delete pods {plugin}`"
+        remedy = f"the device plugin was not restarted: `kubectl delete pods {plugin}`"
     elif there == "0":
-        remedy = f"{look}: do its MIG strategy and its configuration allow this layout?"
+        remedy = f"{look}: check whether its MIG strategy and its configuration allow this layout"
     else:
-        remedy = f"{look}: it may hold a device for unhealthy, or share by another configuration"
+        remedy = (
+            f"{look}: it may consider a device unhealthy, or use another configuration for sharing"
+        )
     return Problem(
         Code.NOT_OFFERED,
         f"the GPUs are as planned, but the node offers {there} {name} where it should offer "

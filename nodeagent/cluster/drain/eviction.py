@@ -112,9 +112,8 @@ def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[Pod]) -> Problem:
     also = f"; no eviction helps against {', '.join(names)}" if names else ""
     return Problem(
         Code.IN_USE,
-        f"no pod on GPU {gpu.index} is evicted, since that would not be enough: {why}{also}",
-        f"{f'run {commands}' if commands else 'end what is named here'}; evictions follow by "
-        "themselves then",
+        f"no pod on GPU {gpu.index} is evicted, because that would not be enough: {why}{also}",
+        f"{f'run {commands}' if commands else 'end what is named here'}; the evictions follow then",
         gpu=gpu.uuid,
         path=rest.problems[0].path if rest.problems else "",
     )

@@ -118,7 +118,7 @@ class Evictor:
             self._report(problems, cordon=bool(self._leaving) or were_leaving)
             return self._until_next(found, were_leaving=were_leaving)
         except faults.ClusterFault as fault:
-            problem = undone("no pod is evicted, since the API server cannot be asked", fault)
+            problem = undone("no pod is evicted, because the API server does not answer", fault)
             self._report((problem,), cordon=self._restore.holds_cordon)
             return self._backoff.next()
 
@@ -187,11 +187,11 @@ class Evictor:
 def _refusal(pod: PodName, reason: str, fault: faults.ClusterFault) -> Problem:
     if isinstance(fault, faults.DisruptionRefused):
         remedy = (
-            f"let the budget allow it (`kubectl get pdb -n {pod.namespace}`), or end the pod: "
-            f"`kubectl delete pod -n {pod.namespace} {pod.name}`; its eviction is asked for again"
+            f"change the budget (`kubectl get pdb -n {pod.namespace}`), or end the pod: "
+            f"`kubectl delete pod -n {pod.namespace} {pod.name}`; the agent retries its eviction"
         )
     elif isinstance(fault, faults.NotAllowed):
         remedy = fault.remedy
     else:
-        remedy = "it is tried again"
+        remedy = "the agent retries"
     return Problem(Code.IN_USE, f"{reason}, but {fault.message}", remedy)

@@ -172,7 +172,7 @@ class DrainedNode:
 
 def undone(what: str, fault: faults.ClusterFault) -> Problem:
     """That something could not be done, because of the API server."""
-    return Problem(Code.CLUSTER, f"{what}: {fault.message}", fault.remedy or "it is tried again")
+    return Problem(Code.CLUSTER, f"{what}: {fault.message}", fault.remedy or "the agent retries")
 
 
 # --- a pod in JSON --------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def _pods_of(listed: Listed) -> tuple[Pod, ...]:
 
 
 def pod_of(pod: object) -> Pod:
-    """The pod that this JSON describes; raises `ClusterUnreachable` for what is no pod."""
+    """The pod that this JSON describes; raises `ClusterUnreachable` for what is not a pod."""
     try:
         metadata, spec, status = parts_of(pod)
         owners = objects_in(metadata.get("ownerReferences"))
@@ -208,7 +208,7 @@ def pod_of(pod: object) -> Pod:
             dynamic_mig=any(map(_DYNAMIC_MIG.search, _feature_gates(spec))),
         )
     except (KeyError, TypeError) as error:
-        raise faults.strange_answer("a question about pods", "it is no pod") from error
+        raise faults.strange_answer("a question about pods", "it is not a pod") from error
 
 
 def _has_ended(status: Mapping[str, Any]) -> bool:

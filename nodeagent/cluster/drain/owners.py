@@ -70,8 +70,8 @@ def owned_by_others(
     return tuple(
         Problem(
             Code.OWNED,
-            f"{_KNOWN[owner].name} splits this node's GPUs too: {evidence}. Nothing is "
-            "done, since two would undo each other's work",
+            f"{_KNOWN[owner].name} splits this node's GPUs, too: {evidence}. Nothing is "
+            "changed, because each would undo the other's work",
             _KNOWN[owner].remedy.format(node=node.name or "NODE"),
         )
         for owner, evidence in claims(node, pods, source=source).items()
@@ -87,7 +87,7 @@ def other_allocator(drivers: Collection[str], allocatable: Mapping[str, str]) ->
         return f"NVIDIA's DRA driver has ResourceSlices of {_DRA_DRIVER} for this node"
     for resource, amount in sorted(allocatable.items()):
         if resource.startswith("nvidia.com/") and amount != "0":
-            return f"a device plugin hands out this node's GPUs ({resource}: {amount})"
+            return f"a device plugin offers this node's GPUs ({resource}: {amount})"
     return ""
 
 
@@ -173,7 +173,7 @@ _KNOWN: Final = {
     OtherManager.NOS: _Known(
         "nos' mig-agent",
         _nos,
-        "take its DaemonSet away; its partitioner can go on with this agent, plan.source: nos",
+        "remove its DaemonSet; its partitioner can work with this agent (plan.source: nos)",
         label=(NOS_LABEL, "mig"),
         source="nos",
     ),
@@ -188,6 +188,6 @@ _KNOWN: Final = {
         "give the node another operatingmode in HAMi's configuration, or leave its GPUs to it",
     ),
     OtherManager.INSTASLICE: _Known(
-        "InstaSlice", _instaslice, "take its DaemonSet off this node, or leave its GPUs to it"
+        "InstaSlice", _instaslice, "remove its DaemonSet from this node, or leave the GPUs to it"
     ),
 }

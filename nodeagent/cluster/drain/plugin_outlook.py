@@ -63,7 +63,7 @@ def read_configuration_file(folder: Path, name: str) -> PluginConfiguration:
         return read_configuration(text)
     except DocumentError as error:
         raise NodeagentError(
-            f"{path} is no configuration of the device plugin: {error.message}",
+            f"{path} is not a configuration of the device plugin: {error.message}",
             remedy=error.remedy,
         ) from error
 

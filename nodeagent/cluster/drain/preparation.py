@@ -79,7 +79,7 @@ class Preparation:
 
     def _retry(self) -> None:
         self.forget()
-        self._node.wake("what could not be prepared is tried again")
+        self._node.wake("the preparation is retried")
 
     async def _attempt(self) -> tuple[Problem, ...]:
         try:
@@ -89,8 +89,8 @@ class Preparation:
             )
         except ClusterFault as fault:
             what = (
-                "the GPUs are not changed, since their other users in the cluster cannot be "
-                "notified before"
+                "the GPUs are not changed, because their other clients in the cluster cannot be "
+                "notified"
             )
             return (undone(what, fault),)
         if self._node.rules.care is not ClientCare.PAUSE_LABELS:
@@ -130,14 +130,14 @@ def _still_there(
     """Unfinished pods that still match; `pods` None: it is not known which are here."""
     if pods is None:
         who = f"whether the pods {selector} have gone is not known"
-        look = "look with `nodeagent check` why pods cannot be listed"
+        look = "run `nodeagent check`: it says why pods cannot be listed"
     elif left := [pod for pod in pods if not pod.finished and selector.matches(pod)]:
         who = f"the pods {', '.join(map(str, left))} ({selector}) have not gone"
-        look = f"see why: `kubectl describe pod -n {left[0].namespace} {left[0].name}`"
+        look = f"find out why: `kubectl describe pod -n {left[0].namespace} {left[0].name}`"
     else:
         return None
     return Problem(
         Code.IN_USE,
         f"{who} within {seconds:g} s, so the GPUs were not changed",
-        f"{look}; it is tried again",
+        f"{look}; the agent retries",
     )

@@ -281,7 +281,7 @@ class Restore:
                 except (faults.ObjectMissing, faults.WriteConflict):
                     log.debug("a pod has gone by itself", pod=str(pod))
                 else:
-                    message = f"pod {pod} of the device plugin is deleted: it looks again then"
+                    message = f"pod {pod} of the device plugin is deleted, to offer the new devices"
                     self._node.report(EventType.PLUGIN_RESTARTED, message)
             deleted.add(str(selector))
 

@@ -117,7 +117,7 @@ class KubeletUsage:
         except NodeagentError as error:
             return UnknownUsers(error.message)
         except OSError as error:
-            return UnknownUsers(f"{self._socket.parent} cannot be looked at: {error.strerror}")
+            return UnknownUsers(f"{self._socket.parent} cannot be read: {error.strerror}")
 
     async def _allocations(self) -> tuple[Holding, ...]:
         if self._client is None:  # gRPC is imported only where there is a kubelet

@@ -101,7 +101,7 @@ class PodResourcesClient:
             case grpc.StatusCode.UNAVAILABLE:
                 return KubeletError(
                     f"the kubelet's socket {self._socket} does not answer: {details}",
-                    remedy="is the kubelet running? A restarted one makes its socket anew",
+                    remedy="check whether the kubelet runs; a restarted one has a new socket",
                 )
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return KubeletError(
@@ -111,7 +111,7 @@ class PodResourcesClient:
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return KubeletBusy(
                     f"the kubelet refused List: {details}",
-                    remedy="something on this node asks the kubelet very often",
+                    remedy="another program on this node queries the kubelet very often",
                 )
             case grpc.StatusCode.UNIMPLEMENTED:
                 return KubeletError(
@@ -137,12 +137,12 @@ def _check_socket(socket: Path) -> None:
         ) from error
     except OSError as error:
         raise KubeletError(
-            f"the kubelet's socket {socket} is not there: {error.strerror}",
-            remedy="is the kubelet running, and its pod-resources folder (not the file) mounted?",
+            f"the kubelet's socket {socket} does not exist: {error.strerror}",
+            remedy="check whether the kubelet runs; mount its pod-resources folder, not the file",
         ) from error
     if not stat.S_ISSOCK(mode):
         raise KubeletError(
-            f"{socket} is no socket", remedy="name the kubelet's pod-resources socket"
+            f"{socket} is not a socket", remedy="name the kubelet's pod-resources socket"
         )
 
 

@@ -45,7 +45,7 @@ class Change(Struct, frozen=True):
         """Call before what cannot be taken back: an old reading of the users proves nothing."""
         if time.monotonic() > self.until:
             raise DeadlineExceeded(
-                f"{what} was given up, because the driver had become too slow for the deadline"
+                f"{what} was given up, because the driver was too slow for the deadline"
             )
 
     def read_back(self, ask: Callable[[], Answer]) -> Answer:
@@ -82,7 +82,7 @@ def find_instance(
         if error.code != NOT_FOUND:
             raise
         raise other_than_planned(
-            f"GPU instance {instance} ({name} at {placement}) is not there any more"
+            f"GPU instance {instance} ({name} at {placement}) does not exist any more"
         ) from error
     profile = gpu.profile(info.profile_id)
     if profile is None or profile.name != name or info.placement != placement:
@@ -125,7 +125,7 @@ def other_than_planned(found: str) -> DriverError:
     return DriverError(
         found,
         name="NotAsPlanned",
-        remedy="look with `nodeagent check` for another program that changes this GPU",
+        remedy="run `nodeagent check`: it finds other programs that change this GPU",
     )
 
 
@@ -133,7 +133,7 @@ def cannot_restore(what: str, device: str) -> NodeagentError:
     """A setting is not changed, because its original could not be restored."""
     return NodeagentError(
         f"the {what} of {device} is not known, so it is not changed: it could not be restored",
-        remedy="see what `nvidia-smi -q` says of it",
+        remedy="read what `nvidia-smi -q` reports",
     )
 
 

@@ -55,7 +55,7 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
     if status:
         raise driver_error(status, "nvmlDeviceSetMigMode")
     raise other_than_planned(
-        f"MIG mode was to become {_word(step.enabled)} and the driver reported success, but it is "
+        f"MIG mode should be {_word(step.enabled)}, and the driver reported success, but it is "
         f"{_found(after)}"
     )
 

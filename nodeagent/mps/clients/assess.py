@@ -190,8 +190,8 @@ def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) 
     else:
         client.add(
             OffenceKind.NO_SHARE,
-            f"has no share of the plan: it has no slot, and what it may use ({limits}) was not "
-            "given to it by any share",
+            f"has no share of the plan: it has no slot, and its limits ({limits}) are those of no "
+            "share",
         )
 
 
@@ -261,5 +261,5 @@ def _judge_crowd(clients: Sequence[Judged], name: str, count: int) -> None:
     for client in ranked[count:]:
         client.add(
             OffenceKind.COUNT,
-            f"is one too many: share {name} is for {count}, and there are {len(clients)}",
+            f"is one too many: the share {name} is for {count}, and there are {len(clients)}",
         )

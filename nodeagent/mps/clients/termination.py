@@ -63,7 +63,7 @@ async def end_client(
     pid = target.process.pid
     already = ClientEnd(True, "it had ended already")
     if pid in {0, 1, os.getpid(), os.getppid(), *target.spared}:
-        return ClientEnd(False, f"left alone: pid {pid} is none that may be ended")
+        return ClientEnd(False, f"left alone: pid {pid} may not be ended")
     with process_descriptor(pid) as descriptor:
         found = await asyncio.to_thread(inspect, pid)
         if isinstance(found, Hidden):
@@ -97,7 +97,7 @@ async def _insist_on_listed(pid: int, listed: Callable[[], Awaitable[Collection[
         raise _LeftAlone(
             f"which MPS processes the driver has on the device is not known ({error.message})"
         ) from error
-    raise _LeftAlone("the driver does not have it as an MPS process of the device")
+    raise _LeftAlone("the driver does not list it as an MPS process of the device")
 
 
 async def _end_work(control: ControlClient, descriptor: int, pid: int, deadline: float) -> str:
@@ -105,10 +105,10 @@ async def _end_work(control: ControlClient, descriptor: int, pid: int, deadline:
     try:
         seen = await ask_everything(control, status=False)
         if not seen.knows_clients or any(client == 0 for _, client in seen.clients):
-            raise _LeftAlone("the daemon does not say who its clients are")
+            raise _LeftAlone("the daemon does not list its clients")
         server = next((server for server, client in seen.clients if client == pid), None)
         if server is None:
-            return "the daemon does not have it as a client"
+            return "the daemon does not list it as a client"
         if has_ended(descriptor):  # the number may be another client's by now
             raise _LeftAlone("it has ended")
         code = await control.ask(terminate_client(server, pid), deadline=deadline)

@@ -40,8 +40,8 @@ from nodeagent.views.mps_state import ClientState
 TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
 
 _NO_PID = (
-    "the daemon does not know its pid, because it is in another pid namespace; so it can neither "
-    "be judged nor ended (in a pod, the agent needs hostPID: true)"
+    "the daemon does not know its pid, because it is in another pid namespace; so its limits "
+    "cannot be checked, and it cannot be ended (in a pod, the agent needs hostPID: true)"
 )
 
 ClientKey = tuple[str, int, int]  # device, pid, start time

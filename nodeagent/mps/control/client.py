@@ -114,11 +114,11 @@ class ControlClient:
             return DaemonBusy(
                 f"another front-end held the MPS daemon at {self.pipe_directory} for "
                 f"{deadline:g} s",
-                remedy="end the nvidia-cuda-mps-control that was left open; "
+                remedy="end the nvidia-cuda-mps-control that is still open; "
                 "`pgrep -a nvidia-cuda-mps` names it",
             )
         return DaemonSilent(
-            f"the MPS daemon at {self.pipe_directory} said nothing within {deadline:g} s"
+            f"the MPS daemon at {self.pipe_directory} did not answer within {deadline:g} s"
         )
 
     async def _attempt(
@@ -133,7 +133,7 @@ class ControlClient:
             raise DaemonDead(f"no MPS daemon answers at {directory}")
         if _REFUSED in complaint:
             raise FrontEndFailed(
-                f"the MPS daemon at {directory} does not let user in: {complaint}",
+                f"the MPS daemon at {directory} does not admit this user: {complaint}",
                 remedy="run as root or as the daemon's user",
             )
         if _BUSY in complaint:
@@ -143,7 +143,7 @@ class ControlClient:
         replies = _parted(output, len(commands))
         if replies is None and output:
             raise FrontEndFailed(
-                f"the talk with the MPS daemon at {directory} broke off: "
+                f"the connection to the MPS daemon at {directory} broke: "
                 f"{(complaint or output)[:200]!r}"
             )
         # Nothing at all, whatever the exit status, not even about nonsense: turned away.
@@ -157,12 +157,12 @@ class ControlClient:
             said = await run_program(program, environment, stdin=script)
         except TooMuchOutput:
             raise FrontEndFailed(
-                f"the MPS daemon at {self.pipe_directory} said more than {MOST_OUTPUT} bytes"
+                f"the MPS daemon at {self.pipe_directory} answered more than {MOST_OUTPUT} bytes"
             ) from None
         except OSError as error:
             raise FrontEndFailed(
                 f"{program[0]} cannot be run: {error.strerror}",
-                remedy="install it, or set the path of it",
+                remedy="install it, or set its path",
             ) from error
         return said.stdout, said.stderr.strip()
 

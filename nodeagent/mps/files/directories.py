@@ -28,7 +28,7 @@ from nodeagent.files.open_directory import (
 from nodeagent.structs import Struct
 
 _REMEDIES = Remedies(
-    owner="see who made it; remove it when no daemon runs there",
+    owner="find out what created it; remove it if no daemon runs there",
     symlink="remove it, or set run.dir to where it leads",
     system="run as root, or set run.dir to a directory that can be written",
 )
@@ -195,7 +195,7 @@ def _top(run_dir: Path, device: str) -> str:
     text = str(run_dir)
     if not run_dir.is_absolute() or ".." in run_dir.parts:
         raise PathRefused(
-            f"run.dir {text!r} is no absolute path without ..",
+            f"run.dir {text!r} is not an absolute path without ..",
             remedy="write it from / on, without ..",
         )
     if not text.isprintable() or ":" in text:
@@ -229,13 +229,13 @@ def _check_contents(pipe: OpenDirectory, uid: int) -> None:
             if entry.is_symlink():
                 raise PathRefused(
                     f"{path / entry.name} is a symlink, which no daemon makes",
-                    remedy="see who made it, and remove it",
+                    remedy="find out what created it, and remove it",
                 )
             owner = entry.stat(follow_symlinks=False).st_uid
             if owner not in {uid, 0, os.geteuid()}:
                 raise PathRefused(
                     f"{path / entry.name} belongs to user {owner}, not {uid}",
-                    remedy="see who made it, and remove it",
+                    remedy="find out what created it, and remove it",
                 )
 
 

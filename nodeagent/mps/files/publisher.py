@@ -33,7 +33,7 @@ ENV_DIRECTORY = "env"
 
 Files = Mapping[str, bytes]  # contents by name
 
-_REMOVE = "see who made it, and remove it"
+_REMOVE = "find out what created it, and remove it"
 _REMEDIES = Remedies(
     owner=_REMOVE,
     symlink=f"{_REMOVE}, or set the directory to where it leads",

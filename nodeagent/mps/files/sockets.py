@@ -94,7 +94,7 @@ class DaemonSockets:
             with suppress(FileNotFoundError):
                 found = path.lstat()
                 if not stat.S_ISSOCK(found.st_mode):
-                    return f"{path} is no socket, in place of the one that the daemon made"
+                    return f"{path} is not a socket, in place of the one that the daemon made"
                 proof = daemon, (found.st_dev, found.st_ino, found.st_ctime_ns)
                 if self._proven.get(name) == proof:
                     continue

@@ -143,7 +143,7 @@ def _spawned(start: Start) -> MpsProcess:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StartError(
             f"{start.command[0]} cannot be run as user {spec.uid}: {reason}",
-            remedy="install it, or set the path of it; run as root to run it as another user, "
+            remedy="install it, or set its path; run as root to run it as another user, "
             "under systemd with systemd/mps-children.conf",
         ) from error
     finally:

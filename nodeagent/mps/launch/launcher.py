@@ -98,5 +98,5 @@ def open_log(spec: DaemonSpec) -> int:
     found = os.fstat(log)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(log)
-        raise StartError(f"{path} is no plain file", remedy="remove what is in its place")
+        raise StartError(f"{path} is not a plain file", remedy="remove what is in its place")
     return log

@@ -111,7 +111,7 @@ _VERSION = re.compile(r"\bversion:?\s+(\d[\w.]*)", re.IGNORECASE)
 class Probe(Struct, frozen=True):
     """What was found. `version` is what the control program calls itself, "" where it says
     nothing (before 580). `multi_user_flag` asks for a server of all users in the form that is
-    understood, "" where none is. None: it could not be found out, and `problems` may say why.
+    understood, "" where none is. None: they could not be read, and `problems` may say why.
     """
 
     version: str

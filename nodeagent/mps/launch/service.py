@@ -75,8 +75,8 @@ _EXIT_STATUSES = {  # of services whose program was not even reached: systemd.ex
     203: "the program cannot be run",
     205: "its limits cannot be set",
     209: "its log cannot be opened",
-    216: "its groups cannot be had: each must be in the group database",
-    217: "its user cannot be had",
+    216: "its groups cannot be set: each must be in the group database",
+    217: "its user cannot be set",
     226: "its mount namespace cannot be made",
 }
 

@@ -73,7 +73,7 @@ def test_what_is_no_node_is_a_fault_of_the_connection() -> None:
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    """Not as words; and a version that is no number is always news."""
+    """Not as words; and a version that is not a number is always news."""
     assert is_newer("10", "9")
     assert not is_newer("9", "10")
     assert not is_newer("9", "9")

@@ -106,7 +106,7 @@ async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_pat
         before = len(asked(server))
         assert [p.code for p in await it.round()] == [Code.IN_USE]
         assert [a for a in asked(server)[before:] if a.startswith("PATCH")] == [], "not yet again"
-        await until(lambda: "what could not be prepared is tried again" in it.woken)
+        await until(lambda: "the preparation is retried" in it.woken)
         server.pods.gone("plugin", "gpu")
         assert await it.round() == ()
 
@@ -340,7 +340,7 @@ async def test_the_end_of_an_outage_cuts_the_pause_short(server: ApiServer, tmp_
         await server.start()
         assert await it.round() == (problem,)
         it.around.server_answers()
-        assert "what could not be prepared is tried again" in it.woken
+        assert "the preparation is retried" in it.woken
         [tried] = await it.round()
         assert (problem.code, tried.code) == (Code.CLUSTER, Code.IN_USE)  # the plugin's pod stays
 

@@ -1,4 +1,4 @@
-"""What is read from a pod, what is no pod, and which pods a selector means."""
+"""What is read from a pod, what is not a pod, and which pods a selector means."""
 
 from __future__ import annotations
 

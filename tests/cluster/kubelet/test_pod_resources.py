@@ -113,7 +113,7 @@ async def test_a_socket_that_comes_later(tmp_path: Path) -> None:
     """Before the kubelet is there the error says so; the same client works once it is."""
     kubelet = Kubelet(tmp_path / "pod-resources")
     client = client_of(kubelet)
-    with pytest.raises(KubeletError, match="is not there: No such file or directory"):
+    with pytest.raises(KubeletError, match="does not exist: No such file or directory"):
         await client.allocations()
     async with kubelet:
         assert await client.allocations() == ()
@@ -238,7 +238,7 @@ async def test_what_is_no_socket(tmp_path: Path) -> None:
     """A path to something else, or longer than a socket's address, is explained as such."""
     plain = tmp_path / "file"
     plain.touch()
-    with pytest.raises(KubeletError, match="is no socket"):
+    with pytest.raises(KubeletError, match="is not a socket"):
         await PodResourcesClient(plain, deadline=1).allocations()
     with pytest.raises(KubeletError, match="too long"):
         await PodResourcesClient(tmp_path / ("x" * 108), deadline=1).allocations()

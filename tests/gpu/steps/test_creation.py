@@ -116,7 +116,7 @@ async def test_a_part_is_added_only_to_the_instance_that_is_meant(
     gpu = await driver.observe_gpu(gpu.uuid)
     step = add_compute(gpu, gpu.instances[0], 1)
     await driver.apply(destroy(gpu, gpu.instances[0]))
-    with pytest.raises(DriverError, match=r"3g.40gb at 0:4\) is not there any more"):
+    with pytest.raises(DriverError, match=r"3g.40gb at 0:4\) does not exist any more"):
         await driver.apply(step)
     await driver.apply(create(gpu, "4g.40gb", 0, (1,)))
     with pytest.raises(DriverError, match=r"is not 3g.40gb at 0:4 any more but 4g.40gb at 0:4"):

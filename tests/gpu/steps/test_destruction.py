@@ -155,7 +155,7 @@ async def test_an_id_that_belongs_to_another_instance_by_now_is_not_destroyed(
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     step = destroy(gpu, gpu.instances[0])
     await driver.apply(step)
-    with pytest.raises(DriverError, match=r"3g.40gb at 0:4\) is not there any more"):
+    with pytest.raises(DriverError, match=r"3g.40gb at 0:4\) does not exist any more"):
         await driver.apply(step)
     await driver.apply(create(gpu, "4g.40gb", 0))  # gets the same id
     node.journal.clear()

@@ -140,7 +140,7 @@ async def test_a_daemon_that_does_not_answer(
     ending = await end(rig, target_of(client.pid), deadline=0.3, grace=0.1)
     assert not ending.gone
     assert "left alone: the MPS daemon" in ending.words
-    assert "said nothing within 0.3 s" in ending.words
+    assert "did not answer within 0.3 s" in ending.words
     assert client.process.poll() is None
 
 
@@ -159,7 +159,7 @@ async def test_whom_the_driver_does_not_list(
     for pid in (client.pid, bystander.pid):
         ending = await end(rig, target_of(pid), listed=[1, 2])
         assert ending == ClientEnd(
-            False, "left alone: the driver does not have it as an MPS process of the device"
+            False, "left alone: the driver does not list it as an MPS process of the device"
         )
     assert (client.process.poll(), bystander.poll()) == (None, None)
     assert "terminate_client" not in rig.log()
@@ -171,7 +171,7 @@ async def test_whom_the_daemon_does_not_have(
     """Is ended where the driver lists it: another daemon has it, so no client here is harmed."""
     ending = await end(rig, target_of(bystander.pid))
     assert ending == ClientEnd(
-        True, "the daemon does not have it as a client, and SIGTERM the process"
+        True, "the daemon does not list it as a client, and SIGTERM the process"
     )
     assert client.process.poll() is None
 
@@ -183,7 +183,7 @@ async def test_a_daemon_that_does_not_tell_its_clients(
     rig.knobs.turn("server_busy")
     rig.settle()
     ending = await end(rig, target_of(bystander.pid), grace=0.1)
-    assert ending == ClientEnd(False, "left alone: the daemon does not say who its clients are")
+    assert ending == ClientEnd(False, "left alone: the daemon does not list its clients")
     assert bystander.poll() is None
 
 
@@ -253,14 +253,14 @@ async def test_one_that_ends_while_the_driver_is_asked(rig: Rig, *, listed: bool
 async def test_who_is_never_ended(rig: Rig, pid: int) -> None:
     """The agent itself, its parent, and process 1."""
     ending = await end(rig, ClientToEnd(ProcessIdentity(pid, 1), ME))
-    assert ending == ClientEnd(False, f"left alone: pid {pid} is none that may be ended")
+    assert ending == ClientEnd(False, f"left alone: pid {pid} may not be ended")
 
 
 async def test_a_daemon_or_server(rig: Rig, bystander: subprocess.Popen[bytes]) -> None:
     """Nor are these, even where the driver lists them."""
     target = replace(target_of(bystander.pid), spared=frozenset({bystander.pid}))
     ending = await end(rig, target)
-    assert ending == ClientEnd(False, f"left alone: pid {bystander.pid} is none that may be ended")
+    assert ending == ClientEnd(False, f"left alone: pid {bystander.pid} may not be ended")
 
 
 async def test_left_early(rig: Rig) -> None:

@@ -95,7 +95,7 @@ async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None
     assert not gone(client.pid)
     assert watch.kinds() == [(client.pid, "noShare"), (client.pid, "noShare")]
     assert watch.reported[-1][1].outcome == (
-        "left alone: the driver does not have it as an MPS process of the device"
+        "left alone: the driver does not list it as an MPS process of the device"
     )
 
 

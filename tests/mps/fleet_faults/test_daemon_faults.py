@@ -121,7 +121,7 @@ async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
     rig.knobs().turn("busy", how)
     words = await rig.reported(Subject.SILENT)
     assert "another front-end held the MPS daemon" in words
-    assert "end the nvidia-cuda-mps-control that was left open" in words
+    assert "end the nvidia-cuda-mps-control that is still open" in words
     await asyncio.sleep(2 * (IMPATIENT + SERVED))
     assert len(rig.said(Subject.SILENT)) == 1
     assert status(fleet).trouble == words

@@ -47,8 +47,8 @@ async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> Non
         (rig.pipes() / name).symlink_to(rig.pipes(OTHER_GPU) / name)
     words = await rig.reported(Subject.REPLACED)
     assert words == (
-        f"{rig.pipes()}/control_privileged is no socket, in place of the one that the daemon made; "
-        "a fresh daemon takes its place"
+        f"{rig.pipes()}/control_privileged is not a socket, in place of the one that the daemon "
+        "made; a fresh daemon takes its place"
     )
     await until(lambda: status(fleet).pid != first)
     assert (await ready(fleet)).restarts == 1

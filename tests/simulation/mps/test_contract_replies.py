@@ -174,7 +174,7 @@ def test_percentages(daemon: Rig, value: str, stored: str) -> None:
     ],
 )
 def test_priorities(daemon: Rig, value: str, replies: str) -> None:
-    """0 or 1; what is no number is 0."""
+    """0 or 1; what is not a number is 0."""
     name = "default_client_priority"
     assert daemon.ask(f"set_{name} 1", f"set_{name} {value}", f"get_{name}") == replies
 

@@ -78,7 +78,7 @@ class ClaimCalls:
                 raise StillWorking(
                     f"still working on claim {claim}: {work.kind.value} it takes more than "
                     f"{self._answer_within:g} s",
-                    remedy="that goes on, and the kubelet's next call finds it done",
+                    remedy="it continues, and the kubelet's next call finds it done",
                 )
             if work.kind is kind:
                 return work.task.result()

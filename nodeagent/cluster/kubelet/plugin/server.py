@@ -107,5 +107,5 @@ def _encoded(device: ClaimedDevice) -> messages.Device:
 
 
 def _text(error: NodeagentError) -> str:
-    """A path in it may have bytes that are no text."""
+    """A path in it may have bytes that are not a text."""
     return str(error).encode(errors="replace").decode()

@@ -32,9 +32,9 @@ _HIDDEN: Final = ".nodeagent"
 _RETRY: Final = 5.0  # seconds until a deleted socket that could not be made again is tried again
 _OPTIONS: Final = [("grpc.max_receive_message_length", LARGEST_REQUEST)]
 _REMEDIES: Final = Remedies(
-    owner="see who made it, and remove it",
-    symlink="remove it, or set kubelet.dir",
-    system="is kubelet.dir the kubelet's root directory, and mounted at the same path?",
+    owner="find out what created it, and remove it",
+    symlink="remove it, or set dra.kubelet_dir",
+    system="set dra.kubelet_dir to the kubelet's root directory, mounted at the same path",
 )
 
 
@@ -42,13 +42,13 @@ def check_path(socket: Path) -> None:
     """Raises PathRefused for a path that no client could connect to."""
     if not socket.is_absolute() or ".." in socket.parts:
         raise PathRefused(
-            f"{socket} is no absolute path without ..", remedy="write kubelet.dir from / on"
+            f"{socket} is not an absolute path without ..", remedy="write dra.kubelet_dir from / on"
         )
     if len(os.fsencode(socket)) > LONGEST_PATH:
         raise PathRefused(
             f"{socket} has {len(os.fsencode(socket))} bytes, a socket's path at most "
             f"{LONGEST_PATH}",
-            remedy="set kubelet.dir to a shorter path of the same directory",
+            remedy="set dra.kubelet_dir to a shorter path of the same directory",
         )
 
 
@@ -102,9 +102,11 @@ class _KeptSocket:
             while self._is_deleted():
                 try:
                     await self.bind()
-                    log.warning("a socket was deleted, and is made again", socket=str(self._path))
+                    log.warning(
+                        "a socket was deleted, and is created again", socket=str(self._path)
+                    )
                 except PathRefused as error:
-                    log.warning("a deleted socket cannot be made again", error=error.message)
+                    log.warning("a deleted socket cannot be created again", error=error.message)
                     await asyncio.sleep(_RETRY)
 
     async def close(self) -> None:
@@ -158,8 +160,8 @@ def _bind(server: grpc.aio.Server, directory: int, socket: Path) -> None:
         server.add_insecure_port(f"unix:/proc/self/fd/{directory}/{_HIDDEN}")
     except RuntimeError as error:  # which does not say why
         raise PathRefused(
-            f"no socket can be made in {socket.parent}",
-            remedy="see whether the agent can write that directory, and its file system has room",
+            f"no socket can be created in {socket.parent}",
+            remedy="check whether the agent can write there, and whether its file system has room",
         ) from error
 
 
@@ -170,7 +172,7 @@ def _publish(directory: int, socket: Path) -> os.stat_result:
         made = os.lstat(_HIDDEN, dir_fd=directory)
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(socket.name, dir_fd=directory).st_mode):
-                raise PathRefused(f"{socket} is no socket", remedy=_REMEDIES.owner)
+                raise PathRefused(f"{socket} is not a socket", remedy=_REMEDIES.owner)
         os.rename(_HIDDEN, socket.name, src_dir_fd=directory, dst_dir_fd=directory)
     return made
 

@@ -169,24 +169,23 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
     named = list(_with_prefix(annotations, SPEC))
     if len(named) > _MOST_SPECS:
         message = f"there are {len(named)} annotations {SPEC}..., at most {_MOST_SPECS} are read"
-        remedy = "take those away that are of no GPU of this node"
+        remedy = "remove those that are for no GPU of this node"
         path = "metadata.annotations"
         return Requests(wrong=(Problem(Code.INVALID_VALUE, message, remedy, path=path),))
     for key, value in named:
         match _spec(key, value):
             case str(why):
-                message = f"is passed over, by nos too: {why}"
+                message = f"is ignored, also by nos: {why}"
                 remedy = f"write {SPEC}-<index>-<profile> with a whole number as its value"
                 ignored.append(_fault(key, message, remedy))
             case DeviceRequest(count=0):
                 message = (
-                    "asks for 0 devices, which is as if it were not there; nos never sees that as "
-                    "fulfilled"
+                    "requests 0 devices, which has no effect; nos never counts it as fulfilled"
                 )
-                ignored.append(_fault(key, message, "take the annotation away"))
+                ignored.append(_fault(key, message, "remove the annotation"))
             case DeviceRequest(count=count) if count < 0:
-                remedy = "write a number from 1 on, or take the annotation away"
-                wrong.append(_fault(key, f"asks for {count} devices", remedy))
+                remedy = "write a number from 1 on, or remove the annotation"
+                wrong.append(_fault(key, f"requests {count} devices", remedy))
             case request:
                 asked.append(request)
     return Requests(tuple(asked), tuple(wrong), (*ignored, *_twice(asked)))
@@ -210,10 +209,10 @@ def _spec(key: str, value: str) -> DeviceRequest | str:
         return "parts of it are missing" if missing else "its profile has a -"
     index = _integer(parts[2])
     if index is None:
-        return f"{shown(parts[2])} is no GPU index"
+        return f"{shown(parts[2])} is not a GPU index"
     count = _integer(value)
     if count is None:
-        return f"its value {shown(value)} is no whole number"
+        return f"its value {shown(value)} is not a whole number"
     return DeviceRequest(index, parts[3], count, _path(key))
 
 

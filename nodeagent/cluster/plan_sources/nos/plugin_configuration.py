@@ -195,7 +195,7 @@ class NosConfiguration:
             return None
         data = found.get("data") or {}
         if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
-            raise faults.strange_answer(request.purpose, "it is no ConfigMap")
+            raise faults.strange_answer(request.purpose, "it is not a ConfigMap")
         return data
 
     def _not_read(self, key: str, fault: faults.ClusterFault) -> Trouble:
@@ -216,7 +216,7 @@ class NosConfiguration:
             Problem(
                 Code.UNKNOWN_CONFIGURATION,
                 f"the label {CONFIGURATION_LABEL} names {shown(key)}, but {what}",
-                "it is looked for again; kubernetes.nos_config_map says where",
+                "the agent retries; kubernetes.nos_config_map names the ConfigMap",
                 path=_AT_LABEL,
             )
         )

@@ -95,7 +95,7 @@ def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> 
     """Where the card's profiles are not known, it is found out when the plan is resolved."""
     if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
         what = f"asks for {shown(one.profile)}, but {gpu.title} has no MIG"
-        remedy = f"take it away, or set the label {MODE_LABEL} to {Mode.MPS.value}"
+        remedy = f"remove it, or set the label {MODE_LABEL} to {Mode.MPS.value}"
         return one.fault(Code.NOT_MIG_CAPABLE, what, remedy, gpu=gpu.uuid)
     if gpu is None or not gpu.profiles or len(find(name, gpu.profiles)) == 1:
         return None
@@ -110,7 +110,7 @@ def _beyond(request: GpuRequest) -> Iterator[Problem]:
     """What no GPU can be."""
     instances, shares = request.instances.total(), request.shares.total()
     if instances and shares:
-        yield _of(request, "MIG profiles and for shares", "ask a GPU for one or the other")
+        yield _of(request, "MIG profiles and for shares", "request one or the other on a GPU")
     for count, most, what in (
         (instances, MOST_INSTANCES, "MIG devices"),
         (shares, MOST_CLIENTS, "shares"),

@@ -90,7 +90,7 @@ class DeferredNosPlan:
         if len(found) <= MOST_PROBLEMS:
             return found
         more = f"there are {len(found) - MOST_PROBLEMS} more remarks of this kind"
-        rest = Problem(Code.INVALID_VALUE, more, "mend these and look again")
+        rest = Problem(Code.INVALID_VALUE, more, "correct these and try again")
         return (*found[:MOST_PROBLEMS], rest)
 
     def _read(self, mode: Mode) -> Requests | None:
@@ -160,8 +160,8 @@ def _nothing_asked(mode: Mode, labels: Mapping[str, str]) -> str:
 def _is_emptied(request: GpuRequest) -> Problem:
     return Problem(
         Code.DOES_NOT_FIT,
-        f"nos requests nothing of GPU {request.index}, which is in MIG mode: by its protocol every "
-        "free MIG device there goes",
+        f"nos requests nothing on GPU {request.index}, which is in MIG mode: by its protocol every "
+        "free MIG device there is destroyed",
         "the device plugin may refuse to work with a GPU in MIG mode that has no device; give it "
         "a spec annotation",
         gpu=request.uuid,
@@ -179,8 +179,8 @@ def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
                 yield Problem(
                     Code.UNSUPPORTED,
                     f"GPU {gpu.index} has a {profile}, which cannot be reported to nos: its "
-                    "annotations cannot hold the name. It takes the room for free",
-                    "take a profile without - and , in its name",
+                    "annotations cannot hold the name. nos takes its room for free",
+                    "use a profile without - and , in its name",
                     gpu=gpu.uuid,
                 )
 
@@ -200,7 +200,7 @@ def _too_large(text: bytes) -> Problem:
         Code.DOES_NOT_FIT,
         f"nos asks for so much that the plan has {len(text):,} bytes; one has at most "
         f"{LARGEST_PLAN:,} (64 KiB)",
-        "ask for fewer kinds of shares",
+        "request fewer kinds of shares",
     )
 
 

@@ -362,7 +362,7 @@ async def test_a_silent_driver_is_unknown(root: Path, claims: Claims) -> None:
         ("x" * 1024, "x" * 1024),
         ("x" * 1025, "x" * 1021 + "..."),
         ("ä" * 600, "ä" * 510 + "..."),  # 2 bytes each
-        ("/run/\udcff", "/run/?"),  # a path with a byte that is no text
+        ("/run/\udcff", "/run/?"),  # a path with a byte that is not a text
     ],
     ids=["as long as it may be", "too long", "no half letters", "no text"],
 )

@@ -137,7 +137,7 @@ async def test_calls_that_cannot_be_answered(client: Client, claims: Claims, met
     invalid = grpc.StatusCode.INVALID_ARGUMENT
     code, words = await refused(client, method, b"\x0a\xff")
     assert (code, words.split(":")[0]) == (invalid, "unreadable")
-    code, words = await refused(client, method, b"\x0a\x03\x12\x01\xff")  # a uid that is no text
+    code, words = await refused(client, method, b"\x0a\x03\x12\x01\xff")  # a uid that is not a text
     assert (code, words.split(":")[0]) == (invalid, "unreadable")
     many = named(*(f"{number:x}" for number in range(MOST_CLAIMS + 1)))
     request = NodePrepareResourcesRequest(claims=many).SerializeToString()

@@ -54,7 +54,7 @@ def dead_socket(path: Path) -> None:
 
 
 def put(kind: str, path: Path, target: Path) -> None:
-    """Something that is no socket."""
+    """Something that is not a socket."""
     match kind:
         case "file":
             path.write_text("mine")
@@ -107,7 +107,7 @@ async def test_what_is_no_socket_is_not_touched(path: Path, kind: str) -> None:
     target = path.parent.parent / "target"
     dead_socket(target)
     put(kind, path, target)
-    with pytest.raises(PathRefused, match=f"{NAME} is no socket"):
+    with pytest.raises(PathRefused, match=f"{NAME} is not a socket"):
         async with serve(path, [registration().handler()]):
             pass
     assert [one.name for one in path.parent.iterdir()] == [NAME]
@@ -118,7 +118,7 @@ async def test_what_is_no_socket_is_not_touched(path: Path, kind: str) -> None:
 async def test_a_folder_without_room(path: Path) -> None:
     """Whatever keeps gRPC from binding; it does not say what."""
     put("folder", path.parent / ".nodeagent", path)
-    with pytest.raises(PathRefused, match=r"no socket can be made in .*/plugins_registry "):
+    with pytest.raises(PathRefused, match=r"no socket can be created in .*/plugins_registry "):
         async with serve(path, [registration().handler()]):
             pass
     assert [one.name for one in path.parent.iterdir()] == [".nodeagent"]
@@ -130,7 +130,7 @@ async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PathRefused, match="No such file or directory") as caught:
         async with serve(path, [registration().handler()]):
             pass
-    assert "is kubelet.dir the kubelet's root directory" in str(caught.value)
+    assert "set dra.kubelet_dir to the kubelet's root directory" in str(caught.value)
     assert not path.parent.exists()
 
 
@@ -182,7 +182,7 @@ def test_the_folder_of_the_driver(tmp_path: Path) -> None:
     folder.chmod(0o755)
     make_directory(folder)
     assert mode(folder) == 0o750
-    with pytest.raises(PathRefused, match=r"is kubelet\.dir the kubelet's root directory"):
+    with pytest.raises(PathRefused, match=r"set dra.kubelet_dir to the kubelet's root directory"):
         make_directory(tmp_path / "missing" / "gpu.nodeagent.io")
 
 
@@ -194,5 +194,5 @@ def test_paths_that_no_kubelet_could_use() -> None:
     with pytest.raises(PathRefused, match="has 108 bytes"):
         check_path(Path("/" + "ä" * 53 + "x"))
     for path in ("plugins/dra.sock", "/var/lib/../plugins/dra.sock"):
-        with pytest.raises(PathRefused, match=r"no absolute path without \.\."):
+        with pytest.raises(PathRefused, match=r"not an absolute path without \.\."):
             check_path(Path(path))

@@ -67,18 +67,18 @@ def test_passed_over() -> None:
         (f"{SPEC}-0-1g.10gb-me", "1", "its profile has a -"),
         (f"{SPEC}-0", "1", "parts of it are missing"),
         (SPEC, "1", "parts of it are missing"),
-        (f"{SPEC}-x-1g.5gb", "1", '"x" is no GPU index'),
-        (f"{SPEC}-0x0-1g.5gb", "1", "no GPU index"),
-        (f"{SPEC}-\u0660-1g.5gb", "1", "no GPU index"),  # a digit to Python, not to Go
-        (f"{SPEC}-99999999999999999999-1g.5gb", "1", "no GPU index"),
-        (f"{SPEC}-0-1g.5gb", "", "no whole number"),
-        (f"{SPEC}-0-1g.5gb", " 1", "no whole number"),
-        (f"{SPEC}-0-1g.5gb", "1\n", "no whole number"),
-        (f"{SPEC}-0-1g.5gb", "2.0", "no whole number"),
-        (f"{SPEC}-0-1g.5gb", "1_0", "no whole number"),
-        (f"{SPEC}-0-1g.5gb", "two", "no whole number"),
-        (f"{SPEC}-0-1g.5gb", str(2**63), "no whole number"),
-        (f"{SPEC}-0-1g.5gb", "9" * 5000, "no whole number"),
+        (f"{SPEC}-x-1g.5gb", "1", '"x" is not a GPU index'),
+        (f"{SPEC}-0x0-1g.5gb", "1", "not a GPU index"),
+        (f"{SPEC}-\u0660-1g.5gb", "1", "not a GPU index"),  # a digit to Python, not to Go
+        (f"{SPEC}-99999999999999999999-1g.5gb", "1", "not a GPU index"),
+        (f"{SPEC}-0-1g.5gb", "", "not a whole number"),
+        (f"{SPEC}-0-1g.5gb", " 1", "not a whole number"),
+        (f"{SPEC}-0-1g.5gb", "1\n", "not a whole number"),
+        (f"{SPEC}-0-1g.5gb", "2.0", "not a whole number"),
+        (f"{SPEC}-0-1g.5gb", "1_0", "not a whole number"),
+        (f"{SPEC}-0-1g.5gb", "two", "not a whole number"),
+        (f"{SPEC}-0-1g.5gb", str(2**63), "not a whole number"),
+        (f"{SPEC}-0-1g.5gb", "9" * 5000, "not a whole number"),
     ]
     for key, value, why in cases:
         reading = read_spec({key: value})
@@ -108,7 +108,7 @@ def test_zero() -> None:
         reading = read_spec({f"{SPEC}-0-1g.5gb": zero})
         assert not reading.devices
         assert not reading.wrong
-        assert "as if it were not there" in reading.ignored[0].message
+        assert "which has no effect" in reading.ignored[0].message
 
 
 def test_twice() -> None:

@@ -126,7 +126,7 @@ def test_unreadable_keys_are_passed_over() -> None:
 def test_refused() -> None:
     """What cannot be meant is refused whole; the problem names key, fault and what is right."""
     cases: list[tuple[str, str, Code, str, str]] = [
-        ("0-7g.40gb", "-1", Code.INVALID_VALUE, "asks for -1", "a number from 1 on"),
+        ("0-7g.40gb", "-1", Code.INVALID_VALUE, "requests -1", "a number from 1 on"),
         ("0-7g40gb", "1", Code.UNKNOWN_PROFILE, '"7g40gb"', "a MIG profile such as 1g.10gb"),
         ("0-10gb", "1", Code.UNKNOWN_PROFILE, "is mig", "a MIG profile such as 1g.10gb"),
         ("0-", "1", Code.UNKNOWN_PROFILE, '""', "a MIG profile such as 1g.10gb"),
@@ -308,7 +308,7 @@ def test_remarks() -> None:
     asked = spec(**{"0-7g.40gb": "1", "0-1g.5gb": "0", "1-1g.10gb-me": "1"})
     emptied, *others = remarks(asked, MIG, observed)
     assert emptied.gpu == "GPU-1"
-    assert "every free MIG device there goes" in emptied.message
+    assert "every free MIG device there is destroyed" in emptied.message
     assert len(others) == 2
     assert remarks(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG, TWO) == ()
 

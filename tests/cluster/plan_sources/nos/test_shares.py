@@ -56,7 +56,7 @@ def test_no_less_than_the_name_says() -> None:
 
 
 def test_card_memory() -> None:
-    """The driver's word comes first, the label's second; nonsense on the label is no word."""
+    """The driver's word comes first, the label's second; nonsense on the label is not a word."""
     known, unknown = gpu(0), gpu(0, memory=0)
     assert card_memory(known, {MEMORY_LABEL: "1"}) == 40960
     assert card_memory(unknown, {MEMORY_LABEL: "40960"}) == 40960

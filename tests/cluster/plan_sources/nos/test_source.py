@@ -241,7 +241,7 @@ async def test_remarks(access: ClusterAccess) -> None:
             await asyncio.sleep(0)
         await until(lambda: len(source.remarks) == 2)
         emptied, ignored = source.remarks
-        assert "every free MIG device there goes" in emptied.message
+        assert "every free MIG device there is destroyed" in emptied.message
         assert "its profile has a -" in ignored.message
         clean = view_of(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG)
         source.observe(clean)
