@@ -203,7 +203,7 @@ class _Rounds:
 def _refused(rest: NodePlan, outcomes: Mapping[str, GpuOutcome]) -> NodePlan:
     """The plan, with the GPUs blocked that the driver reports as in use."""
     gpus = tuple(
-        GpuPlan(gpu.before, Verdict.BLOCKED, (), gpu.before, outcomes[gpu.before.key].problems)
+        GpuPlan.refused(gpu.before, Verdict.BLOCKED, *outcomes[gpu.before.key].problems)
         if gpu.verdict is Verdict.APPLICABLE and outcomes[gpu.before.key].refused_in_use
         else gpu
         for gpu in rest.gpus

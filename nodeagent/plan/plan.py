@@ -66,6 +66,16 @@ class GpuPlan(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
     goal: DesiredGpu | None = None
 
+    @classmethod
+    def in_sync(cls, gpu: Gpu) -> GpuPlan:
+        """Nothing to do."""
+        return cls(before=gpu, verdict=Verdict.IN_SYNC, steps=(), after=gpu)
+
+    @classmethod
+    def refused(cls, gpu: Gpu, verdict: Verdict, *problems: Problem) -> GpuPlan:
+        """Nothing is done, and why."""
+        return cls(before=gpu, verdict=verdict, steps=(), after=gpu, problems=problems)
+
     @property
     def changes_devices(self) -> bool:
         """Whether the devices that a device plugin can offer differ after the plan."""
