@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.owners import (
@@ -34,8 +35,8 @@ def pod(phase: str = "Running", dynamic_mig: bool = False, selects: str = "", **
 
 MIG_MANAGER = pod(app="nvidia-mig-manager")
 MIG_AGENT = pod(app__kubernetes__io___name="mig-agent", selects=NOS_LABEL)
-DRA = {"nvidia_dra_driver_gpu_component": "kubelet-plugin"}
-NEW_DRA = {"dra_driver_nvidia_gpu_component": "kubelet-plugin"}
+DRA: dict[str, Any] = {"nvidia_dra_driver_gpu_component": "kubelet-plugin"}
+NEW_DRA: dict[str, Any] = {"dra_driver_nvidia_gpu_component": "kubelet-plugin"}
 HAMI = pod(app__kubernetes__io___component="hami-device-plugin")
 HAMI_MIG = json.dumps([{"id": "GPU-0", "mode": "hami-core"}, {"id": "GPU-1", "mode": "mig"}])
 
