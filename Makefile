@@ -109,6 +109,9 @@ fuzz: $(DEV)  ## read changed inputs by every parser of text from outside (INPUT
 campaign: $(DEV)  ## random days of the agent on a simulated node, and what came of them (SEEDS=1-1000)
 	$(BIN)/python -m tests.campaign $(or $(SEEDS),1-1000) $(ARGS)
 
+campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS=1-100)
+	$(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
+
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench
 
@@ -151,4 +154,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants fuzz campaign bench man dist lock clean
+  pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes bench man dist lock clean

@@ -29,6 +29,7 @@ class Home:
         self.folder = folder
         self.state = folder / "node.json"
         self.plan = folder / "plan.yaml"
+        self.boards = "h100-80gb:2"
         self.agent: subprocess.Popen[bytes] | None = None
         self.settings: dict[str, str] = {}  # of the agents, as variables; an empty one is not set
         self.wrapper: list[str] = []  # a command that the agents are run by
@@ -43,7 +44,7 @@ class Home:
                 self.wrapper
                 + self.command(
                     "run",
-                    *("--simulate", "h100-80gb:2", "--state", str(self.state)),
+                    *("--simulate", self.boards, "--state", str(self.state)),
                     *("--plan", str(self.plan), "--listen", "127.0.0.1:0"),
                     *("--run-dir", f"{self.folder}/run", "--state-dir", f"{self.folder}/state"),
                     *arguments,
@@ -114,6 +115,7 @@ class Home:
         """As `get`, for an answer that need not be JSON."""
         connection = http.client.HTTPConnection("localhost", timeout=SOON)
         with socket.socket(socket.AF_UNIX) as connection.sock:
+            connection.sock.settimeout(SOON)
             connection.sock.connect(f"{self.folder}/run/agent.sock")
             connection.request("GET", path)
             return connection.getresponse().read().decode()

@@ -27,6 +27,7 @@ _BETWEEN_COLLECTIONS = 20  # episodes
 def main(arguments: list[str]) -> int:
     """Play them all."""
     asked = parser("python -m tests.campaign", __doc__)
+    asked.add_argument("--kept", action="store_true", help="those that once failed, first")
     asked.add_argument("--faults", action="store_true", help="with faults in the program")
     options = asked.parse_args(arguments)
     if options.faults:

@@ -7,14 +7,12 @@ from __future__ import annotations
 import shutil
 import signal
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import assert_never
 
 from nodeagent.errors import UsageError
-from nodeagent.simulation.codes import Refused
-from tests.campaign import invariants, processes, truth
+from tests.campaign import invariants, node_actions, processes, truth
 from tests.campaign.clock import CLOCK
 from tests.campaign.episode import (
     Action,
@@ -32,6 +30,7 @@ from tests.campaign.episode import (
     Leave,
     Lose,
     Occupy,
+    Pause,
     Plan,
     Reboot,
     Recover,
@@ -121,9 +120,12 @@ class Player:
                 node.xid(gpu, number)
                 self._witness.sick = True
             case Foreign(gpu, create, number):
-                self._change_behind_its_back(gpu, number, create=create)
+                node_actions.change_behind_its_back(node, gpu, number, create=create)
+                self._witness.touch()
             case Kill(changes, _, before):
                 self._kill(changes or None, before)
+            case Pause(seconds):
+                CLOCK.pass_to(CLOCK.now + seconds)
             case Restart():
                 machine.stop()
                 machine.start()
@@ -215,20 +217,11 @@ class Player:
         self._file = plan if isinstance(plan, Plan) else None
         if isinstance(plan, Plan):
             witness.wanted = plan
-        if plan.text is None:
-            machine.plan.unlink(missing_ok=True)
-        else:
-            new = machine.plan.with_suffix(".new")
-            new.write_text(plan.text)
-            new.replace(machine.plan)
+        node_actions.write_plan(machine.plan, plan.text)
         witness.touch()
 
     def _occupy(self, number: int) -> None:
-        places = []
-        for card in self._node.cards:
-            if not card.state.mig:
-                places.append(str(card.index))
-            places += [f"{card.index}/{i.id}/{c.id}" for i, c in card.mig_devices()]
+        places = node_actions.devices(self._node)
         if places:
             device = places[number % len(places)]
             with suppress(UsageError):  # its compute mode keeps it out
@@ -244,27 +237,6 @@ class Player:
         if self._node.cards[gpu].state.failure:
             self._node.release(gpu)
             self._node.reset(gpu)
-            self._witness.touch()
-
-    def _change_behind_its_back(self, gpu: int, number: int, *, create: bool) -> None:
-        card = self._node.cards[gpu]
-        idle = [i for i in card.state.instances if not _users(card.state.processes, i.id)]
-        try:
-            with self._node.changes():
-                if create:
-                    profile = card.board.profiles[number % len(card.board.profiles)]
-                    made = card.create_instance(profile.id)
-                    if number % 2:
-                        whole = [c for c in profile.compute if c.slices == profile.slices]
-                        card.create_compute(made, whole[0].id)
-                elif idle:
-                    gone = idle[number % len(idle)]
-                    for compute in list(gone.compute):
-                        card.destroy_compute(gone, compute)
-                    card.destroy_instance(gone)
-        except (Refused, UsageError):
-            return
-        finally:
             self._witness.touch()
 
     def _kill(self, changes: int | None, before: str) -> None:
@@ -298,22 +270,4 @@ class Player:
         if folder.name == "state":
             self._witness.state_kept = False
         self._witness.touch()
-        if how == "deleteAll":
-            shutil.rmtree(folder, ignore_errors=True)
-            return
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        if not files:
-            return
-        file = files[number % len(files)]
-        content = bytearray(file.read_bytes())
-        if how == "delete":
-            file.unlink()
-        elif how == "cut":
-            file.write_bytes(content[: len(content) // 2])
-        elif content:
-            content[number * 7 % len(content)] ^= 1 << number % 8
-            file.write_bytes(content)
-
-
-def _users(processes: Sequence[object], instance: int) -> bool:
-    return any(getattr(process, "instance", None) == instance for process in processes)
+        node_actions.damage(folder, how, number)

@@ -132,6 +132,13 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The agent's process gets SIGSTOP, and after so many seconds SIGCONT."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """SIGTERM, and a new start."""
 
@@ -191,6 +198,7 @@ Action = (
     | Xid
     | Foreign
     | Kill
+    | Pause
     | Restart
     | Reboot
     | JumpClock

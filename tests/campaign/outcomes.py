@@ -28,7 +28,6 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     """What a program is asked that plays days."""
     made = argparse.ArgumentParser(prog=prog, description=description)
     made.add_argument("seeds", nargs="*", help="numbers and ranges, such as 1-1000")
-    made.add_argument("--kept", action="store_true", help="those that once failed, first")
     made.add_argument("--as-it-is", action="store_true", help="shorten no day that fails")
     made.add_argument("--until-found", action="store_true", help="end with the first violation")
     return made

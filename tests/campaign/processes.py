@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -75,6 +75,15 @@ def end_all() -> None:
             os.waitpid(-1, 0)
 
 
+def reap_orphans(but: Collection[int]) -> None:
+    """What processes left to this one when they ended goes, once it has ended, too; `but` are
+    those that are waited for elsewhere.
+    """
+    for pid in set(_children(os.getpid())) - set(but):
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
 def daemons(folder: Path) -> dict[str, list[int]]:
     """The control daemons with their files below the folder, by device."""
     found: dict[str, list[int]] = {}
@@ -83,11 +92,26 @@ def daemons(folder: Path) -> dict[str, list[int]]:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if state == "Z" or b"-f" not in words:  # else it asks one
                 continue
-            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                name, _, place = entry.decode().partition("=")
-                if name == "CUDA_MPS_PIPE_DIRECTORY" and place.startswith(f"{folder}/"):
-                    found.setdefault(Path(place).parent.name, []).append(pid)
+            if device := _device(pid, folder):
+                found.setdefault(device, []).append(pid)
     return found
+
+
+def others(devices: Collection[str], folder: Path) -> Iterator[tuple[int, str]]:
+    """Pids and commands of the processes that have nothing to do with MPS on these devices."""
+    for pid, state in _descendants():
+        with suppress(OSError):
+            if state != "Z" and _device(pid, folder) not in devices:
+                yield pid, Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def _device(pid: int, folder: Path) -> str:
+    """Whose MPS daemon a process is or asks, by its environment; "" for none in this folder."""
+    for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        name, _, place = entry.decode().partition("=")
+        if name == "CUDA_MPS_PIPE_DIRECTORY" and place.startswith(f"{folder}/"):
+            return Path(place).parent.name
+    return ""
 
 
 def _descendants() -> Iterator[tuple[int, str]]:

@@ -18,21 +18,27 @@ from tests.campaign import episode as module
 from tests.campaign import faults
 from tests.campaign.days import episode
 from tests.campaign.episode import Episode
+from tests.campaign.real.days import episode as real_episode
 from tests.campaign.shrink import shrink
 
 
 @pytest.mark.parametrize(
-    "days",
+    "arguments",
     [
-        ["3-5"],
-        pytest.param(["--kept"], marks=pytest.mark.full),
-        pytest.param(["1-2", "6-200"], marks=[pytest.mark.full, pytest.mark.timeout(900)]),
+        ["tests.campaign", "3-5"],
+        pytest.param(["tests.campaign", "--kept"], marks=pytest.mark.full),
+        pytest.param(
+            ["tests.campaign", "1-2", "6-200"], marks=[pytest.mark.full, pytest.mark.timeout(900)]
+        ),
+        pytest.param(["tests.campaign.real", "10", "15", "29"], marks=pytest.mark.full),
     ],
 )
-def test_random_days(days: list[str]) -> None:
-    """After each of them the node is what its plan says; so it is on those that once went wrong."""
+def test_random_days(arguments: list[str]) -> None:
+    """After each of them the node is what its plan says; so it is on those that once went wrong,
+    and with real processes.
+    """
     played = subprocess.run(
-        [sys.executable, "-m", "tests.campaign", *days],
+        [sys.executable, "-m", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -66,8 +72,9 @@ def test_faults_are_found() -> None:
 
 def test_a_seed_is_a_day() -> None:
     """Ever the same, and what is printed of it is the same day again."""
-    made = [episode(seed) for seed in range(200)]
-    assert made == [episode(seed) for seed in range(200)]
+    players = (episode, real_episode)
+    made = [draw(seed) for draw in players for seed in range(200)]
+    assert made == [draw(seed) for draw in players for seed in range(200)]
     for day in made:
         assert eval(str(day), vars(module)) == day
     kinds = {type(step.action).__name__ for day in made for step in day.steps}
