@@ -16,8 +16,10 @@ from tests.campaign import invariants, node_actions, processes, truth
 from tests.campaign.clock import CLOCK
 from tests.campaign.episode import (
     Action,
+    AddPod,
     BadPlan,
     Damage,
+    DeletePod,
     EndFaults,
     Episode,
     Fault,
@@ -36,6 +38,8 @@ from tests.campaign.episode import (
     Recover,
     Restart,
     Signal,
+    SpoilApi,
+    SpoilKubelet,
     Step,
     Xid,
 )
@@ -141,6 +145,8 @@ class Player:
                 self._witness.touch()
             case Signal(name, number):
                 self._signal(signal.Signals[name], number)
+            case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
+                pass  # there is no cluster
             case _:
                 assert_never(action)
 

@@ -184,6 +184,37 @@ class Signal:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class SpoilApi:
+    """The API server is cut off, restarted, or answers the next `requests` in a wrong way."""
+
+    how: str
+    requests: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SpoilKubelet:
+    """The kubelet goes, is restarted, or does not answer."""
+
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddPod:
+    """A pod asks for a device, of a profile chosen by a number."""
+
+    profile: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """A pod is deleted, chosen by a number."""
+
+    number: int
+
+
+ClusterAction = SpoilApi | SpoilKubelet | AddPod | DeletePod
+
 Action = (
     Plan
     | BadPlan
@@ -205,6 +236,7 @@ Action = (
     | Damage
     | FullDisk
     | Signal
+    | ClusterAction
 )
 
 
@@ -229,6 +261,11 @@ class Episode:
     def has_mps(self) -> bool:
         """Whether any plan wants a daemon, which is a process of its own."""
         return any(isinstance(step.action, Plan) and step.action.mps for step in self.steps)
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether anything on it is about a cluster, whose last GPU is left to claims then."""
+        return any(isinstance(step.action, ClusterAction) for step in self.steps)
 
     def __str__(self) -> str:
         lines = "".join(f"        {step},\n" for step in self.steps)

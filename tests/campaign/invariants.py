@@ -28,6 +28,8 @@ LEAK = "left behind"
 TRACEBACK = "a fault of its own"
 CRASH = "the agent ended by itself"
 SPINS = "never waits"
+CLAIM = "a pod runs without what its claim is"
+SECRET = "showed a secret"
 
 
 def of_attempts(attempts: list[str]) -> list[Violation]:

@@ -30,7 +30,7 @@ from tests.campaign.shrink import shrink
         pytest.param(
             ["tests.campaign", "1-2", "6-200"], marks=[pytest.mark.full, pytest.mark.timeout(900)]
         ),
-        pytest.param(["tests.campaign.real", "10", "15", "29"], marks=pytest.mark.full),
+        pytest.param(["tests.campaign.real", "10", "12", "29"], marks=pytest.mark.full),
     ],
 )
 def test_random_days(arguments: list[str]) -> None:

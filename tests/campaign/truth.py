@@ -29,9 +29,10 @@ class Gpu:
     other: tuple[str, ...]
     modes: Mapping[str, int]
 
-    def is_as(self, layout: Mapping[str, int]) -> bool:
-        """Whether it is what a plan says; without profiles: outside of MIG."""
-        return self.mig is bool(layout) and self.whole == Counter(layout) and not self.other
+    def is_as(self, layout: Mapping[str, int], *, with_more: bool) -> bool:
+        """Whether it is what a plan says, or that `with_more`; without profiles: outside of MIG."""
+        missing, more = Counter(layout) - self.whole, self.whole - Counter(layout)
+        return self.mig is bool(layout) and not missing and (with_more or not (more or self.other))
 
     def has_layout_of(self, gpu: Gpu) -> bool:
         """Whether the two have the same instances."""
@@ -60,14 +61,20 @@ def gpus(node: SimulatedNode) -> list[Gpu]:
 
 
 def differences(
-    node: SimulatedNode, folder: Path, plan: Plan, *, modes_kept: bool = True
+    node: SimulatedNode,
+    folder: Path,
+    plan: Plan,
+    *,
+    modes_kept: bool = True,
+    with_more: bool = False,
 ) -> list[str]:
-    """What on the machine is not as the plan says. `modes_kept` False: the agent lost what compute
-    modes were before it changed them.
+    """What on the machine is not as the plan says, which leaves GPUs beyond its own to others.
+    `modes_kept` False: the agent lost what compute modes were before it changed them. `with_more`:
+    claims may have instances beside the plan's.
     """
     found, shared = list[str](), set[str]()
-    for index, (gpu, layout) in enumerate(zip(gpus(node), plan.layouts, strict=True)):
-        if not gpu.is_as(layout):
+    for index, (gpu, layout) in enumerate(zip(gpus(node), plan.layouts, strict=False)):
+        if not gpu.is_as(layout, with_more=with_more):
             found.append(f"GPU {index} is {gpu} and not {layout}")
         wants = index in plan.mps
         shared |= set(gpu.modes) if wants else set()

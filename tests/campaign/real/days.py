@@ -1,24 +1,51 @@
-"""The days that are played with real processes: those of the campaign, in real time."""
+"""The days that are played with real processes: those of the campaign, in real time, some of them
+in a cluster.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tests.campaign import days
-from tests.campaign.episode import Action, Episode, FullDisk, JumpClock, Kill, Pause, Step
+from tests.campaign.episode import (
+    Action,
+    AddPod,
+    BadPlan,
+    DeletePod,
+    Episode,
+    Foreign,
+    FullDisk,
+    JumpClock,
+    Kill,
+    Lose,
+    Pause,
+    Plan,
+    Reboot,
+    Recover,
+    SpoilApi,
+    SpoilKubelet,
+    Step,
+    Xid,
+)
 
 _MOST = 8  # steps
 _SECONDS = (0.0, 0.0, 0.02, 0.1, 0.3, 0.5, 1.0)
 _DOWN = 0.3  # seconds at most from a kill to the next start
+_IN_CLUSTERS = 0.4  # of the days of two cards, one of which is left to claims then
 
 
 def episode(seed: int) -> Episode:
     """The day with this number, ever the same."""
     day = days.episode(seed)
     rng = random.Random(f"processes {seed}")
-    steps = [Step(_here(step.action, rng), rng.choice(_SECONDS)) for step in day.steps[:_MOST]]
-    return replace(day, strict=True, steps=tuple(steps))
+    in_cluster = day.boards == "h100-80gb:2" and rng.random() < _IN_CLUSTERS
+    actions = [_here(step.action, rng) for step in day.steps[:_MOST]]
+    if in_cluster:
+        actions = list(_in_cluster(actions, rng))
+    steps = tuple(Step(action, rng.choice(_SECONDS)) for action in actions)
+    return replace(day, strict=True, steps=steps)
 
 
 def _here(action: Action, rng: random.Random) -> Action:
@@ -30,3 +57,31 @@ def _here(action: Action, rng: random.Random) -> Action:
             return Kill(changes, min(down, _DOWN))
         case _:
             return action
+
+
+def _in_cluster(actions: list[Action], rng: random.Random) -> Iterator[Action]:
+    """The same with pods that have what they claimed on the second card, so that nothing happens to
+    that behind the agent's back.
+    """
+    for action in actions:
+        match action:
+            case Plan(layouts):
+                yield Plan(layouts[:1])
+                yield AddPod(rng.randrange(4))
+            case BadPlan(text):
+                yield BadPlan(text)
+            case Foreign() | Lose() | Recover() | Reboot() | Xid():
+                yield _change_of_pods(rng)
+            case _:
+                yield action if rng.random() < 0.6 else _of_cluster(rng)
+
+
+def _change_of_pods(rng: random.Random) -> Action:
+    return rng.choice((AddPod(rng.randrange(4)), DeletePod(rng.randrange(4))))
+
+
+def _of_cluster(rng: random.Random) -> Action:
+    answers = ("409", "410", "429", "500", "garbage", "reset", "freeze")
+    how = rng.choice((*answers, "cut", "restart", "expire"))
+    kubelet = SpoilKubelet(rng.choice(("gone", "restart", "hold")))
+    return rng.choice((SpoilApi(how, rng.choice((1, 3, 10))), kubelet, _change_of_pods(rng)))

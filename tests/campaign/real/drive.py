@@ -15,8 +15,11 @@ from typing import assert_never
 from tests.campaign import invariants, node_actions, processes
 from tests.campaign.episode import (
     Action,
+    AddPod,
     BadPlan,
+    ClusterAction,
     Damage,
+    DeletePod,
     EndFaults,
     Episode,
     Fault,
@@ -34,9 +37,12 @@ from tests.campaign.episode import (
     Recover,
     Restart,
     Signal,
+    SpoilApi,
+    SpoilKubelet,
     Xid,
 )
 from tests.campaign.outcomes import Outcome
+from tests.campaign.real.cluster import Cluster
 from tests.campaign.real.machine import Machine
 
 MOST = 120.0  # seconds from the end of all faults until the node is what its plan says
@@ -49,7 +55,7 @@ def play(episode: Episode) -> Outcome:
     outcome = Outcome(episode)
     folder = Path(tempfile.mkdtemp(prefix="day-", dir="/tmp"))  # sockets' paths are short
     folder.chmod(0o755)  # daemons run as another user
-    machine = Machine(folder, episode.boards)
+    machine = Machine(folder, episode.boards, has_cluster=episode.has_cluster)
     try:
         player = Player(machine)
         machine.start()
@@ -57,14 +63,15 @@ def play(episode: Episode) -> Outcome:
             outcome.actions[type(step.action).__name__] += 1
             player.act(step.action)
             machine.run(step.seconds)
-            if machine.violations:
+            if machine.judge.violations:
                 break
         else:
             outcome.converged = player.end()
     finally:
         machine.close()
         shutil.rmtree(folder, ignore_errors=True)
-    outcome.violations = machine.violations
+    outcome.actions["(claims prepared)"] = len(machine.judge.prepared)
+    outcome.violations = machine.judge.violations
     return outcome
 
 
@@ -74,7 +81,8 @@ class Player:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._node = machine.node
-        self._plan = Plan(tuple({} for _ in machine.node.cards))  # the newest that is one
+        ours = machine.node.cards[:-1] if machine.cluster else machine.node.cards
+        self._plan = Plan(tuple({} for _ in ours))  # the newest that is one
         self._is_written = False
 
     def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
@@ -89,23 +97,25 @@ class Player:
                 machine.leave(number)
             case Fault(function, code, times, skip, applied):
                 node.inject(function, error=code, times=times, skip=skip, applied=applied)
-                machine.touch()
+                machine.judge.touch()
             case Hang(function, skip):
                 node.inject(function, hang=True, skip=skip)
-                machine.touch()
+                machine.judge.touch()
             case EndFaults():
                 node.clear_faults()
-                machine.touch()
+                if machine.cluster:
+                    machine.cluster.recover()
+                machine.judge.touch()
             case Lose(gpu, code):
                 node.lose(gpu, error=code)
-                machine.touch()
+                machine.judge.touch()
             case Recover(gpu):
                 self._recover(gpu)
             case Xid(gpu, number):
                 node.xid(gpu, number)
             case Foreign(gpu, create, number):
                 node_actions.change_behind_its_back(node, gpu, number, create=create)
-                machine.touch()
+                machine.judge.touch()
             case Kill(changes, down):
                 machine.run(changes * _CHANGE)
                 machine.kill()
@@ -123,6 +133,9 @@ class Player:
                     node_actions.damage(machine.home.folder / directory, how, number)
             case Signal(name, number):
                 self._signal(signal.Signals[name], number)
+            case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
+                if machine.cluster:
+                    self._act_in(machine.cluster, action)
             case JumpClock() | FullDisk():
                 pass  # the clock and the disk are those of the whole machine
             case _:
@@ -133,21 +146,24 @@ class Player:
         machine, node = self._machine, self._node
         machine.end_users()
         node.clear_faults()
+        if machine.cluster:
+            machine.cluster.recover()
+            machine.cluster.delete_pods()
         for card in node.cards:
             self._recover(card.index)
         if not self._is_written:
             self._write(self._plan)
-        machine.touch()
+        judge = machine.judge
+        judge.touch()
         began = time.monotonic()
-        while machine.in_sync != self._plan and not machine.violations:
-            machine.run(_OFTEN)
+        while (missing := judge.missing(self._plan)) and not judge.violations:
             if time.monotonic() - began > MOST:
-                wrong = "; ".join(machine.differences(self._plan))
-                machine.violate(invariants.NEVER, f"{machine.phase} after {MOST:g} s: {wrong}")
+                judge.violate(invariants.NEVER, f"after {MOST:g} s: {missing}")
+            machine.run(_OFTEN)
         seconds = time.monotonic() - began
-        if not machine.violations:
+        if not judge.violations:
             machine.stop()
-            machine.judge_rest(self._plan)
+            judge.look_at_rest(self._plan)
         return seconds
 
     # --- what is done -----------------------------------------------------------------------------
@@ -157,15 +173,31 @@ class Player:
         self._is_written = isinstance(plan, Plan)
         if isinstance(plan, Plan):
             self._plan = plan
-            machine.wants(plan)
-        node_actions.write_plan(machine.home.plan, plan.text)
-        machine.touch()
+            machine.judge.wants(plan)
+        if machine.cluster:
+            machine.cluster.write_plan(plan.text)
+        else:
+            node_actions.write_plan(machine.home.plan, plan.text)
+        machine.judge.touch()
+
+    def _act_in(self, cluster: Cluster, action: ClusterAction) -> None:
+        match action:
+            case SpoilApi(how, requests):
+                cluster.spoil(how, requests)
+            case SpoilKubelet(how):
+                cluster.spoil_kubelet(how)
+            case AddPod(profile):
+                cluster.add_pod(profile)
+            case DeletePod(number):
+                cluster.delete_pod(number)
+            case _:
+                assert_never(action)
 
     def _recover(self, gpu: int) -> None:
         if self._node.cards[gpu].state.failure:
             self._machine.end_users(gpu)
             self._node.reset(gpu)
-            self._machine.touch()
+            self._machine.judge.touch()
 
     def _reboot(self) -> None:
         machine = self._machine
@@ -174,7 +206,7 @@ class Player:
         processes.end_all()
         self._node.reboot()
         shutil.rmtree(machine.home.folder / "run", ignore_errors=True)
-        machine.touch()
+        machine.judge.touch()
         machine.start()
 
     def _signal(self, number: signal.Signals, which: int) -> None:
@@ -182,4 +214,4 @@ class Player:
         pids = [pid for _, pids in sorted(found.items()) for pid in pids]
         if pids:
             processes.send(pids[which % len(pids)], number)
-            self._machine.touch()
+            self._machine.judge.touch()

@@ -4,26 +4,17 @@ signals, sockets and files; so are all who use the node. It is judged from outsi
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-import json
 import signal
 import subprocess
 import time
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.agent_home import Home
-from tests.campaign import invariants, node_actions, processes, truth
-from tests.campaign.episode import Plan
-from tests.campaign.invariants import Violation
-from tests.campaign.real.rest import leftovers
+from tests.campaign import invariants, node_actions, processes
+from tests.campaign.real.cluster import Cluster
+from tests.campaign.real.judge import Judge, User, parts_of
 
 _OFTEN = 0.1  # seconds between looks at what the agent says
 # Of the agent: so short that a day of a few seconds has many of each.
@@ -39,34 +30,19 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """A program on a device, and what it may not lose: the card's mode, serials of instances."""
-
-    process: subprocess.Popen[bytes]
-    gpu: int
-    parts: tuple[int, ...] | None
-
-
 class Machine:
-    """One node. `plans` are all that were ever asked for, by their digests. `changed`: when another
-    than the agent changed cards, daemons or the plan last. `in_sync`: the plan of which the agent
-    said since then that the node is so, and it was.
-    """
+    """One node, with a cluster around it or without."""
 
-    def __init__(self, folder: Path, boards: str) -> None:
+    def __init__(self, folder: Path, boards: str, *, has_cluster: bool = False) -> None:
         self.home = Home(folder)
         self.home.boards = boards
-        self.home.settings = dict(_SETTINGS)
+        self.home.settings = {**_SETTINGS, "NODEAGENT_CDI_DIR": f"{folder}/cdi"}
+        self.cluster = Cluster(folder) if has_cluster else None
+        if self.cluster:
+            self.home.settings |= self.cluster.settings
         self.node = SimulatedNode(boards, state=self.home.state)
-        self.violations: list[Violation] = []
-        self.plans: dict[str, Plan] = {}
         self.users: list[User] = []
-        self.changed = datetime.now(UTC)
-        self.in_sync: Plan | None = None
-        self.phase = ""
-        self._doubt: tuple[str, str] | None = None  # the digest, and when it was observed
-        self._read = 0  # bytes of the log
+        self.judge = Judge(self.home, self.node, self.cluster)
 
     def close(self) -> None:
         """Nothing of it is needed any more."""
@@ -74,6 +50,8 @@ class Machine:
             self.home.stop(signal.SIGKILL)
         self.end_users()
         processes.end_all()
+        if self.cluster:
+            self.cluster.close()
         self.node.close()
 
     # --- the agent's lives ------------------------------------------------------------------------
@@ -81,7 +59,7 @@ class Machine:
     def start(self) -> None:
         """As after a boot, or by systemd."""
         if self.home.agent is None:
-            self.home.start()
+            self.home.start(*(self.cluster.arguments if self.cluster else ()))
 
     def kill(self) -> None:
         """kill -9, now."""
@@ -98,11 +76,11 @@ class Machine:
         try:
             self.home.stop(signal.SIGTERM)
         except subprocess.TimeoutExpired:
-            self.violate(invariants.NO_END, "after SIGTERM")
+            self.judge.violate(invariants.NO_END, "after SIGTERM")
             self.kill()
             return
         if agent.returncode not in {0, -signal.SIGTERM}:
-            self.violate(invariants.CRASH, f"exit code {agent.returncode} after SIGTERM")
+            self.judge.violate(invariants.CRASH, f"exit code {agent.returncode} after SIGTERM")
 
     def pause(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after a while."""
@@ -114,7 +92,7 @@ class Machine:
     def run(self, seconds: float) -> None:
         """Let the machine be for so long, and look at what the agent says."""
         until = time.monotonic() + seconds
-        while not self.violations:
+        while not self.judge.violations:
             self.look()
             left = until - time.monotonic()
             if left <= 0:
@@ -134,7 +112,7 @@ class Machine:
             with self.node.changes():
                 self.node.occupy(device, program.pid, command="sleep", memory=None, follow=True)
                 gpu = int(device.partition("/")[0])
-                self.users.append(User(program, gpu, self._parts(gpu, program.pid)))
+                self.users.append(User(program, gpu, parts_of(self.node, gpu, program.pid)))
         except UsageError:  # its compute mode keeps it out, or it is gone meanwhile
             program.kill()
             program.wait()
@@ -150,99 +128,15 @@ class Machine:
             self.users.remove(user)
             _end(user)
 
-    def _parts(self, gpu: int, pid: int) -> tuple[int, ...] | None:
-        """What a process has of a GPU; None: it is not there."""
-        card = self.node.cards[gpu]
-        for process in card.state.processes:
-            if process.pid == pid:
-                own = process.instance, process.compute
-                serials = (
-                    (instance.serial, compute.serial)
-                    for instance, compute in card.mig_devices()
-                    if (instance.id, compute.id) == own
-                )
-                return (card.state.mig, *chain.from_iterable(serials))
-        return None
-
-    # --- what is so -------------------------------------------------------------------------------
-
-    def touch(self) -> None:
-        """Something that the agent has to find out by itself was changed just now."""
-        self.changed = datetime.now(UTC)
-        self.in_sync = self._doubt = None
-
-    def wants(self, plan: Plan) -> None:
-        """From now on this plan may be in force."""
-        self.plans[f"sha256:{hashlib.sha256(plan.text.encode()).hexdigest()}"] = plan
-
-    def differences(self, plan: Plan) -> list[str]:
-        """What is not as this plan says."""
-        with self.node.looks():
-            return truth.differences(self.node, self.home.folder, plan)
-
     def look(self) -> None:
         """Judge what the agent says and did."""
         agent = self.home.agent
         processes.reap_orphans([p.pid for p in (agent, *(u.process for u in self.users)) if p])
-        self._judge_log()
         if agent is not None and agent.poll() is not None:
             self.home.agent = None
             last = self.home.said().strip().splitlines()[-1:]
-            self.violate(invariants.CRASH, f"exit code {agent.returncode}: {''.join(last)}")
-        self._judge_users()
-        self._judge_status(self._status())
-
-    def _status(self) -> dict[str, Any]:
-        """What the agent says; empty while it does not answer."""
-        if self.home.agent is None:
-            return {}
-        try:
-            text = self.home.text("/v1/status")
-        except (OSError, http.client.HTTPException):  # it begins, or it just ended
-            return {}
-        self.violations += invariants.of_text("/v1/status", text)
-        return dict(json.loads(text))
-
-    def _judge_status(self, status: dict[str, Any]) -> None:
-        """What it calls in sync has to be so. Where it is not, the next round has to notice: what
-        is observed then was observed after everything that happened here.
-        """
-        self.phase = status.get("phase", "")
-        plan = self.plans.get(status.get("digest", ""))
-        observed = status.get("observedAt", "")
-        if self.phase != "InSync" or plan is None or not observed:
-            self._doubt = None
-            return
-        if datetime.fromisoformat(observed) <= self.changed:
-            return
-        wrong = self.differences(plan)
-        if not wrong:
-            self.in_sync, self._doubt = plan, None
-        elif self._doubt is None or self._doubt[0] != status["digest"]:
-            self._doubt = status["digest"], observed
-        elif observed > self._doubt[1]:
-            self.violate(invariants.NOT_SO, "; ".join(wrong))
-
-    def _judge_users(self) -> None:
-        with self.node.looks():
-            for user in self.users:
-                if self._parts(user.gpu, user.process.pid) != user.parts:
-                    self.violate(invariants.IN_USE, f"process {user.process.pid} on GPU {user.gpu}")
-
-    def _judge_log(self) -> None:
-        with suppress(FileNotFoundError), (self.home.folder / "stderr").open("rb") as log:
-            log.seek(self._read)
-            whole = log.read().rpartition(b"\n")[0]
-            self._read += len(whole)
-            self.violations += invariants.of_log(whole.decode(errors="replace").splitlines())
-
-    def judge_rest(self, plan: Plan) -> None:
-        """What an agent that ended leaves behind is what the plan asks for."""
-        left = (*self.differences(plan), *leftovers(self.home.folder))
-        self.violations += [Violation(invariants.LEAK, one) for one in left]
-
-    def violate(self, kind: str, what: str) -> None:
-        self.violations.append(Violation(kind, what))
+            self.judge.violate(invariants.CRASH, f"exit code {agent.returncode}: {''.join(last)}")
+        self.judge.look(self.users)
 
 
 def _end(user: User) -> None:

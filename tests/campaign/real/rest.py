@@ -26,7 +26,8 @@ def leftovers(folder: Path) -> Iterator[str]:
         if path.name not in daemons:
             yield str(path)
     own = folder / "node.json.mps"
-    for path in (*(own / "cdi").glob("*"), own / "earlier-modes.json"):
+    yield from map(str, (own / "claims").glob("*"))
+    for path in (*(folder / "cdi").glob("*"), own / "earlier-modes.json"):
         yield from _devices(path, daemons)
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if str(folder) in line:

@@ -1,0 +1,217 @@
+"""A cluster of one node beside the machine: API server, scheduler, pods, and a kubelet with claims.
+
+It runs in a thread with an event loop of its own, while the player waits in real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.simulated_cluster.agent import NAME, PLAN, kubeconfig, status
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer, Fault, Freeze, Html, Reset
+from tests.simulated_cluster.kubelet import Kubelet
+from tests.simulated_cluster.kubelet_claims import DraKubelet
+from tests.simulated_cluster.workloads import NAMESPACE, Workloads
+
+T = TypeVar("T")
+
+TOKEN = "token-of-the-campaign"
+PROFILES = ("1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb")
+FAULTS: dict[str, Fault] = {
+    "409": Answer(409),
+    "410": Answer(410),
+    "429": Answer(429, retry_after=1),
+    "500": Answer(500),
+    "garbage": Html(200),
+    "reset": Reset(),
+    "freeze": Freeze(),
+}
+_GOING = ("pods", "resourceclaims")
+_SOON = 60.0  # seconds that anything here may take
+_CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
+_LISTING, _KUBELET = "pod-resources", "kubelet"  # folders of the kubelet's sockets
+
+
+class Cluster:
+    """One node's, from `__init__` to `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # that an agent was killed is no news
+        self._folder = folder
+        self._pods = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._stack = AsyncExitStack()
+        self._await(self._start())
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_SOON)
+
+    async def _start(self) -> None:
+        folder, enter = self._folder, self._stack.enter_async_context
+        self._api = await enter(ApiServer())
+        self._api.tokens[TOKEN] = "agent"
+        self._api.add_node(NAME)
+        self._listing = await enter(Kubelet(folder / _LISTING))
+        (folder / _KUBELET / "plugins_registry").mkdir(parents=True)
+        self._kubelet = await enter(DraKubelet(folder / _KUBELET, pod_resources=self._listing))
+        (folder / "token").write_text(TOKEN)
+        config = kubeconfig(self._api.url, token_file=folder / "token")
+        (folder / "kubeconfig").write_text(config)
+        workloads = Workloads(self._api, self._kubelet, NAME, lambda _: None)
+        self._work = asyncio.create_task(workloads.run())
+
+    def close(self) -> None:
+        """Nothing of it is needed any more."""
+        self._await(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _stop(self) -> None:
+        self._work.cancel()
+        await asyncio.gather(self._work, return_exceptions=True)
+        self._api.faults.clear()
+        self._listing.go_on()
+        await self._stack.aclose()
+        del self._kubelet, self._listing  # the last of gRPC
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of the agent."""
+        config = str(self._folder / "kubeconfig")
+        return ("--kubeconfig", config, "--node-name", NAME, "--source", "annotation")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Of the agent, as variables."""
+        return {
+            "NODEAGENT_KUBERNETES_USE": "",
+            "NODEAGENT_KUBELET_USE": "always",
+            "NODEAGENT_KUBELET_SOCKET": f"{self._folder}/{_LISTING}/kubelet.sock",
+            "NODEAGENT_KUBELET_DEADLINE": "1s",
+            "NODEAGENT_DRA_MODE": "dynamic",
+            "NODEAGENT_DRA_KUBELET_DIR": f"{self._folder}/{_KUBELET}",
+        }
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def write_plan(self, text: str | None) -> None:
+        """Into the Node's annotation; None: take it away."""
+        self._do(lambda: self._api.annotate(NAME, **{PLAN: text}))
+
+    def spoil(self, how: str, requests: int) -> None:
+        """The API server is cut off, is another one, or answers the next requests so."""
+        match how:
+            case "cut":
+                self._await(self._api.stop())
+            case "restart":
+                self._await(self._api.stop())
+                self._await(self._api.restart())
+            case "expire":
+                self._do(self._api.expire)
+            case _:
+                self._do(lambda: self._api.faults.next(requests, FAULTS[how]))
+
+    def spoil_kubelet(self, how: str) -> None:
+        """It goes, is another one, or does not answer."""
+        match how:
+            case "gone":
+                self._await(self._kubelet.stop())
+                self._await(self._listing.stop())
+            case "restart":
+                self._await(self._recover_kubelet())
+            case "hold":
+                self._do(self._listing.hold)
+
+    def recover(self) -> None:
+        """All of it works again."""
+        self._do(self._api.faults.clear)
+        self._await(self._api.stop())
+        self._await(self._api.start())
+        self._await(self._recover_kubelet())
+
+    async def _recover_kubelet(self) -> None:
+        self._listing.go_on()
+        await self._listing.stop()
+        await self._listing.start()
+        await self._kubelet.restart()
+
+    def add_pod(self, profile: int) -> None:
+        """One that asks for a device."""
+        self._pods += 1
+        name = f"pod-{self._pods}"
+        resource = f"nvidia.com/mig-{PROFILES[profile % len(PROFILES)]}"
+        container = {"name": "main", "image": "none", "resources": {"limits": {resource: 1}}}
+        spec = {"containers": [container]}
+        self._do(lambda: self._api.add_pod(name, phase="Pending", spec=spec))
+
+    def delete_pod(self, number: int) -> None:
+        """One that is there, or will be."""
+        if pods := self._do(self._staying):
+            self._do(lambda: self._api.delete_pod(pods[number % len(pods)]))
+
+    def delete_pods(self) -> None:
+        """All of them."""
+        for name in self._do(self._staying):
+            self._do(partial(self._api.delete_pod, name))
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Call it in the cluster's loop, where all of its objects are."""
+
+        async def call() -> T:
+            return work()
+
+        return self._await(call())
+
+    def _staying(self) -> list[str]:
+        pods = self._api.store.all("pods", NAMESPACE)
+        return [p["metadata"]["name"] for p in pods if "deletionTimestamp" not in p["metadata"]]
+
+    # --- what is so -------------------------------------------------------------------------------
+
+    def prepared(self) -> dict[str, str]:
+        """Uids of the claims of the pods that run, by the pods' names."""
+        return dict(self._do(lambda: list(self._prepared())))
+
+    def _prepared(self) -> Iterator[tuple[str, str]]:
+        claims = {
+            one["metadata"]["name"]: one["metadata"]["uid"]
+            for one in self._api.store.all("resourceclaims", NAMESPACE)
+        }
+        for pod in self._api.store.all("pods", NAMESPACE):
+            name = pod["metadata"]["name"]
+            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
+                yield name, claims[name]
+
+    def pods_and_claims(self) -> list[str]:
+        """The names of those that are there."""
+        if self._work.done():
+            self._work.result()
+        names = (one["metadata"]["name"] for kind in _GOING for one in self._api.store.all(kind))
+        return self._do(lambda: list(names))
+
+    def published(self) -> dict[str, Any]:
+        """The Node's status annotation."""
+        return self._do(lambda: status(self._api)) or {}
+
+
+def capabilities(folder: Path, uid: str) -> list[int]:
+    """What a container with this claim gets of MIG, by its CDI file; raises OSError."""
+    text = (folder / "cdi" / f"nodeagent.io-claim_{uid}.json").read_text()
+    nodes = [
+        node["path"]
+        for device in json.loads(text)["devices"]
+        for node in device["containerEdits"].get("deviceNodes", ())
+    ]
+    return [int(p.removeprefix(_CAPABILITY)) for p in nodes if p.startswith(_CAPABILITY)]

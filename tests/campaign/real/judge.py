@@ -1,0 +1,196 @@
+"""Judges an agent from outside: what it says has to be so on the cards, in files and in /proc."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any
+
+from nodeagent.simulation import SimulatedNode
+from tests.acceptance.agent_home import Home
+from tests.campaign import invariants, truth
+from tests.campaign.episode import Plan
+from tests.campaign.invariants import Violation
+from tests.campaign.real.cluster import TOKEN, Cluster, capabilities
+from tests.campaign.real.rest import leftovers
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A program on a device, and what it may not lose: the card's mode, serials of instances."""
+
+    process: subprocess.Popen[bytes]
+    gpu: int
+    parts: tuple[int, ...] | None
+
+
+def parts_of(node: SimulatedNode, gpu: int, pid: int) -> tuple[int, ...] | None:
+    """What a process has of a GPU; None: it is not there."""
+    card = node.cards[gpu]
+    for process in card.state.processes:
+        if process.pid == pid:
+            own = process.instance, process.compute
+            serials = (
+                (instance.serial, compute.serial)
+                for instance, compute in card.mig_devices()
+                if (instance.id, compute.id) == own
+            )
+            return (card.state.mig, *chain.from_iterable(serials))
+    return None
+
+
+class Judge:
+    """Of one node. `plans` are all that were ever asked for, by their digests. `changed`: when
+    another than the agent changed cards, daemons or the plan last. `in_sync`: the plan of which the
+    agent said since then that the node is so, and it was. `prepared`: the serials of the instances
+    of each claim that a pod had, by its uid.
+    """
+
+    def __init__(self, home: Home, node: SimulatedNode, cluster: Cluster | None) -> None:
+        self.violations: list[Violation] = []
+        self.phase = ""
+        self.prepared: dict[str, list[int]] = {}
+        self._home = home
+        self._node = node
+        self._cluster = cluster
+        self._plans: dict[str, Plan] = {}
+        self._changed = datetime.now(UTC)
+        self._in_sync: Plan | None = None
+        self._doubt: tuple[str, str] | None = None  # the digest, and when it was observed
+        self._read = 0  # bytes of the log
+
+    def violate(self, kind: str, what: str) -> None:
+        self.violations.append(Violation(kind, what))
+
+    def touch(self) -> None:
+        """Something that the agent has to find out by itself was changed just now."""
+        self._changed = datetime.now(UTC)
+        self._in_sync = self._doubt = None
+
+    def wants(self, plan: Plan) -> None:
+        """From now on this plan may be in force."""
+        self._plans[_digest(plan)] = plan
+
+    # --- what is so -------------------------------------------------------------------------------
+
+    def differences(self, plan: Plan, *, with_claims: bool = False) -> list[str]:
+        """What is not as this plan says, with claims beside it or without."""
+        with self._node.looks():
+            return truth.differences(self._node, self._home.folder, plan, with_more=with_claims)
+
+    def missing(self, plan: Plan) -> str:
+        """What is not as this plan says, or not yet said where it has to be; "" for nothing."""
+        if self._in_sync != plan:
+            return f"{self.phase or 'no answer'}: {'; '.join(self.differences(plan))}"
+        if self._cluster is None:
+            return ""
+        if wrong := self.differences(plan):  # without claims beside it
+            return "; ".join(wrong)
+        if any(card.state.instances for card in self._node.cards[len(plan.layouts) :]):
+            return "instances of claims are left"
+        if left := self._cluster.pods_and_claims():
+            return f"there are {left}"
+        published = self._cluster.published()
+        if (published.get("phase"), published.get("digest")) != ("InSync", _digest(plan)):
+            return f"the Node says {published.get('phase')} of {published.get('digest')}"
+        return ""
+
+    # --- whether it is right ----------------------------------------------------------------------
+
+    def look(self, users: Iterable[User]) -> None:
+        """At everything, now."""
+        self.read_log()
+        self._look_at_users(users)
+        self._look_at_claims()
+        self._compare(self._status() if self._home.agent else {})
+
+    def look_at_rest(self, plan: Plan) -> None:
+        """What an agent that ended leaves behind is what the plan asks for."""
+        left = (*self.differences(plan), *leftovers(self._home.folder))
+        self.violations += [Violation(invariants.LEAK, one) for one in left]
+
+    def _status(self) -> dict[str, Any]:
+        """What the agent says; empty while it does not answer."""
+        try:
+            text = self._home.text("/v1/status")
+        except (OSError, http.client.HTTPException):  # it begins, or it just ended
+            return {}
+        self.violations += invariants.of_text("/v1/status", text)
+        self._look_for_secrets("/v1/status", text)
+        return dict(json.loads(text))
+
+    def _compare(self, status: dict[str, Any]) -> None:
+        """What it calls in sync has to be so. Where it is not, the next round has to notice: what
+        is observed then was observed after everything that happened here.
+        """
+        self.phase = status.get("phase", "")
+        plan = self._plans.get(status.get("digest", ""))
+        observed = status.get("observedAt", "")
+        if self.phase != "InSync" or plan is None or not observed:
+            self._doubt = None
+            return
+        if datetime.fromisoformat(observed) <= self._changed:
+            return
+        wrong = self.differences(plan, with_claims=self._cluster is not None)
+        if not wrong:
+            self._in_sync, self._doubt = plan, None
+        elif self._doubt is None or self._doubt[0] != status["digest"]:
+            self._doubt = status["digest"], observed
+        elif observed > self._doubt[1]:
+            self.violate(invariants.NOT_SO, "; ".join(wrong))
+
+    def _look_at_users(self, users: Iterable[User]) -> None:
+        with self._node.looks():
+            for user in users:
+                pid = user.process.pid
+                if parts_of(self._node, user.gpu, pid) != user.parts:
+                    self.violate(invariants.IN_USE, f"process {pid} on GPU {user.gpu}")
+
+    def _look_at_claims(self) -> None:
+        """A claim that was prepared has its instances as long as its pod runs."""
+        running = self._cluster.prepared() if self._cluster else {}
+        with self._node.looks():
+            for pod, uid in running.items():
+                try:
+                    parts = self._claimed(uid)
+                except OSError as error:
+                    self.violate(invariants.CLAIM, f"{pod} runs, and there is no {error.filename}")
+                    continue
+                had = self.prepared.setdefault(uid, parts)
+                if not parts or had != parts:
+                    self.violate(invariants.CLAIM, f"{pod} has instances {parts} and had {had}")
+
+    def _claimed(self, uid: str) -> list[int]:
+        """The serials of a claim's instances that there are; raises OSError."""
+        numbers, folder, found = self._node.capabilities(), self._home.folder, list[int]()
+        for gpu, gpu_instance, compute in map(numbers.__getitem__, capabilities(folder, uid)):
+            for instance, part in self._node.cards[gpu].mig_devices():
+                if (instance.id, part.id) == (gpu_instance, compute):
+                    found += [instance.serial, part.serial]
+        return found
+
+    def read_log(self) -> None:
+        """What it logged since the last look, but for a line that is not whole."""
+        with suppress(FileNotFoundError), (self._home.folder / "stderr").open("rb") as log:
+            log.seek(self._read)
+            whole = log.read().rpartition(b"\n")[0]
+            self._read += len(whole)
+            text = whole.decode(errors="replace")
+            self.violations += invariants.of_log(text.splitlines())
+            self._look_for_secrets("the log", text)
+
+    def _look_for_secrets(self, name: str, text: str) -> None:
+        if TOKEN in text:
+            self.violate(invariants.SECRET, f"in {name}")
+
+
+def _digest(plan: Plan) -> str:
+    """What the agent calls it."""
+    return f"sha256:{hashlib.sha256(plan.text.encode()).hexdigest()}"
