@@ -62,11 +62,14 @@ BAD_PLANS = (
 )
 
 
-def episode(seed: int) -> Episode:
-    """The day with this number, ever the same."""
+_SHARING = 0.1  # of all days are with MPS, which takes many times as long
+
+
+def episode(seed: int, sharing: float = _SHARING) -> Episode:
+    """The day with this number, ever the same; `sharing`: which part of all days is with MPS."""
     rng = random.Random(seed)
     boards = rng.choice(list(BOARDS))
-    day = _Day(rng, boards, int(boards[-1]), has_mps=rng.random() < _SHARING)
+    day = _Day(rng, boards, int(boards[-1]), has_mps=rng.random() < sharing)
     scenes, weights = zip(*_SCENES, *(_WITH_MPS if day.has_mps else ()), strict=True)
     steps = [day.change()]
     for _ in range(rng.randint(3, 10)):

@@ -32,19 +32,22 @@ from tests.campaign.episode import (
 
 _MOST = 8  # steps
 _SECONDS = (0.0, 0.0, 0.02, 0.1, 0.3, 0.5, 1.0)
+_SECONDS_OF_PODS = (0.1, 0.5, 1.0, 2.0, 3.0)  # from a claim to a pod that runs it is longer
 _DOWN = 0.3  # seconds at most from a kill to the next start
+_SHARING = 0.3  # of the days are with MPS
 _IN_CLUSTERS = 0.4  # of the days of two cards, one of which is left to claims then
 
 
 def episode(seed: int) -> Episode:
     """The day with this number, ever the same."""
-    day = days.episode(seed)
+    day = days.episode(seed, _SHARING)
     rng = random.Random(f"processes {seed}")
     in_cluster = day.boards == "h100-80gb:2" and rng.random() < _IN_CLUSTERS
     actions = [_here(step.action, rng) for step in day.steps[:_MOST]]
     if in_cluster:
         actions = list(_in_cluster(actions, rng))
-    steps = tuple(Step(action, rng.choice(_SECONDS)) for action in actions)
+    seconds = _SECONDS_OF_PODS if in_cluster else _SECONDS
+    steps = tuple(Step(action, rng.choice(seconds)) for action in actions)
     return replace(day, strict=True, steps=steps)
 
 

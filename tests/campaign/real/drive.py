@@ -26,6 +26,7 @@ from tests.campaign.episode import (
     Foreign,
     FullDisk,
     Hang,
+    Ignore,
     JumpClock,
     Kill,
     Leave,
@@ -136,8 +137,8 @@ class Player:
             case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
                 if machine.cluster:
                     self._act_in(machine.cluster, action)
-            case JumpClock() | FullDisk():
-                pass  # the clock and the disk are those of the whole machine
+            case JumpClock() | FullDisk() | Ignore():
+                pass  # clock and disk are those of the whole machine, and cards obey
             case _:
                 assert_never(action)
 
@@ -213,5 +214,6 @@ class Player:
         found = processes.daemons(self._machine.home.folder)
         pids = [pid for _, pids in sorted(found.items()) for pid in pids]
         if pids:
+            self._machine.forget_daemons()
             processes.send(pids[which % len(pids)], number)
             self._machine.judge.touch()

@@ -14,8 +14,9 @@ from itertools import chain
 from typing import Any
 
 from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import Home
-from tests.campaign import invariants, truth
+from tests.campaign import invariants, processes, truth
 from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
 from tests.campaign.real.cluster import TOKEN, Cluster, capabilities
@@ -29,6 +30,17 @@ class User:
     process: subprocess.Popen[bytes]
     gpu: int
     parts: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A program under MPS. `daemon`: the pid of the one that it may not lose, None when something
+    happened to the daemons since it came.
+    """
+
+    program: SimulatedClient
+    device: str
+    daemon: int | None
 
 
 def parts_of(node: SimulatedNode, gpu: int, pid: int) -> tuple[int, ...] | None:
@@ -104,10 +116,11 @@ class Judge:
 
     # --- whether it is right ----------------------------------------------------------------------
 
-    def look(self, users: Iterable[User]) -> None:
+    def look(self, users: Iterable[User], clients: Iterable[Client]) -> None:
         """At everything, now."""
         self.read_log()
         self._look_at_users(users)
+        self._look_at_clients(clients)
         self._look_at_claims()
         self._compare(self._status() if self._home.agent else {})
 
@@ -152,6 +165,18 @@ class Judge:
                 pid = user.process.pid
                 if parts_of(self._node, user.gpu, pid) != user.parts:
                     self.violate(invariants.IN_USE, f"process {pid} on GPU {user.gpu}")
+
+    def _look_at_clients(self, clients: Iterable[Client]) -> None:
+        """Their daemons are never stopped."""
+        served = [client for client in clients if client.daemon is not None]
+        daemons = processes.daemons(self._home.folder) if served else {}
+        for one in served:
+            if daemons.get(one.device) != [one.daemon]:
+                pids = daemons.get(one.device)
+                what = (
+                    f"daemon {one.daemon} of client {one.program.pid} on {one.device}: now {pids}"
+                )
+                self.violate(invariants.IN_USE, what)
 
     def _look_at_claims(self) -> None:
         """A claim that was prepared has its instances as long as its pod runs."""

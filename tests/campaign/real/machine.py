@@ -7,14 +7,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from nodeagent.errors import UsageError
+from nodeagent.cli.simulated_node import uuid_of
+from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.simulation import SimulatedNode
-from tests.acceptance.agent_home import Home
+from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.acceptance.agent_home import USER, Home
 from tests.campaign import invariants, node_actions, processes
 from tests.campaign.real.cluster import Cluster
-from tests.campaign.real.judge import Judge, User, parts_of
+from tests.campaign.real.judge import Client, Judge, User, parts_of
 
 _OFTEN = 0.1  # seconds between looks at what the agent says
 # Of the agent: so short that a day of a few seconds has many of each.
@@ -24,6 +27,10 @@ _SETTINGS = {
     "NODEAGENT_SAMPLE_SLOW_INTERVAL": "2s",
     "NODEAGENT_DRIVER_OBSERVE_DEADLINE": "2s",
     "NODEAGENT_DRIVER_STEP_DEADLINE": "3s",
+    "NODEAGENT_MPS_CHECK_INTERVAL": "1s",
+    "NODEAGENT_MPS_ANSWER_DEADLINE": "2s",
+    "NODEAGENT_MPS_STEADY": "1s",
+    "NODEAGENT_MPS_LONGEST_DELAY": "2s",
     "NODEAGENT_KUBERNETES_USE": "never",
     "NODEAGENT_KUBELET_USE": "never",
     "NODEAGENT_LOG_FORMAT": "json",
@@ -42,6 +49,7 @@ class Machine:
             self.home.settings |= self.cluster.settings
         self.node = SimulatedNode(boards, state=self.home.state)
         self.users: list[User] = []
+        self.clients: list[Client] = []
         self.judge = Judge(self.home, self.node, self.cluster)
 
     def close(self) -> None:
@@ -116,14 +124,48 @@ class Machine:
         except UsageError:  # its compute mode keeps it out, or it is gone meanwhile
             program.kill()
             program.wait()
+            self._connect(device)
+
+    def _connect(self, place: str) -> None:
+        """A program comes that runs under MPS, if there is a daemon."""
+        try:
+            device = uuid_of(place, self.node)
+            environment = self.home.env_of(device, "replica-0")
+        except (UsageError, OSError):
+            return
+        before = self._daemon(device)
+        pipes = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        program = SimulatedClient(
+            pipes, uid=USER, environment=environment, state=self.home.state, device=place
+        )
+        try:
+            program.wait_until_accepted()
+        except (NodeagentError, TimeoutError):
+            program.close()
+        else:
+            after = self._daemon(device)
+            self.clients.append(Client(program, device, after if after == before else None))
+
+    def _daemon(self, device: str) -> int | None:
+        """The pid of the device's only one."""
+        pids = processes.daemons(self.home.folder).get(device, [])
+        return pids[0] if len(pids) == 1 else None
+
+    def forget_daemons(self) -> None:
+        """Something happens to them that is not the agent's doing."""
+        self.clients = [replace(client, daemon=None) for client in self.clients]
 
     def leave(self, number: int) -> None:
         """One of them ends."""
-        if self.users:
+        if number < len(self.clients):
+            self.clients.pop(number).program.close()
+        elif self.users:
             _end(self.users.pop(number % len(self.users)))
 
     def end_users(self, gpu: int | None = None) -> None:
-        """All of them end, or all of a GPU."""
+        """All of them end, or all of a GPU and all clients of MPS."""
+        while self.clients:
+            self.clients.pop().program.close()
         for user in [user for user in self.users if gpu in {None, user.gpu}]:
             self.users.remove(user)
             _end(user)
@@ -131,12 +173,13 @@ class Machine:
     def look(self) -> None:
         """Judge what the agent says and did."""
         agent = self.home.agent
-        processes.reap_orphans([p.pid for p in (agent, *(u.process for u in self.users)) if p])
+        ours = [agent, *(one.process for one in self.users), *(c.program for c in self.clients)]
+        processes.reap_orphans([one.pid for one in ours if one])
         if agent is not None and agent.poll() is not None:
             self.home.agent = None
             last = self.home.said().strip().splitlines()[-1:]
             self.judge.violate(invariants.CRASH, f"exit code {agent.returncode}: {''.join(last)}")
-        self.judge.look(self.users)
+        self.judge.look(self.users, self.clients)
 
 
 def _end(user: User) -> None:
