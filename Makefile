@@ -110,7 +110,7 @@ campaign: $(DEV)  ## random days of the agent on a simulated node, and what came
 	$(BIN)/python -m tests.campaign $(or $(SEEDS),1-1000) $(ARGS)
 
 campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS=1-100)
-	$(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
+	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
 
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench

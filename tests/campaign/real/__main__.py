@@ -6,6 +6,7 @@ outside: by what the agent answers, the simulated cards' file, and /proc.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from tests.campaign.outcomes import parser, play_all, seeds
@@ -15,5 +16,6 @@ from tests.campaign.real.drive import play
 
 if __name__ == "__main__":
     adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with all that a day started
     options = parser("python -m tests.campaign.real", __doc__).parse_args()
     sys.exit(play_all(map(episode, seeds(options.seeds)), play, options))

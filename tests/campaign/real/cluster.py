@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
@@ -45,7 +44,6 @@ class Cluster:
     """One node's, from `__init__` to `close`."""
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # that an agent was killed is no news
         self._folder = folder
         self._pods = 0
         self._loop = asyncio.new_event_loop()
