@@ -318,5 +318,4 @@ _SCENES: _Scenes = (
     (_full_disk, 2),
 )
 
-_SHARING = 0.1  # of all days are with MPS, which takes many times as long
 _WITH_MPS: _Scenes = ((_signal, 14), (_damage_run, 6), (_kill, 10), (_adoption, 8))

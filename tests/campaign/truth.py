@@ -29,7 +29,7 @@ class Gpu:
     other: tuple[str, ...]
     modes: Mapping[str, int]
 
-    def is_as(self, layout: Mapping[str, int], *, with_more: bool) -> bool:
+    def is_as(self, layout: Mapping[str, int], *, with_more: bool = False) -> bool:
         """Whether it is what a plan says, or that `with_more`; without profiles: outside of MIG."""
         missing, more = Counter(layout) - self.whole, self.whole - Counter(layout)
         return self.mig is bool(layout) and not missing and (with_more or not (more or self.other))

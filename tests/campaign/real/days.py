@@ -17,6 +17,7 @@ from tests.campaign.episode import (
     Episode,
     Foreign,
     FullDisk,
+    Ignore,
     JumpClock,
     Kill,
     Lose,
@@ -54,7 +55,7 @@ def episode(seed: int) -> Episode:
 def _here(action: Action, rng: random.Random) -> Action:
     """What there is of it on a machine that is not ours alone."""
     match action:
-        case JumpClock() | FullDisk():
+        case JumpClock() | FullDisk() | Ignore():
             return Pause(rng.choice((0.1, 0.5, 2.0)))
         case Kill(changes, down):
             return Kill(changes, min(down, _DOWN))
