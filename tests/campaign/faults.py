@@ -63,8 +63,8 @@ FAULTS: dict[str, tuple[Edit, ...]] = {
     "users are looked for too early": (
         Edit(
             "gpu/steps/instances.py",
-            "    gpu = change.gpu\n    meant = {",
-            "    gpu = change.gpu\n    return gpu.recent.proved_idle(uuids)\n    meant = {",
+            "    gpu = change.gpu\n    names = ",
+            "    gpu = change.gpu\n    return gpu.recent.proved_idle(uuids)\n    names = ",
         ),
     ),
     "a list of users that cannot be read is taken for empty": (
