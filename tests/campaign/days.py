@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.campaign.episode import (
     WORKING,
@@ -104,10 +104,14 @@ class _Day:
     def _plan(self) -> Plan:
         if not self.has_mps:
             return Plan(tuple(self._layout() for _ in range(self.gpus)))
-        profiles = BOARDS[self.boards]  # few instances, since each daemon is a process
+        shared = tuple(gpu for gpu in range(self.gpus) if self.rng.random() < 0.7)
+        return Plan(self.few(), shared)
+
+    def few(self) -> tuple[dict[str, int], ...]:
+        """Layouts of few instances, since each daemon is a process."""
+        profiles = BOARDS[self.boards]
         few: list[dict[str, int]] = [{}, {profiles[2]: 2}, {profiles[4]: 1}]
-        layouts = tuple(self.rng.choice(few) for _ in range(self.gpus))
-        return Plan(layouts, tuple(gpu for gpu in range(self.gpus) if self.rng.random() < 0.7))
+        return tuple(self.rng.choice(few) for _ in range(self.gpus))
 
     def _layout(self) -> dict[str, int]:
         if self.rng.random() < 0.1:
@@ -255,6 +259,17 @@ def _adoption(day: _Day) -> _Steps:
     return (day.change((10.0,)), Step(ends, 2.0), Step(Leave(0), 10.0))
 
 
+def _given_back(day: _Day) -> _Steps:
+    """Devices are shared, the agent is killed as it changes the first one's compute mode, and then
+    nothing is shared any more.
+    """
+    alone = Plan(day.few())
+    shared = replace(alone, mps=tuple(range(day.gpus)))
+    killed = Kill(2, 1.0, "nvmlDeviceSetComputeMode")
+    settled = (Step(EndFaults(), 0.0), Step(alone, 10.0))
+    return (*settled, Step(shared, 0.0), Step(killed, 10.0), Step(alone, 65.0))
+
+
 def _restart(day: _Day) -> _Steps:
     return _then(day, Restart())
 
@@ -318,4 +333,10 @@ _SCENES: _Scenes = (
     (_full_disk, 2),
 )
 
-_WITH_MPS: _Scenes = ((_signal, 14), (_damage_run, 6), (_kill, 10), (_adoption, 8))
+_WITH_MPS: _Scenes = (
+    (_signal, 14),
+    (_damage_run, 6),
+    (_kill, 10),
+    (_adoption, 8),
+    (_given_back, 8),
+)

@@ -63,8 +63,8 @@ FAULTS: dict[str, tuple[Edit, ...]] = {
     "users are looked for too early": (
         Edit(
             "gpu/steps/instances.py",
-            "    gpu = change.gpu\n    names = ",
-            "    gpu = change.gpu\n    return gpu.recent.proved_idle(uuids)\n    names = ",
+            "    gpu = change.gpu\n    names = tuple(",
+            "    gpu = change.gpu\n    return gpu.recent.proved_idle(uuids)\n    names = tuple(",
         ),
     ),
     "a list of users that cannot be read is taken for empty": (
