@@ -84,7 +84,8 @@ def test_a_seed_is_a_day() -> None:
 def test_a_day_is_shortened() -> None:
     """To what is needed for the fault, in as little time as that takes."""
     day = max(map(episode, range(50)), key=lambda day: len(day.steps))
-    some = [step.action for step in day.steps[3::5]]
+    actions = [step.action for step in day.steps]
+    some = [action for action in actions if actions.count(action) == 1][::3]
     assert len(some) > 1
 
     def fails(shorter: Episode) -> bool:
