@@ -105,8 +105,8 @@ async def test_ones_own_classes_count_and_clear(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("version: v1\nxids:\n- {xid: 95, class: deadly}\n", "there is no class 'deadly' (line 3"),
-        ("version: v1\n", "xids must be a list"),
+        ("version: v1\nxids:\n- {xid: 95, class: deadly}\n", 'xids[0].class: found "deadly"'),
+        ("version: v1\n", "the key xids is missing"),
         (None, "No such file"),
     ],
 )

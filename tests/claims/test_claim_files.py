@@ -23,7 +23,7 @@ def test_no_file_for_a_device_that_is_not_there(tmp_path: Path) -> None:
     daemons = ClaimDaemons("1000", tmp_path, False, no_daemons)
     files = ClaimFiles(tmp_path, lambda: {3: (0, 7, None), 4: (0, 7, 0)}, Edits, daemons)
     lost = record(mig_device())
-    with pytest.raises(NodeagentError, match=f"{MIG_DEVICE} is not there"):
+    with pytest.raises(NodeagentError, match=f"{MIG_DEVICE} does not exist"):
         files.publish(lost, node)
     assert file_names(tmp_path) == ()
     made = record(mig_device(instance=7, compute=0, uuid="MIG-7"))

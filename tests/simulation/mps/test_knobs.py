@@ -298,7 +298,7 @@ def test_the_programs_start_without_slow_modules(installed: Callable[[str], Prog
     """Each is run hundreds of times by tests; these modules would double their start."""
     folder = installed("550").folder
     slow = {"dataclasses", "inspect", "pathlib", "subprocess", "argparse", "pynvml", "asyncio"}
-    for module in ("control", "server", "client_process"):
+    for module in ("front_end", "server", "client_process"):
         script = (
             f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); "
             f"import nodeagent.simulation.mps.{module}; print(*sys.modules)"
