@@ -36,7 +36,7 @@ def decoded(content: bytes, version: int) -> Value:
 
 
 FORM: StateFormat[Value] = StateFormat(
-    "example", 2, 1000, lambda value: f"{json.dumps(value)}\n".encode(), decoded
+    "example", 2, 5000, lambda value: f"{json.dumps(value)}\n".encode(), decoded
 )
 VALUE = {"one": 1, "two": 22}
 
@@ -79,8 +79,8 @@ def test_people_can_read_it(path: Path) -> None:
 
 def test_what_would_not_be_read_is_not_written(path: Path) -> None:
     """Else it would be lost at the next start."""
-    with pytest.raises(OSError, match="more than the 1000"):
-        write_state(path, FORM, {"x" * 1000: 1})
+    with pytest.raises(OSError, match="more than the 5000"):
+        write_state(path, FORM, {"x" * 5000: 1})
     assert not path.exists()
 
 
@@ -141,12 +141,12 @@ def a_link(path: Path) -> None:
 
 def of_another_kind(path: Path) -> None:
     """A state file of another kind."""
-    write_state(path, StateFormat("other", 1, 1000, FORM.encode, decoded), VALUE)
+    write_state(path, StateFormat("other", 1, 5000, FORM.encode, decoded), VALUE)
 
 
 def newer(path: Path) -> None:
     """By one version."""
-    write_state(path, StateFormat("example", 3, 1000, FORM.encode, decoded), VALUE)
+    write_state(path, StateFormat("example", 3, 5000, FORM.encode, decoded), VALUE)
 
 
 PLACES: dict[str, Callable[[Path], object]] = {
@@ -157,7 +157,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
     "it holds other and not example": of_another_kind,
     "a newer nodeagent wrote it": newer,
     "more than": lambda path: path.write_bytes(b"x" * 10_000),
-    "nested too deeply": lambda path: path.write_bytes(b"[" * 1000),
+    "nested too deeply": lambda path: path.write_bytes(b"[" * 3000),
     "NaN is no": lambda path: path.write_bytes(b'{"old": NaN}'),
     "7e18422 is too large": lambda path: path.write_bytes(b'{"old": 7e18422}'),
     "99999999999999999999... is too": lambda path: path.write_bytes(b"9" * 900),
