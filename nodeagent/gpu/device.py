@@ -14,11 +14,7 @@ import pynvml
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
-from nodeagent.gpu.nvml import (
-    COMPUTE_INSTANCE_KINDS,
-    Device,
-    GpuInstanceHandle,
-)
+from nodeagent.gpu.nvml import COMPUTE_INSTANCE_KINDS, Device, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
 from nodeagent.gpu.recent import Recent
 from nodeagent.gpu.workers import Worker
@@ -181,9 +177,7 @@ class GpuDevice:
     # --- profiles -------------------------------------------------------------------------------
 
     def profile(self, profile_id: int) -> GpuInstanceProfile | None:
-        """None where the GPU offers none of that id. The driver is asked where nothing is known:
-        a reset of another GPU, at any time between two steps, begins a new session with it.
-        """
+        """None where the GPU offers none of that id; asked anew after the reset of another GPU."""
         if not self.profiles and (mode := self.mode()):
             self.learn_profiles(mode, confirm=False)
         return next((p for p in self.profiles if p.id == profile_id), None)
