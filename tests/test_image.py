@@ -40,8 +40,8 @@ class Builder:
     """buildah with images and containers of its own, in need of no daemon and of no namespaces."""
 
     def __init__(self, folder: Path) -> None:
-        self._words = ("buildah", "--storage-driver=vfs", f"--root={folder}/store")
-        self._words += (f"--runroot={folder}/run",)
+        places = (f"--root={folder}/store", f"--runroot={folder}/run")
+        self._words = ("buildah", "--storage-driver=vfs", *places)
         self.container = ""
 
     def __call__(self, command: str, *words: str) -> str:
