@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -216,7 +215,6 @@ async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
     """
     spec = spec_for(open_folder, 1000, 100)
     mounts = _read("/proc/self/mountinfo")
-    threads = _own_threads()
     async with running(spec, programs, private_shm=True) as process:
         inside = Path(f"/proc/{process.pid}/root/dev/shm")
         (inside / "segment").touch()
@@ -231,12 +229,6 @@ async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
             assert not _exists(host / "segment")
             assert _same(host, shm_directory(later, private=False))
     assert _read("/proc/self/mountinfo") == mounts
-    assert _own_threads() <= threads
-
-
-def _own_threads() -> set[threading.Thread]:
-    """Without those of the loop's own pool: they stay."""
-    return {t for t in threading.enumerate() if not t.name.startswith("asyncio_")}
 
 
 @may_mount
