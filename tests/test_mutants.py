@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tools.mutants import TABLE as OURS
 from tools.mutations import candidates
 
@@ -47,6 +49,7 @@ tests = ["test_sample.py"]
 """
 
 
+@pytest.mark.full
 def test_killed_and_survived(tmp_path: Path) -> None:
     """What the tests prove is killed; what they leave open, a boundary here, survives. A call goes
     on where the one before it ended.

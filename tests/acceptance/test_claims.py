@@ -163,6 +163,7 @@ async def test_five_pods_and_then_two_larger_ones(cluster: Cluster) -> None:
         assert (cluster.slices(), cluster.cdi()) == ([], 0)
 
 
+@pytest.mark.full
 async def test_many_pods_at_once(cluster: Cluster) -> None:
     """The kubelet asks for all of them side by side."""
     async with cluster.agent():
@@ -175,6 +176,7 @@ async def test_many_pods_at_once(cluster: Cluster) -> None:
         assert cluster.slices() == []
 
 
+@pytest.mark.full
 async def test_an_agent_that_is_killed_loses_nothing(cluster: Cluster) -> None:
     """Pods go on; the next agent knows their slices, and what is used is not released."""
     async with cluster.agent() as agent:

@@ -119,6 +119,7 @@ def test_a_client_holds_its_device_until_it_goes(home: Home) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.full
 def test_a_client_of_another_user_is_named(home: Home) -> None:
     """A client of a user that the server will never serve is reported while it waits: its pid and
     uid, and what to do. How soon is measured by the benchmark.

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nodeagent.files.state import StateFormat, write_state
 from tests.acceptance.agent_home import GIB, USER, Home
 
@@ -84,6 +86,7 @@ def test_applied_without_an_agent_exported_and_adopted(home: Home) -> None:
     assert events == []
 
 
+@pytest.mark.full
 def test_restart_and_drain_respect_clients(home: Home) -> None:
     """Code 3 and the client's pid while it is there; done when it has gone."""
     [daemon] = _started(home, ONE)
@@ -160,6 +163,7 @@ def test_a_daemon_that_cannot_start_is_not_applied(home: Home) -> None:
     assert "GPU 0" in events[0]["message"]
 
 
+@pytest.mark.full
 def test_servers_that_cannot_start_are_seen(home: Home) -> None:
     """The daemon is Ready all the while, so it is said beside that, until a server serves."""
     [daemon] = _started(home, ONE)

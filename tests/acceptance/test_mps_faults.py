@@ -97,10 +97,9 @@ STARTS = {  # with knobs of all daemons that start from then on
     "knob",
     [
         "start_error",
-        "hang",
         *(
             pytest.param(knob, marks=pytest.mark.full)
-            for knob in ("slow_start", "busy", "ignore_settings", "die_after")
+            for knob in ("hang", "slow_start", "busy", "ignore_settings", "die_after")
         ),
     ],
 )
@@ -156,7 +155,7 @@ NOT: dict[str, Any] = {
     "knob",
     [
         "hang",
-        "busy",
+        pytest.param("busy", marks=pytest.mark.full),
         pytest.param("deaf", marks=pytest.mark.full),
         pytest.param("server_deaf", marks=pytest.mark.full),
     ],

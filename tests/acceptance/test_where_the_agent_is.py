@@ -12,7 +12,7 @@ from tests.acceptance.agent_home import Home
 PLAN = "version: v1\ngpus: [{devices: [0], mps: {replicas: 2}}]\n"
 
 
-@pytest.mark.parametrize("how", ["--run-dir", "--settings"])
+@pytest.mark.parametrize("how", ["--run-dir", pytest.param("--settings", marks=pytest.mark.full)])
 def test_every_command_finds_it(home: Home, how: str) -> None:
     """Each command finds the agent's MPS daemons, and does not report them as missing."""
     home.plan.write_text(PLAN)

@@ -219,7 +219,13 @@ async def come_and_go(board: str, home: Home, allocations: int, part: int = 0) -
     return pods
 
 
-@pytest.mark.parametrize("board", KINDS)
+@pytest.mark.parametrize(
+    "board",
+    [
+        pytest.param(kind, marks=() if kind in {"a30", "h100-80gb"} else pytest.mark.full)
+        for kind in KINDS
+    ],
+)
 async def test_pods_come_and_go(board: str, home: Home) -> None:
     """Every allocation is made, none is lost, and nothing in use is taken down."""
     pods = await come_and_go(board, home, 100)

@@ -151,7 +151,7 @@ async def test_a_device_given_away_meanwhile_keeps_its_daemon(
         assert status(agent.fleet, device).phase == "Ready"
 
 
-@pytest.mark.parametrize("recreated_is_new", [False, True])
+@pytest.mark.parametrize("recreated_is_new", [pytest.param(False, marks=pytest.mark.full), True])
 async def test_a_recut_with_daemons_before_and_after(
     rig: NodeRig, *, recreated_is_new: bool
 ) -> None:

@@ -227,6 +227,7 @@ def test_a_process_that_ends_meanwhile_is_no_matter(proc: FakeProc) -> None:
     assert proc.read().users(device(1, 0)) == Usage()
 
 
+@pytest.mark.full
 def test_ten_thousand_processes_take_under_a_second(tmp_path: Path) -> None:
     """A busy node has many, and the look comes before every step that destroys."""
     proc = FakeProc(tmp_path)

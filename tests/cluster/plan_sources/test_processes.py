@@ -101,6 +101,7 @@ async def test_mig_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() not in (0, 1000), reason="nos' clients are of the user 1000")
+@pytest.mark.full
 async def test_nos(folder: Path) -> None:
     """A node divided by MIG, then by MPS as the ConfigMap says; each answered in one patch."""
     async with cluster(folder) as api:
