@@ -66,7 +66,7 @@ pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 PARTS   := pytest-computing pytest-commands pytest-programs pytest-daemons pytest-cluster
 CHOICE  := -m 'not full'
 PURE    := tests/documents tests/health tests/metrics tests/mps/lifecycle tests/plan tests/views \
-  $(addprefix tests/cluster/drain/test_,allocatable.py change.py cordon.py eviction.py owners.py)
+  $(addprefix tests/cluster/drain/test_,allocatable.py change.py eviction.py owners.py)
 CLUSTER := tests/cluster tests/simulated_cluster tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 DAEMONS := tests/mps tests/simulation/mps

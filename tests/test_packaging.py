@@ -61,6 +61,22 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
     assert dev == dev | run | build
 
 
+def test_the_tests_that_the_makefile_names_are_there() -> None:
+    """pytest refuses a whole run for one path that is gone."""
+    parts = re.search(r"(?m)^PARTS +:= (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert parts is not None
+    shown = subprocess.run(
+        ["make", "--dry-run", "pytest-pure", *parts[1].split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    named = set(re.findall(r"\btests/[\w/.]+", shown.stdout))
+    assert len(named) > 20
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
 def test_the_locks_name_no_index() -> None:
     """Each machine installs from its own index."""
     for name in ("install", "run", "build", "dev"):
