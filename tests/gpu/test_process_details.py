@@ -36,7 +36,7 @@ def _gpu(user: User, on_gpu: User | None = None) -> Gpu:
     ("words", "script"),
     [
         (["train.py", "--epochs", "3"], "train.py"),
-        (["-u", "/work/train.py", "-m", "x"], "train.py"),
+        (["-u", "/srv/train.py", "-m", "x"], "train.py"),
         (["-m", "torch.distributed.run", "train.py"], "torch.distributed.run"),
         (["-um", "vllm"], "vllm"),
         (["-mvllm", "serve"], "vllm"),
