@@ -12,7 +12,7 @@ from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
 from nodeagent.plan.observed import Access, Device, Gpu, Placement
 from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.remedies import end_commands, in_use_remedy, reset_remedy
+from nodeagent.plan.remedies import end_commands, idle_reset_remedy, in_use_remedy
 from nodeagent.plan.shares import WantedMps
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -74,8 +74,7 @@ def reset_pending(seen: Gpu, *, enabled: bool) -> Problem:
         Code.RESET_REQUIRED,
         f"MIG mode of {gpu_words(seen)} is set but becomes "
         f"{'enabled' if enabled else 'disabled'} only with a GPU reset",
-        f"end what uses the GPU, {reset_remedy(seen.pci_bus_id)}; or allow it with the setting "
-        "`reset: whenIdle`",
+        idle_reset_remedy(seen.pci_bus_id),
         seen.uuid,
     )
 

@@ -51,3 +51,11 @@ def reset_remedy(pci_bus_id: str, *, mode_off_first: bool = False) -> str:
         f"Node's label nodeagent.io/off), run {first}`nvidia-smi --gpu-reset -i {pci_bus_id}` and "
         "start it again, or reboot"
     )
+
+
+def idle_reset_remedy(pci_bus_id: str) -> str:
+    """How to reset a GPU that may be in use, by hand or by the agent."""
+    return (
+        f"end what uses the GPU, {reset_remedy(pci_bus_id)}; or allow it with the setting "
+        "`reset: whenIdle`"
+    )

@@ -54,7 +54,7 @@ class EventType(StrEnum):
     MPS_READY = "MpsReady"
     MPS_ENDED = "MpsEnded"  # by itself; it is started again
     MPS_FAULT = "MpsFault"  # there, but not as it should be
-    MPS_FAILED = "MpsFailed"  # given up until a new plan or a request
+    MPS_FAILED = "MpsFailed"  # several times in a row; tried again at the longest delay
     MPS_DRAINED = "MpsDrained"
     MPS_IN_USE = "MpsInUse"
     MPS_CLIENT = "MpsClient"  # a client waits for ever, or has what it should not

@@ -106,10 +106,10 @@ def faults(places: list[Place]) -> Iterator[tuple[Place, Code, bool]]:
         hits = list(product(documented_errors(function), (False, True) if changes else (False,)))
         if ALL:
             yield from ((call, code, applied) for call in calls for code, applied in hits)
-        for number, (code, applied) in enumerate(hits if not ALL else ()):
-            if not long_run() and number % 4 != len(function) % 4:
-                continue
-            yield calls[number * (len(calls) - 1) // max(1, len(hits) - 1)], code, applied
+            continue
+        for number, (code, applied) in enumerate(hits):
+            if long_run() or number % 4 == len(function) % 4:
+                yield calls[number * (len(calls) - 1) // max(1, len(hits) - 1)], code, applied
 
 
 def shape(gpu: Gpu) -> tuple[object, ...]:

@@ -33,7 +33,7 @@ from nodeagent.claims.offering.devices import (
 from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.remedies import reset_remedy
+from nodeagent.plan.remedies import idle_reset_remedy
 from nodeagent.plan.resolve_mps import VOLTA
 
 # Clients that one MPS daemon serves at once; 60 from CUDA 13.1 on, which is not known here.
@@ -178,8 +178,7 @@ def _reset_required(gpu: Gpu) -> Problem:
     return Problem(
         Code.RESET_REQUIRED,
         f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset",
-        f"end what uses the GPU, {reset_remedy(gpu.pci_bus_id)}; or allow it with the setting "
-        "`reset: whenIdle`",
+        idle_reset_remedy(gpu.pci_bus_id),
         gpu.uuid,
     )
 
