@@ -266,10 +266,9 @@ class Player:
         self._witness.touch()
 
     def _signal(self, number: signal.Signals, which: int) -> None:
-        found = processes.daemons(self._machine.folder)
-        pids = [pid for _, pids in sorted(found.items()) for pid in pids]
-        if pids:
-            processes.send(pids[which % len(pids)], number)
+        pid = processes.daemon(self._machine.folder, which)
+        if pid is not None:
+            processes.send(pid, number)
             self._witness.touch()
 
     def _damage(self, folder: Path, how: str, number: int) -> None:

@@ -97,6 +97,12 @@ def daemons(folder: Path) -> dict[str, list[int]]:
     return found
 
 
+def daemon(folder: Path, number: int) -> int | None:
+    """One of the control daemons, chosen by a number; None where there is none."""
+    pids = [pid for _, pids in sorted(daemons(folder).items()) for pid in pids]
+    return pids[number % len(pids)] if pids else None
+
+
 def others(devices: Collection[str], folder: Path) -> Iterator[tuple[int, str]]:
     """Pids and commands of the processes that have nothing to do with MPS on these devices."""
     for pid, state in _descendants():

@@ -211,9 +211,8 @@ class Player:
         machine.start()
 
     def _signal(self, number: signal.Signals, which: int) -> None:
-        found = processes.daemons(self._machine.home.folder)
-        pids = [pid for _, pids in sorted(found.items()) for pid in pids]
-        if pids:
+        pid = processes.daemon(self._machine.home.folder, which)
+        if pid is not None:
             self._machine.forget_daemons()
-            processes.send(pids[which % len(pids)], number)
+            processes.send(pid, number)
             self._machine.judge.touch()
