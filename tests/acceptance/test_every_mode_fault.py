@@ -3,7 +3,7 @@
 Whatever the driver answers: the run ends with the new layout, or the old one, or says what is
 missing. Nothing is said that is not so, and once the fault is over the plan is reached.
 
-Each code is tried once, the codes spread over a function's calls, and a quarter of that in the
+Each code is tried once, the codes spread over a function's calls, and an eighth of that in the
 normal run; with NODEAGENT_TEST_ALL_FAULTS set, every call is hit with every code.
 """
 
@@ -108,7 +108,7 @@ def faults(places: list[Place]) -> Iterator[tuple[Place, Code, bool]]:
             yield from ((call, code, applied) for call in calls for code, applied in hits)
             continue
         for number, (code, applied) in enumerate(hits):
-            if long_run() or number % 4 == len(function) % 4:
+            if long_run() or number % 8 == len(function) % 8:
                 yield calls[number * (len(calls) - 1) // max(1, len(hits) - 1)], code, applied
 
 

@@ -16,7 +16,15 @@ NEEDS_UID = "A user id (UID) is required to start a new server\n"
 BAD_PRIORITY = "Invalid priority value - must be 0 or 1!\n"
 
 
-@pytest.fixture(scope="module", params=["535", "555", "615", "real"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("535", marks=pytest.mark.full),
+        "555",
+        pytest.param("615", marks=pytest.mark.full),
+        "real",
+    ],
+)
 def daemon(
     request: pytest.FixtureRequest,
     installed: Callable[[str], Programs],
