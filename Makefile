@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
+# Set in many container images; hundreds of commands would each compile the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Where `make run` keeps what an installed agent keeps in /run and /var/lib.
 LOCAL  ?= .local
 BOARDS ?= h100-80gb:2
