@@ -65,7 +65,9 @@ class Upkeep:
             return (*problems, _problem(error))
         snapshot = await self._snapshot(observed, claims, allocations)
         decisions = await asyncio.to_thread(reconcile, snapshot)
-        found = await asyncio.gather(*(self._settle(one, observed) for one in decisions))
+        async with asyncio.TaskGroup() as group:  # a cancellation waits until each has ended
+            settling = [group.create_task(self._settle(one, observed)) for one in decisions]
+        found = [one.result() for one in settling]
         self.amiss = {
             one.uid: problem
             for one, problem in zip(decisions, found, strict=True)

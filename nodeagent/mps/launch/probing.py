@@ -15,9 +15,10 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from nodeagent.files.state import make_open_directory
 from nodeagent.mps.control.client import ControlClient, ControlError
@@ -29,6 +30,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct
 
 _PREFIX = "probe-"
+_Made = TypeVar("_Made")
 
 
 class Scratch:
@@ -143,13 +145,20 @@ async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
         await _to_the_end(folder.remove)
 
 
-async def _to_the_end(work: Callable[[], None]) -> None:
+def _made(folder: Path, opened: ExitStack) -> BinaryIO:
+    """A trial's directories, and the file for what its daemon says, which `opened` closes."""
+    for directory in (folder, folder / "pipe", folder / "log"):
+        directory.mkdir(mode=0o700)
+    return opened.enter_context((folder / "said").open("wb"))
+
+
+async def _to_the_end(work: Callable[[], _Made]) -> _Made:
     """Do the work in a thread; a cancellation waits for it, so that nothing is made in a directory
-    that is being removed, and no lock is left without an owner.
+    that is being removed, and no lock or file is left without an owner.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        await asyncio.shield(running)
+        return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
         running.exception()  # seen; the cancellation is what counts
@@ -195,12 +204,14 @@ class _Trials(Struct, frozen=True):
             if plain.accepted is None:
                 why = [f"it did not answer within {self.deadline:g} s"]
             return _nothing(f"no MPS daemon can be started here: {why[0][:200]}", "")
-        first, second, static, newer = await asyncio.gather(
-            self._try("first", MULTI_USER_FLAGS[0]),
-            self._try("second", MULTI_USER_FLAGS[1]),
-            self._try("static", "-S", question="lspart"),
-            self._try("newer", "-p", "3", words=("server", "list")),
-        )
+        async with asyncio.TaskGroup() as group:  # a cancellation waits until each has ended
+            trials = [
+                group.create_task(self._try("first", MULTI_USER_FLAGS[0])),
+                group.create_task(self._try("second", MULTI_USER_FLAGS[1])),
+                group.create_task(self._try("static", "-S", question="lspart")),
+                group.create_task(self._try("newer", "-p", "3", words=("server", "list"))),
+            ]
+        first, second, static, newer = (trial.result() for trial in trials)
         found = _VERSION.search(plain.said) or _VERSION.search(await self._output_of("-v"))
         return Probe(
             version=found[1] if found else "",
@@ -230,9 +241,8 @@ class _Trials(Struct, frozen=True):
         `question`. Raises OSError when the program cannot be run.
         """
         folder = self.folder / name
-        for directory in (folder, folder / "pipe", folder / "log"):
-            await _to_the_end(partial(directory.mkdir, mode=0o700))
-        with await asyncio.to_thread((folder / "said").open, "wb") as said:
+        with ExitStack() as opened:
+            said = await _to_the_end(partial(_made, folder, opened))
             process = await asyncio.create_subprocess_exec(
                 *self.programs.control,
                 "-f",
