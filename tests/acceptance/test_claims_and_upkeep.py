@@ -21,6 +21,7 @@ __all__ = ["cluster", "folder", "grpc_ends"]
 pytestmark = pytest.mark.usefixtures("grpc_ends")
 
 
+@pytest.mark.full
 async def test_a_claim_that_was_deleted_while_the_agent_was_away(cluster: Cluster) -> None:
     """No kubelet asks for its release, and its slice goes all the same."""
     async with Kubelet(cluster.folder / "pods") as listing:

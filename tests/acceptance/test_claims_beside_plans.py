@@ -121,6 +121,7 @@ async def test_a_plan_and_pods_share_a_card(cluster: Cluster) -> None:
         assert cluster.slices() == [(0, 8)]
 
 
+@pytest.mark.full
 async def test_a_plan_comes_back_in_its_places(cluster: Cluster) -> None:
     """After a reboot its instances lie where they lay, and so claims find the same devices."""
     named, free = plan_text("[{profile: 1g.10gb, start: 2}]"), plan_text("{1g.10gb: 1}")

@@ -219,7 +219,7 @@ def faults(calls: tuple[str, ...]) -> Iterator[tuple[int, Code, bool]]:
 
 
 @pytest.mark.timeout(1800)  # some thousand whole runs
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", CHANGES)
 async def test_every_call_with_every_code(name: str, every: int) -> None:
     """No fault of a single call ends in a wedge, a lie, or harm to what is in use.

@@ -120,6 +120,7 @@ def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
         assert "has no share of the plan" in events[0]["message"]
 
 
+@pytest.mark.full
 def test_failed_and_back(home: Home) -> None:
     """A daemon that cannot start is given up with its last words, and is tried again on request
     and by a new plan.
@@ -179,6 +180,7 @@ def test_servers_that_cannot_start_are_seen(home: Home) -> None:
         home.until(lambda: "trouble" not in home.daemons()[0])
 
 
+@pytest.mark.full
 def test_what_a_device_was_before_comes_back(home: Home) -> None:
     """Compute mode after MPS, and the time slice after `timeSlice`, though the agent that changed
     them was killed.

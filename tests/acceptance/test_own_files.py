@@ -152,6 +152,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.full
 def test_the_run_directory_becomes_read_only(home: Home) -> None:
     """It is reported, and its remedy ends it; the agent also ends well while it is so."""
     home.plan.write_text(PLAN)

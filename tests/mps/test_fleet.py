@@ -31,7 +31,10 @@ from tests.mps.fleet_rig import (
 # --- start ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["535", "550", "555", "580", "615"])
+@pytest.mark.parametrize(
+    "version",
+    ["550", "615", *(pytest.param(old, marks=pytest.mark.full) for old in ("535", "555", "580"))],
+)
 async def test_start_and_stop(version: str) -> None:
     """Ready means that the limits are in force, as the plan's user; stopped, nothing is left."""
     with FleetRig(version) as rig:

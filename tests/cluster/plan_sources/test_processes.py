@@ -83,6 +83,7 @@ def written(api: ApiServer, kind: str, key: str) -> list[Any]:
     return [body[kind][key] for body in bodies if key in body.get(kind, {})]
 
 
+@pytest.mark.full
 async def test_mig_config(tmp_path: Path) -> None:
     """The states of a success and of a kill in the middle, which the next process finishes."""
     async with cluster(tmp_path) as api:

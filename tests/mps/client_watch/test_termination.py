@@ -44,8 +44,8 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
     "environment",
     [
         {},
-        {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"},
-        {"NODEAGENT_MPS_SLOT": f"{GPU}/small-0"},
+        pytest.param({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}, marks=pytest.mark.full),
+        pytest.param({"NODEAGENT_MPS_SLOT": f"{GPU}/small-0"}, marks=pytest.mark.full),
         slot("small-0") | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=0G"},
         slot("small-0") | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"},
         {"NODEAGENT_MPS_SLOT": "../../small-0"},

@@ -45,7 +45,20 @@ def chosen(name: str, installed: Callable[[str], Programs], real: Programs | Non
     return real
 
 
-@pytest.fixture(params=[*VERSIONS, "real"])
+FIRST_AND_LAST = ("535", "615")
+
+
+@pytest.fixture(
+    params=[
+        *FIRST_AND_LAST,
+        *(
+            pytest.param(other, marks=pytest.mark.full)
+            for other in VERSIONS
+            if other not in FIRST_AND_LAST
+        ),
+        "real",
+    ]
+)
 def every(
     request: pytest.FixtureRequest,
     installed: Callable[[str], Programs],
