@@ -217,7 +217,7 @@ async def _cluster() -> AsyncIterator[tuple[AgentProcess, ApiServer, DraKubelet]
         folder = Path(directory)
         settings = {
             "NODEAGENT_DRA_MODE": "dynamic",
-            "NODEAGENT_DRA_KUBELET_DIR": f"{folder}/kubelet",
+            "NODEAGENT_KUBELET_DIR": f"{folder}/kubelet",
             "NODEAGENT_CDI_DIR": f"{folder}/cdi",
             "NODEAGENT_KUBELET_USE": "always",
             "NODEAGENT_KUBELET_SOCKET": f"{folder}/pod-resources/kubelet.sock",

@@ -157,7 +157,7 @@ class ClaimsService:
         while True:
             try:
                 calls = ClaimCalls(self)
-                kubelet_dir, answered = self._settings.dra.kubelet_dir, self._kubelet_answered
+                kubelet_dir, answered = self._settings.kubelet.dir, self._kubelet_answered
                 async with dra_driver(kubelet_dir, calls, self._feed, answered):
                     self._problem = None
                     await self._publish()
@@ -170,7 +170,7 @@ class ClaimsService:
         self._problem = None
         if registration.state == "refused":
             message = f"the kubelet refuses the DRA driver: {registration.reason}"
-            remedy = "set dra.kubelet_dir to the kubelet's root directory, at its own path"
+            remedy = "set kubelet.dir to the kubelet's root directory, at its own path"
             self._problem = Problem(Code.CLUSTER, message, remedy)
         self._nudge("the kubelet has registered the driver, or refuses it")
 

@@ -88,6 +88,11 @@ class KubeletSettings(Group):
         Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
         "The kubelet's socket for pod resources; in a pod its folder is mounted.",
     )
+    dir: FilePath = setting(
+        Path("/var/lib/kubelet"),
+        "The kubelet's root directory, in which it looks for plugins; in a pod it has to be "
+        "mounted at the same path.",
+    )
     deadline: Duration = setting(5.0, "Seconds for the kubelet to answer.")
 
 
@@ -107,11 +112,6 @@ class DraSettings(Group):
         "Memory of one MPS share, a quantity such as 8Gi: GPUs without MIG, and those with mig: "
         "disabled in the plan, are offered in such shares, too. Without it there are none; needs "
         "mode dynamic.",
-    )
-    kubelet_dir: FilePath = setting(
-        Path("/var/lib/kubelet"),
-        "The kubelet's root directory, in which it looks for plugins; in a pod it has to be "
-        "mounted at the same path.",
     )
 
     def without_effect(self, *, in_cluster: bool) -> "tuple[Problem, ...]":

@@ -59,7 +59,7 @@ class Cluster:
         ]
         settings = {
             "NODEAGENT_DRA_MODE": "dynamic",
-            "NODEAGENT_DRA_KUBELET_DIR": str(self.folder / "kubelet"),
+            "NODEAGENT_KUBELET_DIR": str(self.folder / "kubelet"),
             "NODEAGENT_CDI_DIR": str(self.folder / "cdi"),
             **settings,
         }
@@ -246,7 +246,7 @@ async def test_a_kubelet_that_comes_later(folder: Path) -> None:
         (folder / "kubeconfig").write_text(kubeconfig(api.url))
         settings = {
             "NODEAGENT_DRA_MODE": "dynamic",
-            "NODEAGENT_DRA_KUBELET_DIR": str(folder / "kubelet"),
+            "NODEAGENT_KUBELET_DIR": str(folder / "kubelet"),
             "NODEAGENT_CDI_DIR": str(folder / "cdi"),
         }
         async with AgentProcess(command("h100-80gb:1", folder), folder, settings=settings):

@@ -58,7 +58,7 @@ def settings(folder: Path, mode: str = "dynamic") -> dict[str, str]:
     """The agent's, as variables."""
     return {
         "NODEAGENT_DRA_MODE": mode,
-        "NODEAGENT_DRA_KUBELET_DIR": str(folder / "kubelet"),
+        "NODEAGENT_KUBELET_DIR": str(folder / "kubelet"),
         "NODEAGENT_CDI_DIR": str(folder / "cdi"),
     }
 

@@ -133,7 +133,7 @@ async def test_a_kubelet_that_refuses_the_driver(cluster: Cluster) -> None:
     arguments = command("h100-80gb:1", cluster.folder)
     settings = {
         "NODEAGENT_DRA_MODE": "dynamic",
-        "NODEAGENT_DRA_KUBELET_DIR": str(cluster.folder / "link"),
+        "NODEAGENT_KUBELET_DIR": str(cluster.folder / "link"),
         "NODEAGENT_CDI_DIR": str(cluster.folder / "cdi"),
     }
     words = "the kubelet refuses the DRA driver: RegisterPlugin error"

@@ -142,7 +142,7 @@ async def until_stopped(agent: list[str], folder: Path) -> int:
             "NODEAGENT_KUBELET_USE": "always",
             "NODEAGENT_KUBELET_SOCKET": f"{folder}/{LISTING}/kubelet.sock",
             "NODEAGENT_DRA_MODE": "dynamic",
-            "NODEAGENT_DRA_KUBELET_DIR": f"{folder}/{KUBELET}",
+            "NODEAGENT_KUBELET_DIR": f"{folder}/{KUBELET}",
             "NODEAGENT_CDI_DIR": f"{folder}/cdi",
         },
         process_group=0,  # Ctrl-C is ours; a second signal would cut the agent short

@@ -15,7 +15,7 @@ _SHOWN = frozenset(
         "node_name",
         *("api.listen", "metrics.listen"),
         *("run.dir", "state.dir", "cdi.dir", "plan.file"),
-        *("mps.user", "kubelet.socket", "dra.kubelet_dir", "health.kernel_log"),
+        *("mps.user", "kubelet.socket", "kubelet.dir", "health.kernel_log"),
     }
 )
 _SHORTEST = 4  # characters of a value that is looked for: `1` would be found in every number

@@ -99,7 +99,7 @@ class Cluster:
             "NODEAGENT_KUBELET_SOCKET": f"{self._folder}/{_LISTING}/kubelet.sock",
             "NODEAGENT_KUBELET_DEADLINE": "1s",
             "NODEAGENT_DRA_MODE": "dynamic",
-            "NODEAGENT_DRA_KUBELET_DIR": f"{self._folder}/{_KUBELET}",
+            "NODEAGENT_KUBELET_DIR": f"{self._folder}/{_KUBELET}",
         }
 
     # --- what happens -----------------------------------------------------------------------------

@@ -33,8 +33,8 @@ _RETRY: Final = 5.0  # seconds until a deleted socket that could not be made aga
 _OPTIONS: Final = [("grpc.max_receive_message_length", LARGEST_REQUEST)]
 _REMEDIES: Final = Remedies(
     owner="find out what created it, and remove it",
-    symlink="remove it, or set dra.kubelet_dir",
-    system="set dra.kubelet_dir to the kubelet's root directory, mounted at the same path",
+    symlink="remove it, or set kubelet.dir",
+    system="set kubelet.dir to the kubelet's root directory, mounted at the same path",
 )
 
 
@@ -42,13 +42,13 @@ def check_path(socket: Path) -> None:
     """Raises PathRefused for a path that no client could connect to."""
     if not socket.is_absolute() or ".." in socket.parts:
         raise PathRefused(
-            f"{socket} is not an absolute path without ..", remedy="write dra.kubelet_dir from / on"
+            f"{socket} is not an absolute path without ..", remedy="write kubelet.dir from / on"
         )
     if len(os.fsencode(socket)) > LONGEST_PATH:
         raise PathRefused(
             f"{socket} has {len(os.fsencode(socket))} bytes, a socket's path at most "
             f"{LONGEST_PATH}",
-            remedy="set dra.kubelet_dir to a shorter path of the same directory",
+            remedy="set kubelet.dir to a shorter path of the same directory",
         )
 
 

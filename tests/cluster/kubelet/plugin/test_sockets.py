@@ -130,7 +130,7 @@ async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PathRefused, match="No such file or directory") as caught:
         async with serve(path, [registration().handler()]):
             pass
-    assert "set dra.kubelet_dir to the kubelet's root directory" in str(caught.value)
+    assert "set kubelet.dir to the kubelet's root directory" in str(caught.value)
     assert not path.parent.exists()
 
 
@@ -182,7 +182,7 @@ def test_the_folder_of_the_driver(tmp_path: Path) -> None:
     folder.chmod(0o755)
     make_directory(folder)
     assert mode(folder) == 0o750
-    with pytest.raises(PathRefused, match=r"set dra.kubelet_dir to the kubelet's root directory"):
+    with pytest.raises(PathRefused, match=r"set kubelet.dir to the kubelet's root directory"):
         make_directory(tmp_path / "missing" / "gpu.nodeagent.io")
 
 
