@@ -54,7 +54,7 @@ class Member:
         *,
         name: str = NODE,
         intervals: PublisherIntervals = PACE,
-        answer_within: float = 0.5,
+        answer_within: float = 2.0,
     ) -> None:
         self.api, self.name = api, name
         self.jumped = 0.0  # seconds by which the time of day was put forward, or back
