@@ -120,7 +120,9 @@ _CUT = "…"
 
 def one_line(text: str) -> str:
     """Without control characters and line ends; whatever is not printable becomes a space."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(text.split())
 
 
 def shortened(text: str, *, most: int) -> str:
