@@ -81,9 +81,8 @@ def test_every_set_of_sick_slices_of_every_change() -> None:
                 _check(gpu, slices, key, targets)
 
 
-@pytest.mark.parametrize(
-    "board", [pytest.param("h100-80gb", marks=pytest.mark.full), "rtx-pro-6000"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("board", ["h100-80gb", "rtx-pro-6000"])
 def test_every_change_with_some_sick_slices(board: str) -> None:
     """Larger cards: all layouts from a third of the layouts, each pair with a set of sick slices of
     its own, so that each single slice and many sets come by.

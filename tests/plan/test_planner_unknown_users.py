@@ -53,7 +53,7 @@ def of_three(board: str) -> list[frozenset[tuple[str, int]]]:
     return ways[:: max(1, len(ways) // 8)]
 
 
-@pytest.mark.parametrize("board", ["h100-80gb", "a30"])
+@pytest.mark.parametrize("board", [pytest.param("h100-80gb", marks=pytest.mark.full), "a30"])
 def test_nothing_goes_that_is_not_proven_idle(board: str) -> None:
     """Every combination of users on layouts of three, to every layout of one or two."""
     goals = [key for key in layouts(board) if 1 <= sum(n for _, n in key) <= 2]
