@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from nodeagent.simulation.arguments import HandleIn
+from nodeagent.simulation.boards import Overrides
 from nodeagent.simulation.codes import Code, Refused, SimulatorMisuse
 from nodeagent.simulation.faults import Fault
 from nodeagent.simulation.functions import FUNCTIONS
@@ -22,6 +24,7 @@ from nodeagent.simulation.functions.registry import Function
 from nodeagent.simulation.journal import Call
 from nodeagent.simulation.node import SimulatedNode
 from nodeagent.simulation.nvml_session import Session
+from nodeagent.simulation.switches import Switches
 
 
 class SimulatedLibrary:
@@ -173,3 +176,27 @@ def installed(library: object) -> Iterator[None]:
         pynvml._nvmlGetFunctionPointer_cache.clear()
         for code in [code for code in texts if code not in kept]:
             del texts[code]
+
+
+@contextmanager
+def simulated(
+    boards: str | None = None,
+    *,
+    state: Path | None = None,
+    switches: Switches | None = None,
+    overrides: Overrides | None = None,
+    mirrored: bool | Collection[int] = False,
+    latency: float | Mapping[str, float] = 0.0,
+    privileged: bool = True,
+) -> Iterator[SimulatedNode]:
+    """Within it, pynvml talks to a simulated node, whose arguments are those of `SimulatedNode`.
+
+    `latency` in seconds is spent in every call, or by C name (`*` for all others).
+    `privileged` False is a user who may not configure MIG. Raises UsageError and NodeagentError.
+    """
+    with SimulatedNode(
+        boards, state=state, switches=switches, overrides=overrides, mirrored=mirrored
+    ) as node:
+        library = SimulatedLibrary(node, latency=latency, privileged=privileged)
+        with installed(library):
+            yield node

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import sys
+from _socket import socket
 
 from nodeagent.simulation.mps import protocol
 
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     return _serve(server)
 
 
-def _serve(server: socket.socket | None) -> int:
+def _serve(server: socket | None) -> int:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     if server is not None:
@@ -64,7 +64,7 @@ def _serve(server: socket.socket | None) -> int:
             _report(_ask(server, word, number))
 
 
-def _ask(server: socket.socket | None, word: str, number: str) -> protocol.Message:
+def _ask(server: socket | None, word: str, number: str) -> protocol.Message:
     if server is None:  # nothing limits it, so nothing is counted
         return {"block": 0, "used": 0}
     try:

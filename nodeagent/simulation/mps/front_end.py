@@ -8,11 +8,14 @@ a terminal, and most mistakes end with status 0.
 from __future__ import annotations
 
 import os
-import socket
 import sys
-from collections.abc import Iterator
 
 from nodeagent.simulation.mps import protocol
+
+TYPE_CHECKING = False  # as type checkers know it; the module `typing` takes milliseconds
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Iterator
 
 _BLOCK = 4096  # what C's standard output gathers before it writes
 
@@ -39,7 +42,7 @@ def run(only: str | None = None) -> int:
         output.flush()
 
 
-def _connection() -> socket.socket | None:
+def _connection() -> socket | None:
     """The owner and root come in by the owner's door."""
     directory = protocol.pipe_directory()
     for name in (protocol.PRIVILEGED, protocol.CONTROL):
@@ -50,18 +53,16 @@ def _connection() -> socket.socket | None:
     return None
 
 
-def _converse(connection: socket.socket, output: _Output, lines: Iterator[str]) -> int:
+def _converse(connection: socket, output: _Output, lines: Iterator[str]) -> int:
     try:
-        protocol.send(connection, {"hello": "ui"})
-        answer, _ = protocol.receive_with_descriptor(connection)
+        answer = protocol.ask(connection, "hello", "ui")
         if answer is not None and "refused" in answer:  # another client is being served
             return _cannot_send() if answer["refused"] == "error" else 0
         status = None
         for line in lines:
             if status is not None:  # it has quit
                 return _cannot_send()
-            protocol.send(connection, {"command": line})
-            answer, _ = protocol.receive_with_descriptor(connection)
+            answer = protocol.ask(connection, "command", line)
             if answer is None:  # it died
                 return 1
             output.write(str(answer.get("reply", "")))

@@ -6,10 +6,22 @@ types and modes in common with it.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import struct
+
+# The C parts of the modules json and socket: what Python adds to them, takes more time than all
+# else at the start of a front-end, and a daemon's health is asked for by one after the other.
+from _json import encode_basestring_ascii, make_scanner
+from _socket import (
+    AF_UNIX,
+    CMSG_SPACE,
+    MSG_NOSIGNAL,
+    SCM_RIGHTS,
+    SO_PEERCRED,
+    SOCK_SEQPACKET,
+    SOL_SOCKET,
+    socket,
+)
 
 TYPE_CHECKING = False  # as type checkers know it; the module `typing` takes milliseconds
 if TYPE_CHECKING:
@@ -21,6 +33,18 @@ CONTROL = "control"
 PRIVILEGED = "control_privileged"
 LONGEST_PATH = 106  # bytes that the real daemon accepts; the kernel would take one more
 _LARGEST = 1 << 17
+_ONE_DESCRIPTOR = CMSG_SPACE(4)
+
+
+class _AsJsonReads:
+    """The default options of `json.loads`."""
+
+    strict = True
+    object_hook = object_pairs_hook = array_hook = None
+    parse_float, parse_int, parse_constant = float, int, float
+
+
+_scan = make_scanner(_AsJsonReads)  # type: ignore[arg-type]  # it takes whatever has these
 _DEFAULT_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - where the real programs meet
 
 
@@ -29,9 +53,9 @@ def pipe_directory() -> str:
     return os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _DEFAULT_DIRECTORY
 
 
-def connect(path: str) -> socket.socket:
+def connect(path: str) -> socket:
     """A connection to a stand-in's socket; raises OSError."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = socket(AF_UNIX, SOCK_SEQPACKET)
     try:
         connection.connect(path)
     except OSError:
@@ -40,16 +64,28 @@ def connect(path: str) -> socket.socket:
     return connection
 
 
-def send(connection: socket.socket, message: Message, *descriptors: int) -> None:
+def send(connection: socket, message: Message, *descriptors: int) -> None:
     """Raises OSError when the other side is gone."""
+    import json  # a front-end has `ask`
+
     data = json.dumps(message).encode()
     if descriptors:
-        socket.send_fds(connection, [data], list(descriptors), socket.MSG_NOSIGNAL)
+        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+        connection.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, rights)], MSG_NOSIGNAL)
     else:
-        connection.send(data, socket.MSG_NOSIGNAL)
+        connection.send(data, MSG_NOSIGNAL)
 
 
-def try_send(connection: socket.socket, message: Message, *descriptors: int) -> bool:
+def ask(connection: socket, word: str, text: str) -> Message | None:
+    """Send a message of one text, and wait for the answer, None when the other side is gone.
+
+    Raises OSError as `send` and `receive_with_descriptor` do.
+    """
+    connection.send(f'{{"{word}": {encode_basestring_ascii(text)}}}'.encode(), MSG_NOSIGNAL)
+    return receive_with_descriptor(connection)[0]
+
+
+def try_send(connection: socket, message: Message, *descriptors: int) -> bool:
     """Whether the other side is still there to be sent something."""
     try:
         send(connection, message, *descriptors)
@@ -58,7 +94,7 @@ def try_send(connection: socket.socket, message: Message, *descriptors: int) -> 
     return True
 
 
-def receive(connection: socket.socket) -> Message | None:
+def receive(connection: socket) -> Message | None:
     """The next message, None when the other side is gone."""
     try:
         return receive_with_descriptor(connection)[0]
@@ -66,22 +102,23 @@ def receive(connection: socket.socket) -> Message | None:
         return None
 
 
-def receive_with_descriptor(connection: socket.socket) -> tuple[Message | None, int]:
+def receive_with_descriptor(connection: socket) -> tuple[Message | None, int]:
     """The same with the descriptor that came along, -1 for none.
 
     Raises ConnectionError when the other side has gone without reading what it was sent.
     """
-    data, descriptors, _, _ = socket.recv_fds(connection, _LARGEST, 1)
-    descriptor = descriptors[0] if descriptors else -1
+    data, extra, _, _ = connection.recvmsg(_LARGEST, _ONE_DESCRIPTOR)
+    rights = [sent for level, kind, sent in extra if (level, kind) == (SOL_SOCKET, SCM_RIGHTS)]
+    descriptor = struct.unpack_from("i", rights[0])[0] if rights else -1
     try:
-        message = json.loads(data) if data else None
-    except ValueError:
+        message, _ = _scan(data.decode(), 0)
+    except (ValueError, StopIteration):  # the latter where nothing is
         message = None
     return (message if isinstance(message, dict) else None), descriptor
 
 
-def peer(connection: socket.socket) -> tuple[int, int]:
+def peer(connection: socket) -> tuple[int, int]:
     """Process id (0 from another pid namespace) and user id of the other side."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    data = connection.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
     pid, uid, _ = struct.unpack("3i", data)
     return pid, uid

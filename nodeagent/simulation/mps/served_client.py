@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+from _socket import socket
 
 from nodeagent.simulation.mps import protocol
 from nodeagent.simulation.mps.settings import client_limits, percentage
@@ -22,7 +22,7 @@ class ServedClient:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: socket,
         *,
         pid: int,
         hello: protocol.Message,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import sys
 import time
+from _socket import socket
 
 from nodeagent.simulation.mps import processes, protocol
 from nodeagent.simulation.mps.knobs import Watched
@@ -54,14 +54,14 @@ class MpsServer:
     def __init__(
         self,
         version: Version,
-        control: socket.socket,
+        control: socket,
         welcome: protocol.Message,
         *,
         log: Log,
         knobs: Watched,
     ) -> None:
         self._version = version
-        self._control: socket.socket | None = control
+        self._control: socket | None = control
         self._settings: protocol.Message = welcome["settings"]
         self._log = log
         self._knobs = knobs
@@ -162,7 +162,7 @@ class MpsServer:
             elif self._control is not None and descriptor == control:
                 self._receive(self._control)
 
-    def _receive(self, control: socket.socket) -> None:
+    def _receive(self, control: socket) -> None:
         try:
             message, descriptor = protocol.receive_with_descriptor(control)
         except ConnectionError:
@@ -171,7 +171,7 @@ class MpsServer:
             control.close()
             self._control = None
         elif "client" in message and descriptor >= 0:
-            self._take(socket.socket(fileno=descriptor), message)
+            self._take(socket(fileno=descriptor), message)
         elif "terminate" in message:
             self._terminate(int(message["terminate"]))
         elif "settings" in message:
@@ -182,7 +182,7 @@ class MpsServer:
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def _take(self, connection: socket.socket, message: protocol.Message) -> None:
+    def _take(self, connection: socket, message: protocol.Message) -> None:
         pid = int(message["client"])
         if self._version.new_server_lines:
             self._log(f"Received new client request for {{PID: {pid}, Context ID: 0}}")

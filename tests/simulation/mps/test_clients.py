@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -239,7 +239,7 @@ def test_there_is_a_most_of_clients(rig: Rig, clients: Clients) -> None:
     with ExitStack() as stack:
         answers = []
         for _ in range(48):
-            connection = stack.enter_context(protocol.connect(f"{rig.pipes}/control"))
+            connection = stack.enter_context(closing(protocol.connect(f"{rig.pipes}/control")))
             protocol.send(connection, {"hello": "client"})
             answers.append(protocol.receive(connection))
     assert all(answer and "accepted" in answer for answer in answers[:47])
