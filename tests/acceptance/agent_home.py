@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.agent_environment import agent_environment
 
 SOON = 60.0  # seconds that anything may take on a busy machine
 GIB = 1024**3
@@ -63,8 +64,7 @@ class Home:
     @property
     def environment(self) -> dict[str, str]:
         variables = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(Path.cwd()),
+            **agent_environment(),
             "NODEAGENT_MPS_FIRST_DELAY": "100ms",
             "NODEAGENT_RUN_DIR": f"{self.folder}/run",
             **self.settings,

@@ -20,6 +20,7 @@ from nodeagent.mps.processes import CONTROL, SERVER, mps_process
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.mps_bench import AFTER, BEFORE, is_daemon
+from tests.agent_environment import agent_environment
 from tests.mps.fleet_rig import US
 
 EXCLUSIVE, DEFAULT = 3, 0
@@ -36,12 +37,11 @@ class Home:
         return [sys.executable, "-m", "nodeagent", *arguments, "--state", str(self.state)]
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())}
         return subprocess.Popen(
             self.command(*arguments),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env=agent_environment(),
             text=True,
         )
 

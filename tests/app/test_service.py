@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from nodeagent.simulation import SimulatedNode
+from tests.agent_environment import agent_environment
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
 SOON = 60.0  # seconds that anything may take
@@ -46,7 +47,7 @@ class Process:
         self.popen = subprocess.Popen(
             [*command, *simulated, *plan, *folders, *arguments],
             stderr=self.errors,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd()), **env},
+            env=agent_environment(**env),
         )
 
     def ask(self, path: str = "/v1/status") -> tuple[int, Any]:

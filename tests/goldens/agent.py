@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from tests.agent_environment import agent_environment
 from tests.goldens.session import Session, closed
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
@@ -96,7 +97,7 @@ class Agent:
                 [sys.executable, "-m", "nodeagent", "run", *arguments],
                 cwd=folder,
                 stderr=log,
-                env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())},
+                env=agent_environment(),
             )
 
     def request(self, method: str, path: str, body: str = "") -> str:

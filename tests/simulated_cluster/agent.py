@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 import yaml
 
+from tests.agent_environment import agent_environment
 from tests.simulated_cluster.api_server import ApiServer
 
 PLAN = "nodeagent.io/plan"
@@ -83,11 +83,7 @@ class AgentProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stderr=errors,
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": str(Path(__file__).parents[2]),
-                    **self._settings,
-                },
+                env=agent_environment(**self._settings),
             )
         return self
 
