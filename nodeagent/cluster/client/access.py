@@ -30,6 +30,7 @@ from nodeagent.cluster.client.credentials import (
 )
 from nodeagent.cluster.client.faults import ClusterFault, CredentialsUnusable, NotAuthenticated
 from nodeagent.cluster.client.requests import JsonObject, Request
+from nodeagent.own_thread import OwnThread
 from nodeagent.strict_json import parse_json
 
 # All in seconds, see tcp(7). A probe after 15 s of silence and every 10 s from then on; with
@@ -82,7 +83,7 @@ class ClusterAccess:
     _rereading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _session: _Session | None = field(default=None, init=False)
     _read_at: float = field(default=0.0, init=False)
-    _reading: asyncio.Task[Identity] | None = field(default=None, init=False)
+    _reading: asyncio.Future[Identity] | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,10 +227,11 @@ class ClusterAccess:
 
     async def _read_identity(self) -> Identity:
         """In a thread, one at a time: a program that a kubeconfig names may hang, and no other is
-        started before it ends.
+        started before it ends. Nor does the agent's end wait for it.
         """
         if self._reading is None:
-            self._reading = asyncio.create_task(asyncio.to_thread(read_identity, self.credentials))
+            loop, thread = asyncio.get_running_loop(), OwnThread("credentials")
+            self._reading = loop.run_in_executor(thread, read_identity, self.credentials)
         reading = self._reading
         await asyncio.wait((reading,), timeout=self.answer_within)
         if not reading.done():

@@ -13,14 +13,11 @@ import ctypes
 import os
 import resource
 import subprocess
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from threading import Thread
-from typing import TypeVar
 
 from nodeagent.mps.launch.launcher import (
     OOM_SCORE,
@@ -39,8 +36,7 @@ from nodeagent.mps.launch.process import (
 )
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.shares import DaemonSpec
-
-T = TypeVar("T")
+from nodeagent.own_thread import OwnThread
 
 # <linux/sched.h> and <linux/mount.h>
 _CLONE_NEWNS = 0x0002_0000
@@ -71,7 +67,7 @@ def can_mount_own_shm() -> bool:
     """Whether this process may give a thread mounts of its own. Rights, seccomp and security
     modules all have a say, so it is tried, in a thread that ends.
     """
-    return _in_new_thread(_own_mounts).exception() is None
+    return OwnThread("mount namespace").submit(_own_mounts).exception() is None
 
 
 def _own_mounts() -> ctypes.CDLL:
@@ -105,7 +101,7 @@ class ChildLauncher(Launcher):
     async def _start(self, start: Start) -> DaemonProcess:
         async with self._one_by_one:
             # A thread of its own, not one of a pool: it may get another mount namespace, for good.
-            starting = _in_new_thread(lambda: _spawned(start))
+            starting = OwnThread("mps start").submit(_spawned, start)
             try:
                 identity = await asyncio.shield(asyncio.wrap_future(starting))
             except asyncio.CancelledError:
@@ -152,19 +148,6 @@ def _spawned(start: Start) -> MpsProcess:
     _lower_oom_score(child.pid)
     child.returncode = 0  # waited for by pidfd from here on; that it runs needs no warning
     return identity_of(child.pid, spec)
-
-
-def _in_new_thread(start: Callable[[], T]) -> Future[T]:
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(start())
-        except BaseException as error:  # noqa: BLE001  # raised again where the result is awaited
-            future.set_exception(error)
-
-    Thread(target=run, name="mps start", daemon=True).start()
-    return future
 
 
 def _kill_started(starting: Future[MpsProcess]) -> None:

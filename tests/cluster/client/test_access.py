@@ -6,6 +6,7 @@ import asyncio
 import json
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,33 @@ async def test_a_server_that_cannot_be_found(tmp_path: Path) -> None:
     assert refused.value.message == (
         "http://127.0.0.1:9 does not answer the list of Node n: Connection refused"
     )
+
+
+def test_the_end_waits_for_no_program_for_credentials(tmp_path: Path) -> None:
+    """One that never ends would hold up the agent's until systemd kills it."""
+    script = "echo > $0; exec sleep 120"
+    program = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "sh",
+        "args": ["-c", script, str(tmp_path / "started")],
+    }
+    path = kubeconfig_of_user(tmp_path / "a", exec=program)
+    code = f"""
+import asyncio
+from pathlib import Path
+from nodeagent.cluster.client import faults, requests
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import Kubeconfig
+
+async def ask():
+    async with ClusterAccess(Kubeconfig(Path({str(path)!r})), answer_within=0.1) as access:
+        while not Path({str(tmp_path / "started")!r}).exists():
+            try:
+                await access.listed(requests.list_node("n"))
+            except faults.CredentialsUnusable:
+                pass
+
+asyncio.run(ask())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+    assert done.stderr == b""
