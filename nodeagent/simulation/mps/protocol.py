@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import struct
 
-# The C parts of the modules json and socket: what Python adds to them, takes more time than all
-# else at the start of a front-end, and a daemon's health is asked for by one after the other.
+# The C parts of the modules json and socket: to import the rest of them takes half of a front-end's
+# time, and a daemon's health is asked for by one front-end after the other.
 from _json import encode_basestring_ascii, make_scanner
 from _socket import (
     AF_UNIX,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CONTROL = "control"
 PRIVILEGED = "control_privileged"
 LONGEST_PATH = 106  # bytes that the real daemon accepts; the kernel would take one more
+_DEFAULT_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - where the real programs meet
 _LARGEST = 1 << 17
 _ONE_DESCRIPTOR = CMSG_SPACE(4)
 
@@ -45,7 +46,6 @@ class _AsJsonReads:
 
 
 _scan = make_scanner(_AsJsonReads)  # type: ignore[arg-type]  # it takes whatever has these
-_DEFAULT_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - where the real programs meet
 
 
 def pipe_directory() -> str:
