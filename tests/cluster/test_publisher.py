@@ -162,7 +162,7 @@ async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None
         member.publisher.use(second)
         while member.labels.get("nvidia.com/second") != "InSync":
             await asyncio.sleep(0.005)
-        while (view := second.seen[-1]) is None or "nvidia.com/first" in view.labels:
+        while (view := second.seen[-1]) is None or "nvidia.com/second" not in view.labels:
             await asyncio.sleep(0.005)  # until then an older view would still have it removed
     assert "nvidia.com/first" not in member.labels
     await asyncio.sleep(PACE.farewell)
