@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, re
 from tests.claims.samples import config_json, device_config
 from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
 from tests.mps.fleet_rig import US, ready, status
-from tests.rig import Rig
+from tests.rig import SOON, Rig
 
 GIB = 1 << 30
 DEVICE = "mig-1g-10gb-2"
@@ -86,6 +87,16 @@ def client(home: Home, machine: NodeRig, device: ClaimedDevice) -> SimulatedClie
     return made
 
 
+async def release_as_a_kubelet(claims: NodeClaims) -> None:
+    """The first claim, until it goes: an MPS server notices late that its client has ended."""
+    async with asyncio.timeout(SOON):
+        while True:
+            try:
+                return await claims.release(UIDS[0])
+            except StillInUse:
+                await asyncio.sleep(0.05)
+
+
 async def test_a_slice_with_a_daemon_of_its_own(
     node: SimulatedNode, machine: NodeRig, home: Home
 ) -> None:
@@ -113,7 +124,7 @@ async def test_a_slice_with_a_daemon_of_its_own(
                 await claims.release(UIDS[0])
             assert status(parts.fleet, device.uuid).pid == pid
             program.allocate(GIB)
-        await claims.release(UIDS[0])
+        await release_as_a_kubelet(claims)
         assert parts.fleet.statuses() == ()
         assert [start for start, _ in laid_out(node) if start == 2] == []
         assert (home.records(), home.files()) == ([], [])
@@ -144,7 +155,7 @@ async def test_a_whole_gpu_beside_a_plan_for_it(
             pytest.raises(StillInUse, match=f"{program.pid}"),
         ):
             await claims.release(UIDS[0])
-        await claims.release(UIDS[0])
+        await release_as_a_kubelet(claims)
         assert (parts.fleet.statuses(), modes(node)) == ((), [DEFAULT])
 
 
