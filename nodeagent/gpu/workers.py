@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from nodeagent.errors import DeadlineExceeded
+from nodeagent.errors import DeadlineExceeded, DriverError
 
 # How many deadlines a job of many calls may take, each of which keeps its own.
 LONGEST_JOB = 6
@@ -198,8 +198,9 @@ class Worker:
         `deadline` in seconds, for each driver call in it (for all of it if it makes none), and for
         the wait before it starts; the whole may take LONGEST_JOB times that. After a deadline
         DeadlineExceeded is raised, and while the thread stays in the call, further ones are
-        refused with it. Cancelling the caller of a `changing` function takes effect when the
-        function has ended, at the latest at the deadline; any other is left to end by itself.
+        refused with it. DriverError is raised where no thread can be started. Cancelling the caller
+        of a `changing` function takes effect when the function has ended, at the latest at the
+        deadline; any other is left to end by itself.
         """
         self._refuse_if_stuck(what)
         await self._take_turn(what, deadline)
@@ -242,16 +243,26 @@ class Worker:
 
     def _start(self, job: _Job[object]) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=_work,
-                args=(self._jobs, self._progress),
-                name=f"driver calls: {self.name}",
-                daemon=True,
-            )
-            self._thread.start()
+            self._thread = self._started_thread()
         self._job = job
         self._overdue = None
         self._jobs.put(job)
+
+    def _started_thread(self) -> threading.Thread:
+        thread = threading.Thread(
+            target=_work,
+            args=(self._jobs, self._progress),
+            name=f"driver calls: {self.name}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise DriverError(
+                f"{self.name}: no thread can be started for driver calls: {error}",
+                remedy="see TasksMax of the unit, pids.max of the pod, kernel.pid_max",
+            ) from error
+        return thread
 
     async def _wait(self, job: _Job[Result], limit: float, *, changing: bool = False) -> None:
         """Wait for the job's end, with `limit` for each of its calls from now on."""

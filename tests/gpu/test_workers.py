@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from nodeagent.errors import DeadlineExceeded
+from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.workers import Progress, Worker, current
 
 
@@ -43,6 +43,24 @@ async def test_a_call_raises_what_the_function_raises(worker: Worker) -> None:
     """Whatever it is."""
     with pytest.raises(ZeroDivisionError):
         await worker.call(lambda: 1 // 0, what="dividing", deadline=30)
+
+
+async def test_where_no_thread_can_be_started(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU fails with words of its own and does not count as hung: the next call tries again."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(DriverError, match=r"GPU 3: no thread .*: can't start new") as failure:
+            await worker.call(lambda: 1, what="observing it", deadline=30)
+    assert "TasksMax" in failure.value.remedy
+    assert not isinstance(failure.value, DeadlineExceeded)
+    assert not worker.stuck
+    assert await worker.call(lambda: 1, what="observing it", deadline=30) == 1
 
 
 async def test_a_call_that_hangs_ends_at_the_deadline_and_later_ones_at_once(
@@ -185,7 +203,7 @@ def test_the_interpreter_ends_without_a_thread_that_is_stuck() -> None:
     """Nor does the end of the event loop wait for it."""
     program = """
 import asyncio, time
-from nodeagent.errors import DeadlineExceeded
+from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.workers import Progress, current
 from nodeagent.gpu.workers import Worker
 
