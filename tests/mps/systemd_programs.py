@@ -107,6 +107,9 @@ note("systemctl", *sys.argv[1:])
 match sys.argv[1:]:
     case ["show", wanted, unit]:
         state = read(unit)
+        if state["MainPID"] and os.path.exists(folder + "/fail_once"):
+            os.unlink(folder + "/fail_once")
+            sys.exit("Failed to get properties: Connection timed out")
         for name in wanted.removeprefix("-p").split(","):
             print("%s=%s" % (name, state[name]))
     case ["reset-failed", unit]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -140,6 +142,60 @@ async def test_how_it_ended(
             os.kill(process.pid, number)
             assert await process.wait() == how
         assert systemd.units() == []
+
+
+async def test_systemd_does_not_answer_once_it_runs(
+    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
+) -> None:
+    """It is asked again: a daemon that nobody looks at would keep out every later one."""
+    (systemd.folder / "fail_once").touch()
+    async with service(spec, programs) as process:
+        assert processes_of(spec.pipe_directory, CONTROL) == (process.identity,)
+    assert not (systemd.folder / "fail_once").exists()
+
+
+async def test_no_descriptor_is_left_once_it_runs(
+    spec: DaemonSpec,
+    programs: Programs,
+    systemd: SystemdPrograms,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is tried again, too."""
+    opened: list[int] = []
+    pidfd_open = os.pidfd_open
+
+    def refuse_once(pid: int, flags: int = 0) -> int:
+        if mps_process(pid):  # not for programs that asyncio waits for
+            opened.append(pid)
+            if len(opened) == 1:
+                raise OSError(errno.EMFILE, "Too many open files")
+        return pidfd_open(pid, flags)
+
+    monkeypatch.setattr(os, "pidfd_open", refuse_once)
+    async with service(spec, programs) as process:
+        assert opened == [process.pid, process.pid]
+
+
+async def test_no_thread_is_left_once_it_runs(
+    spec: DaemonSpec,
+    programs: Programs,
+    systemd: SystemdPrograms,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor is it lost where its identity could not be looked up at first."""
+    refused: list[str] = []
+    start = threading.Thread.start
+
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name.startswith("asyncio_") and systemd.units() and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    async with service(spec, programs) as process:
+        assert processes_of(spec.pipe_directory, CONTROL) == (process.identity,)
+    assert refused
 
 
 async def test_one_that_ends_at_once(

@@ -159,11 +159,19 @@ class ServiceLauncher(Launcher):
             )
 
     async def _started(self, unit: str, spec: DaemonSpec) -> DaemonProcess:
-        state = await self._show(unit)
-        if state.main_pid:
-            identity = await asyncio.to_thread(identity_of, state.main_pid, spec)
-            with suppress(ProcessLookupError):
+        while True:
+            try:
+                state = await self._show(unit)
+                if not state.main_pid:
+                    break
+                identity = await asyncio.to_thread(identity_of, state.main_pid, spec)
                 return DaemonProcess(identity, lambda: self._how_it_ended(unit))
+            except ProcessLookupError:
+                break
+            except (StartError, OSError, RuntimeError):
+                # Systemd, descriptors or threads may fail for a moment. The daemon runs, and it
+                # would keep out every later one if it were given up now; the deadline stops it.
+                await asyncio.sleep(_PAUSE)
         raise StartError(
             f"{unit} ended at once: {await self._how_it_ended(unit)}",
             remedy=f"look at `tail {spec.log_directory}/*.log`",
