@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import adopt
+from nodeagent.mps.launch.process import DaemonProcess, adopt
 from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, DaemonSpec
@@ -48,6 +48,18 @@ async def test_what_is_not_adopted(spec: DaemonSpec, programs: Programs) -> None
             assert adopt(identity, wanted) is None
         os.kill(process.pid, 0)
     assert adopt(noted, spec) is None
+
+
+async def test_how_it_ended_cannot_be_found_out(spec: DaemonSpec, programs: Programs) -> None:
+    """Its end counts nonetheless, else no other daemon would follow."""
+
+    async def find_end() -> str:
+        raise RuntimeError("can't start new thread")
+
+    async with running(spec, programs) as process:
+        watched = DaemonProcess(process.identity, find_end)
+        watched.kill()
+        assert await watched.wait() == "its status is not known"
 
 
 async def test_what_it_said_last(spec: DaemonSpec, programs: Programs) -> None:

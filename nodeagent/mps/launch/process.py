@@ -59,7 +59,10 @@ class DaemonProcess:
         await process_end(self._descriptor)
         if self._find_end is None:
             return f"{UNKNOWN_END}, because an earlier agent started it"
-        return await self._find_end()
+        try:
+            return await self._find_end()
+        except Exception:  # noqa: BLE001  # it has ended, and the next start waits for that alone
+            return UNKNOWN_END
 
 
 def identity_of(pid: int, spec: DaemonSpec) -> MpsProcess:
