@@ -14,7 +14,8 @@ from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
 from nodeagent.mps.launch.launcher import Launcher, shm_directory
-from nodeagent.mps.launch.probing import probe
+from nodeagent.mps.launch.probing import Probe, probe
+from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.launch.service import ServiceLauncher
 from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.programs import Programs
@@ -125,7 +126,9 @@ def _launcher(settings: MpsSettings, places: MpsPlaces) -> Launcher:
     async def find_flag() -> str:
         scratch = places.run_dir / _PROBES
         found = await probe(programs, scratch=scratch, deadline=settings.answer_deadline)
-        return found.multi_user_flag or ""
+        if found.multi_user_flag is None:
+            raise _not_known(found)
+        return found.multi_user_flag
 
     if way == "child":
         return ChildLauncher(programs, private_shm=private, find_flag=find_flag)
@@ -135,4 +138,17 @@ def _launcher(settings: MpsSettings, places: MpsPlaces) -> Launcher:
         deadline=_SERVICE_DEADLINE,
         private_shm=private,
         find_flag=find_flag,
+    )
+
+
+def _not_known(found: Probe) -> StartError:
+    """Which is no lack of the driver: another trial may find the flag."""
+    if os.geteuid() == 0:
+        why = "; ".join(problem.message for problem in found.problems)
+        remedy = "; ".join(problem.remedy for problem in found.problems if problem.remedy)
+    else:
+        why = "only root can find out"
+        remedy = "run the agent as root, or name one user in the plan"
+    return StartError(
+        f"whether MPS here has a server for all users is not known: {why}", remedy=remedy
     )

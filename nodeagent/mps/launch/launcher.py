@@ -39,7 +39,8 @@ class Start(Struct, frozen=True):
 @dataclass(eq=False)
 class Launcher(ABC):
     """Starts daemons. With `private_shm` each device has a /dev/shm of its own. `find_flag` finds
-    the flag that asks the installed program for a server of all users, "" where it has none.
+    the flag that asks the installed program for a server of all users, "" where it has none; it
+    raises StartError where that is not known.
     """
 
     programs: Programs
