@@ -279,7 +279,7 @@ class NodePublisher:
             now=self._now(),
         )
         answer = Wanted()
-        if self._source is not None and not self._hooks.refuses:
+        if self._source is not None and not self._hooks.leaves_answer:
             answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
         if asyncio.get_running_loop().time() >= self._farewell_until:
             self._leftover = Wanted(

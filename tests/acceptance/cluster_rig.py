@@ -17,12 +17,13 @@ from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.events import EventIntervals
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.drain.node import DrainIntervals
-from nodeagent.cluster.plan_sources.annotation import AnnotationSource
+from nodeagent.cluster.plan_sources.registry import make_source
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.settings import KubernetesSettings
+from nodeagent.structs import replace as replaced
 from nodeagent.views.node_state import NodeState
 from tests import rig
 from tests.cluster.client.rig import QUICK, QUICK_WRITES
@@ -53,6 +54,7 @@ class Member:
         api: ApiServer,
         *,
         name: str = NODE,
+        source: str = "annotation",
         intervals: PublisherIntervals = PACE,
         answer_within: float = 2.0,
     ) -> None:
@@ -68,7 +70,7 @@ class Member:
             self.access,
             name,
             settings=KubernetesSettings(),
-            source="annotation",
+            source=source,
             policy=Policy(),
             wake=self._wake,
             report=self._report,
@@ -83,8 +85,13 @@ class Member:
             intervals=intervals,
             now=lambda: datetime.now(UTC) + timedelta(seconds=self.jumped),
         )
-        self.source = AnnotationSource(
-            self.rig.control.offer,
+        states = self.rig.node_states
+        states.newest = replaced(states.newest, source=source)
+        self.source = make_source(
+            source,
+            None,
+            access=self.access,
+            offer=self.rig.control.offer,
             rounds=lambda: self.rig.state.rounds,
             follow=partial(PlanFile, folder / "plan.yaml"),
         )

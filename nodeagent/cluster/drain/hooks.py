@@ -113,9 +113,9 @@ class ClusterHooks(ChangeHooks):
         return (*self._evictor.problems, *self._restore.problems)
 
     @property
-    def refuses(self) -> bool:
-        """Whether another manager splits this node's GPUs, so that the agent does nothing."""
-        return self._managers.refusing
+    def leaves_answer(self) -> bool:
+        """Whether the plan source's answer on the Node is left to another manager."""
+        return self._managers.answers
 
     @property
     def is_unfinished(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -14,6 +16,9 @@ from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.event_log import EventType
 
 log = structlog.get_logger(__name__)
+
+# Who else answers a plan source of ours, by the same keys of the Node.
+_ANSWERING: Final = {"nos": OtherManager.NOS, "mig-config": OtherManager.MIG_MANAGER}
 
 
 @dataclass(slots=True, eq=False)
@@ -49,11 +54,22 @@ class OtherManagers:
         tolerated = node.rules.tolerated
         return owned_by_others(node.known, node.pods, source=self.source, tolerated=tolerated)
 
+    @property
+    def answers(self) -> bool:
+        """Whether nothing is done, and a manager is here that answers the plan source itself.
+
+        Any other leaves the source without an answer, and nos' partitioner then plans nothing for
+        the whole cluster: so what is refused because of it is answered like any refusal.
+        """
+        return self.refusing and _ANSWERING.get(self.source) in self._here()
+
     def may_have_paused(self) -> bool:
         """Whether a manager is here, tolerated or not, that pauses the same labels for its work."""
-        return OtherManager.MIG_MANAGER in claims(
-            self.node.known, self.node.pods, source=self.source
-        )
+        return OtherManager.MIG_MANAGER in self._here()
+
+    def _here(self) -> Collection[OtherManager]:
+        """Tolerated ones, too."""
+        return claims(self.node.known, self.node.pods, source=self.source).keys()
 
     async def _read_node(self) -> None:
         """Before the Node has been seen for the first time."""
