@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nodeagent.cluster.plan_sources.registry import make_source
+from nodeagent.cluster.plan_sources.registry import check_source, make_source
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import LoopControl, NodeStates
@@ -25,7 +25,7 @@ class ClusterService:
     """The Node followed and written (`publisher`), and the cluster around a change (`hooks`), while
     `run` runs.
 
-    `source` is the plan source in force.
+    `source` is the plan source in force. Raises UsageError for wrong settings.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class ClusterService:
         from nodeagent.cluster.publisher import NodePublisher
 
         self._settings = settings.kubernetes
+        self.check(source)
         self._offer = control.offer
         self._states = states
         credentials = credentials_of(self._settings.kubeconfig, self._settings.context)
@@ -65,6 +66,10 @@ class ClusterService:
             labels=self._settings.layout_labels,
             taints=self._settings.taints,
         )
+
+    def check(self, name: str) -> None:
+        """Raises UsageError for a source that the settings in force do not allow to `use`."""
+        check_source(name, self._settings.nos_config_map)
 
     def use(self, name: str, follow: FollowFile) -> NodeSource | None:
         """Take the plan from this source from now on; returned to be run, if it is on the Node.

@@ -107,12 +107,14 @@ class PlanService:
         """The settings as they are now; what cannot be used leaves those in force."""
         try:
             found = await asyncio.to_thread(file.load)
-            source_of(found.plan, in_cluster=self.cluster is not None)
+            if replace(found, plan=self.settings.plan) != self.settings:
+                message = "changed settings, except those of the plan, need a restart of the agent"
+                self.events.add(EventType.SETTINGS_KEPT, message)
+            source = source_of(found.plan, in_cluster=self.cluster is not None)
+            if self.cluster:
+                self.cluster.check(source)
         except NodeagentError as error:
             message = f"the settings stay as they were: {error.message}"
             self.events.add(EventType.SETTINGS_KEPT, message, remedy=error.remedy)
             return None
-        if replace(found, plan=self.settings.plan) != self.settings:
-            message = "changed settings, except those of the plan, need a restart of the agent"
-            self.events.add(EventType.SETTINGS_KEPT, message)
         return found

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
 from nodeagent.errors import UsageError
 from nodeagent.reconcile.event_log import EventType
@@ -16,22 +17,38 @@ from nodeagent.settings import PlanSettings, load_settings
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase
 from tests.rig import Rig, plan_text, running
+from tests.simulated_cluster.agent import kubeconfig
 
 
 @asynccontextmanager
 async def following(
-    rig: Rig, settings: Path, *, then: Callable[[], object] = lambda: None
+    rig: Rig,
+    settings: Path,
+    *,
+    then: Callable[[], object] = lambda: None,
+    in_cluster: bool = False,
 ) -> AsyncIterator[PlanService]:
     """The plan part of an agent with this settings file, offering to the rig's reconciler; `then`
     is what happens between its reading and its watch.
     """
     file = SettingsFile(settings, lambda: load_settings(settings, {}, {}))
+    found = file.load()
+    cluster = None
+    if in_cluster:
+        cluster = ClusterService(
+            found,
+            found.policy,
+            rig.events,
+            control=rig.control,
+            states=rig.node_states,
+            source=found.plan.source,
+        )
     part = PlanService(
-        file.load(),
+        found,
         file,
         rig.control,
         rig.node_states,
-        cluster=None,
+        cluster=cluster,
         hearts=rig.hearts,
         events=rig.events,
     )
@@ -110,6 +127,28 @@ async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> No
             await asyncio.sleep(0.2)
             write(tmp_path, "plan: [")
             await asyncio.sleep(0.2)
+            (tmp_path / "a.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
+            await rig.until(lambda: len(rig.gpu().instances) == 2)
+
+
+async def test_a_source_whose_settings_cannot_be_used_is_not_taken(tmp_path: Path) -> None:
+    """A ConfigMap that is named wrongly ends no agent that could do without it, and is named."""
+    (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
+    (tmp_path / "kubeconfig").write_text(kubeconfig("http://127.0.0.1:1"))
+    cluster = f"kubernetes: {{kubeconfig: {tmp_path}/kubeconfig, nos_config_map: x}}\n"
+    settings = write(tmp_path, f"plan: {{source: file, file: {tmp_path}/a.yaml}}\n{cluster}")
+    with simulated("h100-80gb:1"):
+        async with running(Rig(tmp_path)) as rig, following(rig, settings, in_cluster=True):
+            await rig.settle(Phase.IN_SYNC)
+            write(tmp_path, f"plan: {{source: nos, file: {tmp_path}/a.yaml}}\n{cluster}")
+            await rig.until(lambda: bool(rig.reported(EventType.SETTINGS_KEPT)))
+            [event] = [e for e in rig.events.events if e.type is EventType.SETTINGS_KEPT]
+            assert 'kubernetes.nos_config_map is "x"' in event.message
+            mended = cluster.replace("nos_config_map: x", "nos_config_map: a/b")
+            write(tmp_path, f"plan: {{source: nos, file: {tmp_path}/a.yaml}}\n{mended}")
+            await rig.until(
+                lambda: any("need a restart" in event.message for event in rig.events.events)
+            )
             (tmp_path / "a.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
             await rig.until(lambda: len(rig.gpu().instances) == 2)
 

@@ -171,6 +171,20 @@ async def test_settings_that_name_no_known_manager(api: ApiServer, tmp_path: Pat
     assert found["settings"].level == "error"
 
 
+@pytest.mark.parametrize(("source", "level"), [("nos", "error"), ("annotation", "warning")])
+async def test_a_config_map_that_is_named_wrongly(
+    api: ApiServer, tmp_path: Path, source: str, level: str
+) -> None:
+    """With the source that reads it the agent would not start; with others it changes nothing."""
+    config = kubeconfig(tmp_path, api.url).path
+    settings = KubernetesSettings(kubeconfig=config, nos_config_map="x")
+    found, _ = await asyncio.to_thread(cluster_findings, settings, NODE, source)
+    [finding] = [one for one in found if one.check == "settings"]
+    assert finding.level == level
+    assert 'kubernetes.nos_config_map is "x"' in finding.message
+    assert "nebuly-nvidia/" in finding.remedy
+
+
 @pytest.mark.parametrize(
     ("source", "metadata", "level", "word"),
     [

@@ -6,6 +6,7 @@ Nothing is changed: what is tried are patches that hold nothing and are dry runs
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
@@ -17,6 +18,8 @@ from nodeagent.cluster.client.requests import Right
 from nodeagent.cluster.drain.hooks import rules_of
 from nodeagent.cluster.drain.node import pod_of
 from nodeagent.cluster.drain.owners import owned_by_others
+from nodeagent.cluster.plan_sources.nos.plugin_configuration import place_of
+from nodeagent.cluster.plan_sources.registry import check_source
 from nodeagent.errors import UsageError
 from nodeagent.settings import KubernetesSettings
 
@@ -46,6 +49,7 @@ def cluster_findings(
     """
     try:
         rules_of(settings)
+        check_source(source, settings.nos_config_map)
     except UsageError as wrong:
         return [error("settings", wrong.message, wrong.remedy)], None
     return event_loop.run(_findings(settings, name, source))
@@ -69,10 +73,20 @@ async def _findings(
             *found,
             ok("Node", f"the Node {name} exists"),
             await _changes(access, name),
+            *_unused(settings),
             *await _rights(access, settings),
             *await _runtime_class(access),
             *await _owners(access, settings, view, source),
         ], view
+
+
+def _unused(settings: KubernetesSettings) -> list[Finding]:
+    """What is wrong, and matters to the source nos alone, which is not the one in force."""
+    try:
+        check_source("nos", settings.nos_config_map)
+    except UsageError as wrong:
+        return [warning("settings", wrong.message, wrong.remedy)]
+    return []
 
 
 def _unreadable_node(fault: faults.ClusterFault) -> Finding:
@@ -142,10 +156,10 @@ def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
             "add the component plugin-pod-deletion, or set kubernetes.clients to another value"
         )
         yield Right("delete", "pods"), goes_on, component
-    if settings.nos_config_map:
-        namespace, _, name = settings.nos_config_map.partition("/")
-        shares = "nos' MPS nodes get no plan"
-        yield Right("get", "configmaps", namespace, name), shares, _MAPPED
+    with suppress(UsageError):  # reported by `_unused`
+        if settings.nos_config_map:
+            place = place_of(settings.nos_config_map)
+            yield Right("get", "configmaps", *place), "nos' MPS nodes get no plan", _MAPPED
 
 
 async def _runtime_class(access: ClusterAccess) -> list[Finding]:

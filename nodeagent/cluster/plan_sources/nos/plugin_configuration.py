@@ -116,6 +116,17 @@ class ReadIntervals:
     retry: tuple[float, float] = (1.0, 300.0)  # at first, at most
 
 
+def place_of(config_map: str) -> tuple[str, str]:
+    """Namespace and name of a ConfigMap as the setting has them; raises UsageError."""
+    parts = config_map.split("/")
+    if len(parts) != _PARTS or not all(parts):
+        raise UsageError(
+            f"kubernetes.nos_config_map is {shown(config_map)}, not NAMESPACE/NAME",
+            remedy="nos' own chart calls it nebuly-nvidia/nos-device-plugin-configs",
+        )
+    return parts[0], parts[1]
+
+
 class NosConfiguration:
     """One key of one ConfigMap; `changed` is called when `found` is another.
 
@@ -132,14 +143,8 @@ class NosConfiguration:
         intervals: ReadIntervals = ReadIntervals(),
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        parts = place.split("/")
-        if len(parts) != _PARTS or not all(parts):
-            raise UsageError(
-                f"kubernetes.nos_config_map is {shown(place)}, not NAMESPACE/NAME",
-                remedy="nos' own chart calls it nebuly-nvidia/nos-device-plugin-configs",
-            )
         self._access = access
-        self._namespace, self._name = parts
+        self._namespace, self._name = place_of(place)
         self._changed = changed
         self._interval = intervals.interval
         self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
