@@ -36,7 +36,7 @@ from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import MpsOverview
-from nodeagent.views.node_state import NodeState, Phase, phase_of
+from nodeagent.views.node_state import NodeState, Phase, blocking_codes, phase_of
 
 log = structlog.get_logger(__name__)
 
@@ -314,6 +314,7 @@ class Reconciler:
             observed=observed,
             observed_at=datetime.now(UTC),
             plan=plan,
+            blocking=blocking_codes(problems),
             problems=(
                 *(refused.problems if refused else ()),
                 *dict.fromkeys((*problems, *self.own_problems())),  # not of the plan

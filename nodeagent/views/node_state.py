@@ -82,7 +82,9 @@ class NodeState(Struct, frozen=True):
     """The node as the agent sees it.
 
     `digest` and `configuration` are those of the plan in force. `plan` holds what remains to be
-    done for it. `problems` are the driver's, the refused document's and the GPUs', in that order.
+    done for it. `problems` are the driver's, the refused document's, the GPUs' and the agent's own,
+    in that order. `blocking` are the codes of those that keep the plan in force from being done,
+    which none of the agent's own does: not those of its files, its settings, or claims.
     `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
     empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
     are the node's MPS daemons. `cluster` is None for a node without one, `health` where it is not
@@ -102,6 +104,7 @@ class NodeState(Struct, frozen=True):
     observed_at: datetime | None = None
     plan: NodePlan | None = None
     problems: tuple[Problem, ...] = ()
+    blocking: frozenset[Code] = frozenset()
     driver_error: str = ""
     rounds: int = 0
     mps: tuple[DaemonState, ...] = ()
@@ -124,6 +127,11 @@ class NodeState(Struct, frozen=True):
         return "working" if self.phase is Phase.WORKING else str(self.phase)
 
 
+def blocking_codes(problems: Iterable[Problem]) -> frozenset[Code]:
+    """The codes of those problems with which a node is not as planned."""
+    return frozenset(problem.code for problem in problems) - SHOWN_ONLY
+
+
 def phase_of(
     *,
     refused: bool,
@@ -141,7 +149,7 @@ def phase_of(
         return Phase.REJECTED
     if plan is None:
         return Phase.NO_PLAN
-    codes = {problem.code for problem in problems} - SHOWN_ONLY
+    codes = blocking_codes(problems)
     if codes - WAITING:
         return Phase.FAILED
     if codes or plan.verdict is Verdict.BLOCKED:

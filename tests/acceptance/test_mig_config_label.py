@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
+from nodeagent.simulation import SimulatedNode
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 
 CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
@@ -29,6 +30,24 @@ async def test_success_comes_last(tmp_path: Path) -> None:
             api.patch_node(NAME, {"metadata": {"labels": {CONFIG: "all-3g.40gb"}}})
             assert await seen_until_success(changes)
         api.store.watching.discard(changes)
+
+
+async def test_a_setting_without_effect_fails_no_change(tmp_path: Path) -> None:
+    """While a change waits for a workload the state is pending, whatever else is wrong."""
+    state = tmp_path / "node.json"
+    async with ApiServer() as api:
+        api.add_node(NAME, labels={CONFIG: "all-7g.80gb"})
+        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
+        agent = [*command("h100-80gb:1", tmp_path), "--source", "mig-config"]
+        settings = {"NODEAGENT_DRA_SHARE": "8Gi"}  # counts in mode dynamic alone
+        async with AgentProcess([*agent, "--state", str(state)], tmp_path, settings=settings):
+            await until_status(api, lambda status: status["phase"] == "InSync")
+            with SimulatedNode(state=state) as node:
+                node.occupy("0/0/0")
+            api.patch_node(NAME, {"metadata": {"labels": {CONFIG: "all-3g.40gb"}}})
+            found = await until_status(api, lambda status: status["phase"] == "Blocked")
+            assert {problem["code"] for problem in found["problems"]} == {"InUse", "NoEffect"}
+            assert api.node(NAME)["metadata"]["labels"][STATE] == "pending"
 
 
 async def seen_until_success(changes: asyncio.Queue[Any]) -> bool:

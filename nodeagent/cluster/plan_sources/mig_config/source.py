@@ -39,7 +39,7 @@ class MigState(StrEnum):
 
 # Waiting for a workload to end, or for the API server; a reset that is needed does not come
 # by waiting.
-_PASSES_BY_ITSELF = frozenset({Code.IN_USE, Code.MPS_CLIENT, Code.CLUSTER})
+_PASSES_BY_ITSELF = frozenset({Code.IN_USE, Code.CLUSTER})
 
 
 def state_of(
@@ -80,8 +80,7 @@ def _of_phase(node: NodeState) -> MigState:
         case Phase.WORKING | Phase.NO_PLAN:
             return MigState.PENDING
         case Phase.BLOCKED:
-            left = {problem.code for problem in node.problems} - _PASSES_BY_ITSELF
-            return MigState.FAILED if left else MigState.PENDING
+            return MigState.PENDING if node.blocking <= _PASSES_BY_ITSELF else MigState.FAILED
         case Phase.REJECTED | Phase.FAILED:
             return MigState.FAILED
         case _:

@@ -18,7 +18,7 @@ from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
-from nodeagent.views.node_state import NodeState, Phase, Refusal, phase_of
+from nodeagent.views.node_state import NodeState, Phase, Refusal, blocking_codes, phase_of
 from tests.plan.cards import card, with_instances
 
 TEXT = PlanText(b"the file", "mine")
@@ -38,7 +38,17 @@ IN_SYNC = NodeState(
 def blocked(*codes: Code) -> NodeState:
     """A state that waits for these."""
     problems = tuple(Problem(code, "why") for code in codes)
-    return replace(IN_SYNC, phase=Phase.BLOCKED, plan=NodePlan(Verdict.BLOCKED), problems=problems)
+    return replace(
+        IN_SYNC,
+        phase=Phase.BLOCKED,
+        plan=NodePlan(Verdict.BLOCKED),
+        problems=problems,
+        blocking=blocking_codes(problems),
+    )
+
+
+# Of the agent's readers and of claims, which the plan does not wait for.
+NOT_OF_THE_PLAN = (Problem(Code.READER, "why"), Problem(Code.OWNED, "no claims"))
 
 
 def test_the_state() -> None:
@@ -56,6 +66,8 @@ def test_the_state() -> None:
         (blocked(Code.CLUSTER), MigState.PENDING),
         (blocked(Code.OWNED), MigState.FAILED),
         (blocked(), MigState.PENDING),
+        (replace(blocked(Code.IN_USE), problems=NOT_OF_THE_PLAN), MigState.PENDING),
+        (replace(blocked(Code.OWNED), problems=NOT_OF_THE_PLAN), MigState.FAILED),
         (blocked(Code.RESET_REQUIRED), MigState.FAILED),
         (blocked(Code.IN_USE, Code.RESET_REQUIRED), MigState.FAILED),
         (replace(IN_SYNC, phase=Phase.FAILED), MigState.FAILED),
@@ -175,6 +187,7 @@ class Life:
             digest=self.plans.digest,
             configuration=text.configuration if text else None,
             problems=problems,
+            blocking=blocking_codes(problems),
             rounds=self.node.rounds + rounds,
         )
         self.tell()
