@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -223,6 +224,30 @@ def test_removed_for_another_user(run_dir: Path) -> None:
     remove_directories(run_dir, GPU)
     assert outside.exists()
     assert mode(make_directories(run_dir, GPU, uid=4711, gid=4711).pipe) == "755 4711:4711"
+
+
+def test_removed_while_another_thread_removes(run_dir: Path) -> None:
+    """As the environment files of a stopped device go: all of it goes all the same, for a record
+    that stayed would bring its daemon back.
+    """
+    top = Path(make_directories(run_dir, GPU, uid=ME, gid=MINE).pipe).parent
+    (top / "record.json").touch()
+    files = [top / "env" / f"{number:04}" for number in range(1500)]
+    files[0].parent.mkdir()
+    for file in files:
+        file.touch()
+
+    def remove_files() -> None:
+        for file in reversed(files):
+            file.unlink(missing_ok=True)
+
+    other = threading.Thread(target=remove_files)
+    other.start()
+    try:
+        remove_directories(run_dir, GPU)
+    finally:
+        other.join()
+    assert list((run_dir / "mps").iterdir()) == []
 
 
 @as_root

@@ -39,12 +39,13 @@ def remove_tree(top: Path) -> None:
 
     Raises OSError for what cannot be removed.
     """
-    with suppress(FileNotFoundError):
-        with _taken(top) as inside:
-            _lift_and_remove(inside)
-            for name in os.listdir(inside):  # noqa: PTH208  # of an open one
-                os.unlink(name, dir_fd=inside)
-        top.rmdir()
+    while os.path.lexists(top):  # once more where another thread took something away meanwhile
+        with suppress(FileNotFoundError):
+            with _taken(top) as inside:
+                _lift_and_remove(inside)
+                for name in os.listdir(inside):  # noqa: PTH208  # of an open one
+                    os.unlink(name, dir_fd=inside)
+            top.rmdir()
 
 
 def _lift_and_remove(top: int) -> None:
