@@ -47,6 +47,7 @@ from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.shares import WantedMps
 
 _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
+_RECORD_AGAIN = 1.0  # seconds until a record that could not be written is tried again
 
 
 class Supervisor:
@@ -79,6 +80,7 @@ class Supervisor:
         self._starts: asyncio.Task[None] | None = None
         self._ends = False  # the agent, so nothing more is started
         self._recorded: Record | None = None
+        self._rewrite: asyncio.TimerHandle | None = None  # while the record cannot be written
 
     @property
     def seen(self) -> Seen | None:
@@ -163,8 +165,9 @@ class Supervisor:
     async def aclose(self) -> None:
         """Stop supervising. The daemon and its clients live on."""
         await self._end_starts()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._rewrite):
+            if timer is not None:
+                timer.cancel()
         if self._waiter is not None:
             self._waiter.cancel()
             await asyncio.gather(self._waiter, return_exceptions=True)
@@ -293,6 +296,9 @@ class Supervisor:
 
     def _write_record(self) -> None:
         """For the next agent, where it is different; nothing of a daemon that is to be no more."""
+        failed, self._rewrite = self._rewrite, None
+        if failed is not None:
+            failed.cancel()
         if self.wanted is None or (self.state.wanted is None and self.monitor is None):
             return
         record = self._record_now(self.state.running if self.monitor else None)
@@ -303,7 +309,11 @@ class Supervisor:
         except FileNotFoundError:
             return  # the directory is made when the daemon is started, and it is written then
         except OSError as error:
-            why = error.strerror or error
-            words = f"its record for the next agent cannot be written: {why}"
-            self.context.report(self.device, Report(Subject.START_FAILED, words))
-        self._recorded = record
+            self._recorded = None  # what is there now is not known
+            self._rewrite = self._loop.call_later(_RECORD_AGAIN, self._write_record)
+            if failed is None:
+                why = error.strerror or error
+                words = f"its record for the next agent cannot be written: {why}"
+                self.context.report(self.device, Report(Subject.START_FAILED, words))
+        else:
+            self._recorded = record

@@ -125,6 +125,22 @@ async def test_drained_stays_down_for_the_next_agent(rig: FleetRig) -> None:
         assert status(fleet).is_ready
 
 
+async def test_drained_stays_down_although_it_could_not_be_recorded_at_once(rig: FleetRig) -> None:
+    """As in a full /run: it is reported once, and recorded as soon as it can be."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        record = rig.pipes().with_name("record.json")
+        record.unlink()
+        record.mkdir()
+        assert await fleet.drain(GPU, seconds=30.0) == ()
+        await asyncio.sleep(1.5)  # it is tried again meanwhile
+        assert len(rig.said(Subject.START_FAILED)) == 1
+        record.rmdir()
+        await until(record.is_file)
+    async with rig.fleet() as fleet:
+        assert (status(fleet).phase, status(fleet).why) == ("Down", "drained on request")
+
+
 async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fleet) -> None:
     """Then no client is known to be the last: the reason is reported once, and nothing is ended."""
     before = status(fleet).pid
