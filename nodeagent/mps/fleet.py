@@ -179,7 +179,8 @@ class Fleet:
         """Let no new client in and wait so long for those inside; then it is Down until it is
         requested again. Returns the pids of the clients left, with all as it was then; with `force`
         they are ended instead. Raises StillInUse, also with all as it was, where it was not drained
-        and the clients left are not known; and UnknownDevice.
+        and the clients left are not known; NodeagentError where something of it could not be ended;
+        and UnknownDevice.
         """
         async with self._lock(device):
             return await drained(self._known(device), seconds=seconds, force=force)

@@ -72,7 +72,7 @@ async def end(supervisor: Supervisor) -> None:
 
 async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
     """Until it is Down, or the time is over; the pids of the clients left. Raises StillInUse where
-    it is not Down and those are not known.
+    it is not Down and those are not known; NodeagentError where something of it is left.
     """
     supervisor.handle(DrainRequested(seconds, force=force))
     if supervisor.monitor is not None:
@@ -90,6 +90,8 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
         raise
     if supervisor.state.phase not in WITH_PROCESS:
         await supervisor.condition.wait_for(lambda: supervisor.is_idle)
+        if supervisor.left_over:  # it may be gone by now, and nothing else would look again
+            await _swept(supervisor)
         return ()
     left = tuple(pid for _, pid in supervisor.clients)
     if not left:  # must not pass for drained
@@ -180,11 +182,16 @@ async def _cleared(supervisor: Supervisor) -> None:
             f"{supervisor.state.why}",
             remedy="look at `dmesg | grep NVRM`, else reboot the node",
         ) from None
+    await _swept(supervisor)
+    await asyncio.to_thread(remove_directories, supervisor.context.run_dir, supervisor.device)
+
+
+async def _swept(supervisor: Supervisor) -> None:
+    """Until nothing is left of it; raises NodeagentError for what is."""
     if supervisor.wanted is not None:
         await supervisor.sweep(supervisor.spec_of(supervisor.wanted))
     if supervisor.left_over:
         raise NodeagentError(supervisor.left_over)
-    await asyncio.to_thread(remove_directories, supervisor.context.run_dir, supervisor.device)
 
 
 def _with_command(pid: int) -> str:

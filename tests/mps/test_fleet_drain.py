@@ -7,13 +7,24 @@ from contextlib import suppress
 
 import pytest
 
-from nodeagent.errors import StillInUse, UnknownDevice
+from nodeagent.errors import NodeagentError, StillInUse, UnknownDevice
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
-from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, quick, ready, status, until, wanted
+from tests.mps.fleet_rig import (
+    GPU,
+    IS_ROOT,
+    OTHER_GPU,
+    US,
+    FleetRig,
+    quick,
+    ready,
+    status,
+    until,
+    wanted,
+)
 
 # --- drain ----------------------------------------------------------------------------------------
 
@@ -109,6 +120,26 @@ async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> No
                 await fleet.keep_only(())
             assert await draining == ()
             assert rig.processes() == []
+
+
+async def test_drained_is_not_said_beside_another_daemon(rig: FleetRig, fleet: Fleet) -> None:
+    """That one has its own clients, so it is named; once it has ended, the device is drained."""
+    other = await asyncio.create_subprocess_exec(
+        *(CONTROL, "-f"),
+        executable="/bin/sh",
+        stdin=asyncio.subprocess.PIPE,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+        user=US if IS_ROOT else None,
+        extra_groups=() if IS_ROOT else None,
+    )
+    try:
+        with pytest.raises(NodeagentError, match=rf"another MPS daemon \(pid {other.pid}, "):
+            await fleet.drain(GPU, seconds=30.0)
+        assert status(fleet).phase == "Down"
+    finally:
+        other.kill()
+        await other.wait()
+    assert await fleet.drain(GPU, seconds=30.0) == ()
 
 
 async def test_drained_stays_down_for_the_next_agent(rig: FleetRig) -> None:
