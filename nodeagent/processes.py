@@ -70,13 +70,15 @@ class Hidden(Struct, frozen=True):
     reason: str
 
 
-def inspect(pid: int) -> Process | Hidden | None:
-    """The process that has this pid now; None where there is none, or a zombie."""
+def inspect(pid: int, *, zombies: bool = False) -> Process | Hidden | None:
+    """The process that has this pid now; None where there is none, or a zombie. That may be only
+    its first thread, which ended before others: with `zombies` it counts.
+    """
     import psutil
 
     try:
         process = psutil.Process(pid)
-        if process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
+        if not zombies and process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
             return None
         uids = _uids(pid)
         if not isinstance(uids, Uids):

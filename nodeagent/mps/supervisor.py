@@ -43,6 +43,7 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.lockless_condition import LocklessCondition
 from nodeagent.mps.monitor import DaemonMonitor
+from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.shares import WantedMps
 
@@ -65,6 +66,7 @@ class Supervisor:
         self.unrecorded = record.unrecorded  # adopted: what it should be is not known
         self.closed = ""  # why no new client is let in although it is wanted; "" when they are
         self.left_over = ""  # of a dead daemon: why no other may be started
+        self._exiting: tuple[MpsProcess, ...] = ()  # of them, which is not known from elsewhere
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory, self.log_directory = made.pipe, made.log
@@ -237,7 +239,9 @@ class Supervisor:
     async def sweep(self, spec: DaemonSpec) -> None:
         """End what a dead daemon left; `left_over` says what could not be."""
         grace = self.context.settings.grace
-        self.left_over = await clear_left_over(spec, self.sockets, grace=grace)
+        self.left_over, self._exiting = await clear_left_over(
+            spec, self.sockets, grace=grace, known=self._exiting
+        )
 
     async def _start(self, action: Spawn) -> None:
         context, spec = self.context, action.spec

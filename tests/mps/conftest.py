@@ -51,6 +51,11 @@ if "deaf" in sys.argv:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+if "lingering" in sys.argv:  # its first thread ends when it is asked, another one goes on
+    import ctypes, threading
+    end_thread = ctypes.CDLL(None).pthread_exit
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    signal.signal(signal.SIGINT, lambda *_: end_thread(None))
 print("up", flush=True)
 time.sleep(60)
 """

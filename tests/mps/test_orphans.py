@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.errors import NodeagentError
 from nodeagent.mps.adoption import lost_daemons
+from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.starter import OrphansLeft, end_orphans
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
-from tests.mps.conftest import StartServer
+from tests.mps.conftest import PYTHON, StartServer
+from tests.mps.fleet_rig import GPU, IS_ROOT, US, FleetRig
 
 
 async def test_orphans_are_ended_by_their_pipe_directory(
@@ -60,6 +63,64 @@ async def test_an_orphan_that_does_not_listen(spec: DaemonSpec, start_server: St
     [ended] = await end_orphans(spec, grace=0.2)
     assert ended.pid == server.pid
     assert time.monotonic() - began >= 0.2
+
+
+async def test_an_orphan_that_exits_slowly(spec: DaemonSpec, start_server: StartServer) -> None:
+    """Its memory goes first, and with it its words; it is killed and waited for all the same."""
+    server = start_server("lingering")
+    [ended] = await end_orphans(spec, grace=0.3)
+    assert ended.pid == server.pid
+    server.wait(5)
+
+
+# The first process of a process namespace exits only when all others in it are reaped, and its
+# memory is gone by then: a process that cannot be killed for a while.
+_UNKILLABLE = f"""
+import ctypes, os, signal, sys
+if ctypes.CDLL(None).unshare(0x30000000):  # CLONE_NEWUSER | CLONE_NEWPID
+    sys.exit()
+first = os.fork()
+if not first:
+    os.execv("/bin/sh", ["{SERVER}", "-c", "echo up; sleep 60; :"])
+second = os.fork()
+if not second:
+    signal.pause()
+print(first, flush=True)
+sys.stdin.readline()
+os.waitpid(second, 0)
+os.waitpid(first, 0)
+print("gone", flush=True)
+"""
+
+
+async def test_an_orphan_that_cannot_be_killed(rig: FleetRig, fleet: Fleet) -> None:
+    """It keeps its device until it has exited, although nothing of it can be read any more."""
+    holder = subprocess.Popen(
+        [PYTHON, "-ISc", _UNKILLABLE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+        user=US if IS_ROOT else None,
+        extra_groups=() if IS_ROOT else None,
+    )
+    try:
+        assert holder.stdout
+        assert holder.stdin
+        said = {holder.stdout.readline().strip() for _ in range(2)}
+        if said == {""}:
+            pytest.skip("user namespaces are not to be had here")
+        [pid] = said - {"up"}
+        for _ in range(2):
+            with pytest.raises(NodeagentError, match=f"although it was killed: pid {pid}"):
+                await fleet.drain(GPU, seconds=30.0)
+        assert rig.processes() == []  # it is not found by its name
+        print(file=holder.stdin, flush=True)
+        assert holder.stdout.readline() == "gone\n"
+        assert await fleet.drain(GPU, seconds=30.0) == ()
+    finally:
+        holder.kill()
+        holder.communicate()
 
 
 async def test_leaving_early_waits_for_nothing(spec: DaemonSpec, start_server: StartServer) -> None:

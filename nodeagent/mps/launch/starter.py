@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -29,20 +29,29 @@ from nodeagent.mps.processes import (
     CONTROL,
     SERVER,
     MpsProcess,
-    mps_process,
     process_descriptor,
     process_end,
     processes_of,
 )
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.processes import Hidden, inspect
 
 
 class OrphansLeft(NodeagentError):
-    """What is left of an earlier daemon could not be ended, so no other may be started."""
+    """What is left of an earlier daemon could not be ended, so no other may be started. It may be
+    `processes`, which are not found by their names any more while they exit.
+    """
+
+    def __init__(self, message: str, *, remedy: str, processes: Iterable[MpsProcess] = ()) -> None:
+        super().__init__(message, remedy=remedy)
+        self.processes = tuple(processes)
 
 
-async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[MpsProcess, ...]:
+async def end_orphans(
+    spec: DaemonSpec, *, grace: float, known: Collection[MpsProcess] = ()
+) -> tuple[MpsProcess, ...]:
     """End what is left of this daemon, which is dead or lost its sockets; which processes it was.
+    `known` are those that an earlier call could not end.
 
     They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
     when one survives even that for as long again, or when a daemon lives there after all.
@@ -58,15 +67,21 @@ async def end_orphans(spec: DaemonSpec, *, grace: float) -> tuple[MpsProcess, ..
                 f"another MPS daemon (pid {daemon.pid}, user {daemon.uid}) already serves "
                 f"{pipe_directory}",
                 remedy=f"see who started it, and end it: `kill {daemon.pid}`",
+                processes=known,
             )
-    left = servers = (*daemons, *(server for server in found if server.uid in users))
-    for number in (signal.SIGINT, signal.SIGKILL):
-        left = await _ended(left, number, grace)
-    if left:
+    own = (server for server in found if server.uid in users)
+    servers = tuple(dict.fromkeys((*daemons, *own, *known)))
+    with ExitStack() as stack:
+        held = _held(servers, stack)
+        for number in (signal.SIGINT, signal.SIGKILL):
+            held = await _ended(held, number, grace)
+    if held:
+        left = tuple(held.values())
         pids = ", ".join(str(server.pid) for server in left)
         raise OrphansLeft(
             f"an earlier daemon or its server does not end although it was killed: pid {pids}",
             remedy="it probably waits for the driver: look at `dmesg | grep NVRM`, else reboot",
+            processes=left,
         )
     return servers
 
@@ -90,31 +105,61 @@ def _users(spec: DaemonSpec) -> frozenset[int]:
     return frozenset(users if spec.uid == 0 else users - {0})
 
 
-async def _ended(
-    servers: Sequence[MpsProcess], number: signal.Signals, seconds: float
-) -> tuple[MpsProcess, ...]:
-    """Send them a signal, and wait; those that are left."""
-    with ExitStack() as stack:
-        waits: dict[asyncio.Task[None], MpsProcess] = {}
-        for server in servers:
-            descriptor = stack.enter_context(process_descriptor(server.pid))
-            # Looked at once more now that the pid cannot be used again unnoticed.
-            if descriptor is None or mps_process(server.pid) != server:
-                continue
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, number)
-            waits[asyncio.create_task(process_end(descriptor))] = server
-        if not waits:
-            return ()
+def _held(servers: Sequence[MpsProcess], stack: ExitStack) -> Mapping[int, MpsProcess]:
+    """Those that are there, each by a descriptor that stands for it. Raises OrphansLeft."""
+    held: dict[int, MpsProcess] = {}
+    for server in servers:
         try:
-            _, late = await asyncio.wait(waits, timeout=seconds)
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        for server in servers:
-            _reap(server.pid)
-        return tuple(waits[task] for task in late)
+            descriptor = stack.enter_context(process_descriptor(server.pid))
+        except OSError as error:
+            raise _not_known(server, error.strerror or str(error), servers) from error
+        if descriptor is not None:
+            held[descriptor] = server
+    return held
+
+
+async def _ended(
+    servers: Mapping[int, MpsProcess], number: signal.Signals, seconds: float
+) -> Mapping[int, MpsProcess]:
+    """Send them a signal, and wait; those that are left. Raises OrphansLeft."""
+    there = {one: server for one, server in servers.items() if _is_there(server, servers.values())}
+    for descriptor in there:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
+    if not there:
+        return {}
+    waits = {asyncio.create_task(process_end(one)): one for one in there}
+    try:
+        _, late = await asyncio.wait(waits, timeout=seconds)
+    finally:
+        for task in waits:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    for server in servers.values():
+        _reap(server.pid)
+    return {waits[task]: there[waits[task]] for task in late}
+
+
+def _is_there(server: MpsProcess, processes: Iterable[MpsProcess]) -> bool:
+    """Whether its pid is its own still, and its user the same. Its memory, and with it what it is
+    called, goes before its files are closed; so that does not count here. Raises OrphansLeft.
+    """
+    found = inspect(server.pid, zombies=True)
+    if isinstance(found, Hidden):
+        raise _not_known(server, found.reason, processes)
+    if found is None:
+        return False
+    uids = found.uids
+    same_user = {uids.real, uids.effective, uids.saved} == {server.uid}
+    return found.identity.create_time == server.start_time and same_user
+
+
+def _not_known(server: MpsProcess, why: str, processes: Iterable[MpsProcess]) -> OrphansLeft:
+    return OrphansLeft(
+        f"whether pid {server.pid}, of an earlier daemon, has ended is not known: {why}",
+        remedy="where it stays so, restart the agent; daemons go on meanwhile",
+        processes=processes,
+    )
 
 
 def _reap(pid: int) -> None:
@@ -123,18 +168,22 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-async def clear_left_over(spec: DaemonSpec, sockets: DaemonSockets, *, grace: float) -> str:
-    """End what a dead daemon left, and take its sockets away; what could not be, in words."""
+async def clear_left_over(
+    spec: DaemonSpec, sockets: DaemonSockets, *, grace: float, known: Collection[MpsProcess]
+) -> tuple[str, tuple[MpsProcess, ...]]:
+    """End what a dead daemon left, and take its sockets away; what could not be, in words, and the
+    processes that the next call has to know.
+    """
     try:
-        await end_orphans(spec, grace=grace)
+        await end_orphans(spec, grace=grace, known=known)
         await asyncio.to_thread(sockets.clear)
     except OrphansLeft as error:
-        return str(error)
+        return str(error), error.processes
     except OSError as error:
-        return f"{error.filename} cannot be removed: {error.strerror}"
+        return f"{error.filename} cannot be removed: {error.strerror}", tuple(known)
     except Exception as error:  # noqa: BLE001  # not knowing what is left, none may be started
-        return internal_fault(error)
-    return ""
+        return internal_fault(error), tuple(known)
+    return "", ()
 
 
 async def start_daemon(
