@@ -101,10 +101,12 @@ def _program(pid: int) -> str | None:
 
 @contextmanager
 def process_descriptor(pid: int) -> Iterator[int | None]:
-    """A descriptor that stands for this very process; None when it is gone."""
+    """A descriptor that stands for this very process; None when it is gone. Raises OSError where
+    that is not known.
+    """
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:
+    except ProcessLookupError:
         yield None
         return
     try:

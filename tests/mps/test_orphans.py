@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -121,6 +122,23 @@ async def test_an_orphan_that_cannot_be_killed(rig: FleetRig, fleet: Fleet) -> N
     finally:
         holder.kill()
         holder.communicate()
+
+
+async def test_too_many_open_files(spec: DaemonSpec, start_server: StartServer) -> None:
+    """Who cannot be looked at has not ended."""
+    for _ in range(2):
+        start_server()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [os.dup(0) for _ in range(2)]
+    for descriptor in free:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[1], before[1]))  # one more can be opened
+    try:
+        with pytest.raises(OrphansLeft, match=r"pid \d+, .* is not known: Too many open files"):
+            await end_orphans(spec, grace=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(await end_orphans(spec, grace=5)) == 2
 
 
 async def test_leaving_early_waits_for_nothing(spec: DaemonSpec, start_server: StartServer) -> None:

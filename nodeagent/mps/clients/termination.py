@@ -16,6 +16,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import ExitStack
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient, ControlError
@@ -64,7 +65,11 @@ async def end_client(
     already = ClientEnd(True, "it had ended already")
     if pid in {0, 1, os.getpid(), os.getppid(), *target.spared}:
         return ClientEnd(False, f"left alone: pid {pid} may not be ended")
-    with process_descriptor(pid) as descriptor:
+    with ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(process_descriptor(pid))
+        except OSError as error:
+            return ClientEnd(False, f"left alone: it cannot be held: {error.strerror}")
         found = await asyncio.to_thread(inspect, pid)
         if isinstance(found, Hidden):
             return ClientEnd(False, f"left alone: {found.reason}")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,6 +230,21 @@ async def test_one_that_is_gone(rig: Rig, client: SimulatedClient) -> None:
     said = rig.log().count("NEW UI")
     assert await end(rig, target) == ClientEnd(True, "it had ended already")
     assert rig.log().count("NEW UI") == said
+
+
+async def test_one_that_cannot_be_held(rig: Rig) -> None:
+    """As a number that is a thread's: it is left alone, and not said to have ended."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        ending = await end(rig, target_of(thread.native_id))
+    finally:
+        over.set()
+        thread.join()
+    assert not ending.gone
+    assert ending.words.startswith("left alone: it cannot be held: ")
 
 
 @pytest.mark.parametrize("listed", [True, False])
