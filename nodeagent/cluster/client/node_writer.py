@@ -127,14 +127,15 @@ class _Channel:
     written: Wanted | None = None  # the last one, unless something else is wanted by now
     refused: Wanted | None = None
     refused_until: float = -inf
+    fault: ClusterFault | None = None  # why, until a request succeeds
 
 
 class NodeWriter:
     """Keeps the Node `name` as wanted while `run` runs.
 
     `observe` gets what is there from a follower. `on_fault` gets a fault when writing breaks or
-    breaks in another way, and None when a write succeeds again. `on_contest` gets the keys that
-    another program sets back again and again.
+    breaks in another way, and None when a write succeeds again and no other kind is refused.
+    `on_contest` gets the keys that another program sets back again and again.
     `wall` gives the time of day in UTC, for conditions.
     """
 
@@ -294,6 +295,7 @@ class NodeWriter:
                 channel = self._channel(patch)
                 channel.refused = patch
                 channel.refused_until = now + self._intervals.refused_again
+                channel.fault = fault
             case ObjectMissing():
                 # The follower reports when there is one again, unless a proxy made that up.
                 self._missing_until = now + self._intervals.refused_again
@@ -307,18 +309,25 @@ class NodeWriter:
     def _succeeded(self, patch: Wanted, view: NodeView) -> None:
         self._after_fault.reset()
         channel = self._channel(patch)
-        channel.refused_until = -inf
+        channel.refused_until, channel.fault = -inf, None
         if channel.written == patch:
             self._note_undone(patch)
         channel.written = patch
-        if self.fault is not None:
-            self.fault = None
-            self._on_fault(None)
         known = self._view
         # A follower may have been faster, and know more by now.
         is_same = known is not None and known.uid == view.uid
         if known and is_same and is_newer(view.resource_version, known.resource_version):
             self._view = view
+        if self.fault is not None:
+            self.fault = self._still_refused()
+            if self.fault is None:
+                self._on_fault(None)
+
+    def _still_refused(self) -> ClusterFault | None:
+        """Why a kind of write that is still to be made was refused."""
+        left = differences(self._wanted, self._view or NodeView())
+        faults = (self._channel(patch).fault for patch in left)
+        return next((fault for fault in faults if fault is not None), None)
 
     def _note_undone(self, patch: Wanted) -> None:
         """Another program undoes what we write: write again, with backoff."""

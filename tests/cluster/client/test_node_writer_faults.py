@@ -10,8 +10,10 @@ import pytest
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import PLAN, STATUS, kubeconfig, until
-from tests.cluster.client.writer_rig import Written, settled, wanted, writes
+from tests.cluster.client.writer_rig import Written, settled, status, wanted, writes
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Cut, Fault, Freeze, Html, Reset
 
@@ -168,3 +170,39 @@ async def test_after_an_outage_the_last_state_is_written_once(
         "before",
         "meanwhile 49",
     ]
+
+
+@pytest.mark.parametrize("code", [403, 422])
+async def test_one_kind_of_write_does_not_hide_that_another_is_refused(
+    server: ApiServer, access: ClusterAccess, code: int
+) -> None:
+    """The annotation is written and the condition is not: that stays the fault until it is."""
+    path, condition = "/api/v1/nodes/n/status", Condition("True", "R", "")
+    server.faults.next(100, Answer(code), verb="PATCH", path=path)
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(Wanted({STATUS: "a"}, conditions={"GPUHealthy": condition}))
+        await until(lambda: made.faults and status(server) == "a")
+        writer.want(Wanted({STATUS: "b"}, conditions={"GPUHealthy": condition}))
+        await until(lambda: status(server) == "b")
+        await asyncio.sleep(2.0)  # the condition is tried again meanwhile
+        refused = writer.fault
+        assert isinstance(refused, faults.NotAllowed | faults.RequestRefused)
+        assert [type(fault) for fault in made.faults] == [type(refused)]
+        server.faults.clear()
+        await until(lambda: writer.fault is None)
+    assert made.faults[1:] == [None]
+
+
+async def test_a_wish_that_was_refused_and_is_taken_back_is_no_fault(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """The next write of another kind ends it: nothing is left that could be refused."""
+    server.faults.next(1, Answer(422), verb="PATCH", path="/api/v1/nodes/n/status")
+    made = Written(access)
+    async with made.running() as writer:
+        writer.want(Wanted(conditions={"GPUHealthy": Condition("True", "R", "")}))
+        await until(lambda: made.faults)
+        writer.want(wanted("alone"))
+        await settled(server, writer, "alone")
+        assert writer.fault is None
