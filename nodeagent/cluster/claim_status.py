@@ -1,7 +1,7 @@
 """Keeps the agent's part of `status.devices` of this node's claims; sends only the difference.
 
 By server-side apply, so that other drivers' devices of a claim stay theirs. Where the agent may not
-write it, that is logged once, and tried again every hour: claims are served without it.
+write a claim's, that is logged once, and tried again every hour: claims are served without it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NoReturn
@@ -61,6 +62,7 @@ class ClaimStatusPublisher:
         self._wall = wall
         self._wanted: Mapping[str, ClaimStatus] = {}
         self._written: dict[str, ClaimStatus] = {}
+        self._denied: dict[str, float] = {}  # by uid, until when in the loop's time
         self._changed = asyncio.Event()
         self._is_denied = False
 
@@ -68,41 +70,51 @@ class ClaimStatusPublisher:
         """These are the claims now; of others nothing is written any more."""
         self._wanted = {one.uid: one for one in claims}
         self._written = {u: one for u, one in self._written.items() if u in self._wanted}
+        self._denied = {u: until for u, until in self._denied.items() if u in self._wanted}
         if self._written != self._wanted:
             self._changed.set()
 
     async def run(self) -> NoReturn:
         """Publish until cancelled."""
         while True:
-            await self._changed.wait()
             self._changed.clear()
-            pause = await self._write_all()
-            if pause:
-                await asyncio.sleep(pause)
-                self._changed.set()
+            try:
+                again = await self._write_all()
+            except ClusterFault as fault:  # of the server, so changes wait as well
+                await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(again):
+                    await self._changed.wait()
 
-    async def _write_all(self) -> float:
-        """Seconds until what failed is tried again, 0 where nothing did."""
+    async def _write_all(self) -> float | None:
+        """When the first of what was denied is tried again, in the loop's time; None: nothing was.
+
+        Raises ClusterFault for what concerns all claims.
+        """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
         for uid, wanted in tuple(self._wanted.items()):
-            if self._written.get(uid) == wanted:
+            if self._written.get(uid) == wanted or self._denied.get(uid, begun) > begun:
                 continue
             try:
                 await self._write(wanted)
-            except NotAllowed as fault:
+            except NotAllowed as fault:  # maybe of this claim alone
                 if not self._is_denied:
                     log.warning("status.devices of claims is not written", error=fault.message)
                 self._is_denied = True
-                return _DENIED_AGAIN
+                self._denied[uid] = clock() + _DENIED_AGAIN
+                continue
             except (ObjectMissing, WriteConflict):  # deleted, or another one of its name
                 log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
             except RequestRefused as fault:  # deallocated meanwhile, say
                 log.warning("a claim's status is not written", error=fault.message)
-            except ClusterFault as fault:
-                return self._backoff.next(fault.retry_after or 0.0)
             self._backoff.reset()
             self._written[uid] = wanted
-        self._is_denied = False
-        return 0.0
+        # An older time is of one that was denied, and is wanted as it was before.
+        again = min((until for until in self._denied.values() if until > begun), default=None)
+        self._is_denied = again is not None
+        return again
 
     async def _write(self, wanted: ClaimStatus) -> None:
         namespace, name = wanted.namespace, wanted.name

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_health import DeviceHealth
@@ -46,6 +47,14 @@ async def server() -> AsyncIterator[ApiServer]:
         body = {"metadata": {"name": NAME}, "status": status}
         server.store.create("resourceclaims", TEAM, body)
         yield server
+
+
+def create_claim(server: ApiServer, name: str) -> str:
+    """A claim of that name with the same device; its uid."""
+    status = {"allocation": {"devices": {"results": [result_json()]}}}
+    body = {"metadata": {"name": name}, "status": status}
+    made = server.store.create("resourceclaims", TEAM, body)
+    return str(made["metadata"]["uid"])
 
 
 @asynccontextmanager
@@ -145,6 +154,46 @@ async def test_what_is_not_permitted_is_asked_again_seldom(
             assert patches(server) == 1
             server.access.withheld.clear()
             await asyncio.sleep(3600)
+            await until(lambda: ready(server)[0] == "False")
+
+
+@pytest.mark.virtual_time
+async def test_what_is_not_permitted_of_one_claim_holds_up_no_other(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """A policy may deny one claim: the others are written, and their changes, within a moment."""
+    denied = replace(status(server), name="denied", uid=create_claim(server, "denied"))
+    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/denied/status"
+    server.faults.next(100, Answer(403), verb="PATCH", path=path)
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api)
+        async with running(publisher.run()):
+            with structlog.testing.capture_logs() as logs:
+                publisher.publish([denied, status(server)])
+                await until(lambda: ready(server)[0] == "True")
+                publisher.publish([denied, status(server, SICK)])
+                await until(lambda: ready(server)[0] == "False")
+                assert clock() - begun < 60
+                assert patches(server) == 3
+                await asyncio.sleep(3600)
+            assert patches(server) == 4
+    assert len([one for one in logs if one["log_level"] == "warning"]) == 1
+
+
+@pytest.mark.virtual_time
+async def test_a_server_that_asks_for_patience_gets_it(server: ApiServer, tmp_path: Path) -> None:
+    """Whatever changes meanwhile."""
+    server.faults.next(1, Answer(429, retry_after=20), verb="PATCH")
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api)
+        async with running(publisher.run()):
+            for _ in range(5):
+                for health in (WELL, SICK):
+                    publisher.publish([status(server, health)])
+                    await asyncio.sleep(1)
+            assert patches(server) == 1
             await until(lambda: ready(server)[0] == "False")
 
 
