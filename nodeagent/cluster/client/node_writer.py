@@ -1,7 +1,7 @@
 """Keeps annotations, labels and conditions of one Node as wanted; sends only the difference.
 
 Requests are spaced. One that fails is built anew, from what is wanted and what is there by then,
-with backoff.
+with backoff; after a conflict the Node is read before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from typing import NoReturn, TypeVar
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import ClusterFault, NotAllowed, ObjectMissing, RequestRefused
+from nodeagent.cluster.client.faults import (
+    ClusterFault,
+    NotAllowed,
+    ObjectMissing,
+    RequestRefused,
+    WriteConflict,
+)
 from nodeagent.cluster.client.node_view import (
     ANNOTATIONS,
     CONDITIONS,
@@ -170,6 +176,7 @@ class NodeWriter:
         self._settled = asyncio.Event()
         self._wanted = Wanted()
         self._view: NodeView | None = None
+        self._is_outdated = False  # the view, by the server
         self._not_before = -inf
         self._missing_until = -inf  # no Node, by the server; until another is seen
         self._contest_until = -inf
@@ -229,7 +236,7 @@ class NodeWriter:
             if patch is None:
                 self._settled.set()
             elif earliest <= self._clock():
-                await self._send(patch)
+                await (self._look() if self._is_outdated else self._send(patch))
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(earliest - self._clock() if earliest < inf else None):
@@ -277,6 +284,17 @@ class NodeWriter:
 
     # --- one request ------------------------------------------------------------------------------
 
+    async def _look(self) -> None:
+        """A follower reports no Node that differs only in what views leave out. What it reports
+        without fail is that the Node has gone or is another one.
+        """
+        self._is_outdated = False
+        with suppress(ClusterFault):
+            node = (await self._access.listed(requests.list_node(self._name))).first
+            view = view_of(node) if node else None
+            if view and self._view and view.uid == self._view.uid:
+                self.observe(view)
+
     async def _send(self, patch: Wanted) -> None:
         self._channel(patch).allowance.take(self._clock())
         self._last = self._channel(patch)
@@ -300,7 +318,7 @@ class NodeWriter:
                 # The follower reports when there is one again, unless a proxy made that up.
                 self._missing_until = now + self._intervals.refused_again
             case _:
-                # A conflict too: what is there by then may be seen by then.
+                self._is_outdated = isinstance(fault, WriteConflict)
                 self._not_before = now + self._after_fault.next(fault.retry_after or 0.0)
         before, self.fault = self.fault, fault
         if type(before) is not type(fault):

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import WriteConflict
 from nodeagent.cluster.client.node_writer import Wanted, WriteIntervals
 from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import PLAN, QUICK_WRITES, STATUS, until
 from tests.cluster.client.writer_rig import NOON, Written, settled, wanted, writes, written
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Slow
+from tests.simulated_cluster.faults import Answer, Slow
 
 pytestmark = pytest.mark.virtual_time
 MERGE = "application/merge-patch+json"
@@ -82,6 +83,34 @@ async def test_taints_of_others_are_untouched(server: ApiServer, access: Cluster
     for request in writes(server):
         assert request.path == "/api/v1/nodes/n"
         assert request.body["metadata"]["resourceVersion"]
+
+
+async def test_a_taint_comes_though_the_node_changed_unseen(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Heartbeats and others' annotations change the version that a taint's patch names, and no
+    view.
+    """
+    key = "nodeagent.io/gpu-unhealthy"
+
+    def keys() -> list[str]:
+        return [taint["key"] for taint in server.node("n")["spec"].get("taints", [])]
+
+    made = Written(access, intervals=WriteIntervals())
+    async with made.running() as writer:
+        await until(lambda: server.faults.watching)
+        server.annotate("n", **{"example.com/other": "1"})
+        await asyncio.sleep(0.1)
+        writer.want(Wanted(taints={key: True}))
+        await until(lambda: keys() == [key], seconds=5)
+        await writer.settled()
+        server.heartbeat("n", "2026-01-02T12:00:00Z")
+        await asyncio.sleep(0.1)
+        # The read after the refusal may fail too: then the next refusal leads to another.
+        server.faults.next(1, Answer(500), verb="GET")
+        writer.want(Wanted(taints={key: False}))
+        await until(lambda: keys() == [], seconds=10)
+    assert [type(fault) for fault in made.faults] == [WriteConflict, type(None)] * 2
 
 
 async def test_nothing_is_written_when_nothing_differs(
