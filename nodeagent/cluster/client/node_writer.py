@@ -122,7 +122,7 @@ class WriteIntervals:
     interval: float = 0.5
     burst: int = 10
     retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
-    refused_again: float = 300.0  # what the server refuses for good: rights may be mended
+    refused_again: float = 300.0  # what the server refuses for good; what it forbids, at most
 
 
 @dataclass(slots=True)
@@ -130,6 +130,7 @@ class _Channel:
     """The requests of one kind."""
 
     allowance: Allowance
+    after_denial: Backoff
     written: Wanted | None = None  # the last one, unless something else is wanted by now
     refused: Wanted | None = None
     refused_until: float = -inf
@@ -165,7 +166,10 @@ class NodeWriter:
         self._clock = clock
         self._wall = wall
         self._metadata, self._status, self._taints = self._channels = tuple(
-            _Channel(Allowance(interval=intervals.interval, burst=intervals.burst))
+            _Channel(
+                Allowance(interval=intervals.interval, burst=intervals.burst),
+                Backoff(intervals.retry[0], intervals.refused_again, spread=0.5, jitter=jitter),
+            )
             for _ in range(3)
         )
         self._last: _Channel | None = None
@@ -312,8 +316,11 @@ class NodeWriter:
             case RequestRefused() | NotAllowed():
                 channel = self._channel(patch)
                 channel.refused = patch
-                channel.refused_until = now + self._intervals.refused_again
-                channel.fault = fault
+                pause = self._intervals.refused_again
+                if isinstance(fault, NotAllowed):
+                    # A server that starts forbids all until it has read the roles.
+                    pause = channel.after_denial.next()
+                channel.refused_until, channel.fault = now + pause, fault
             case ObjectMissing():
                 # The follower reports when there is one again, unless a proxy made that up.
                 self._missing_until = now + self._intervals.refused_again
@@ -328,6 +335,7 @@ class NodeWriter:
         self._after_fault.reset()
         channel = self._channel(patch)
         channel.refused_until, channel.fault = -inf, None
+        channel.after_denial.reset()
         if channel.written == patch:
             self._note_undone(patch)
         channel.written = patch

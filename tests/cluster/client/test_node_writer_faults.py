@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_writer import Wanted
+from nodeagent.cluster.client.node_writer import Wanted, WriteIntervals
 from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import PLAN, STATUS, kubeconfig, until
 from tests.cluster.client.writer_rig import Written, settled, status, wanted, writes
@@ -68,12 +69,9 @@ async def test_retry_after_is_obeyed(server: ApiServer, access: ClusterAccess) -
     assert second.time - first.time >= 1.0
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [(400, faults.RequestRefused), (422, faults.RequestRefused), (403, faults.NotAllowed)],
-)
+@pytest.mark.parametrize("code", [400, 422])
 async def test_what_is_refused_for_good_is_not_repeated_soon(
-    server: ApiServer, access: ClusterAccess, code: int, kind: type[ClusterFault]
+    server: ApiServer, access: ClusterAccess, code: int
 ) -> None:
     """One request; another wish is tried at once, the same one only after a long wait."""
     server.faults.next(1, Answer(code), verb="PATCH")
@@ -93,9 +91,44 @@ async def test_what_is_refused_for_good_is_not_repeated_soon(
         await settled(server, writer, "good")
     assert len(writes(server)) == 4
     first, end, *_ = made.faults
-    assert type(first) is kind
+    assert type(first) is faults.RequestRefused
     assert "as ordered by the test" in str(first)
     assert end is None
+
+
+async def test_what_is_forbidden_is_repeated_ever_more_seldom(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Up to the long wait, as rights may be mended; after a success the pauses begin anew."""
+    server.access.withheld.add(("patch", "nodes"))
+    made = Written(access, intervals=WriteIntervals())
+    async with made.running() as writer:
+        writer.want(wanted("forbidden"))
+        await asyncio.sleep(3000.0)
+        times = [request.time for request in writes(server)]
+        pauses = [after - before for before, after in pairwise(times)]
+        assert pauses[0] < 2.0
+        assert all(after > 1.5 * before for before, after in pairwise(pauses[:9]))
+        assert all(100.0 < pause < 310.0 for pause in pauses[9:])
+        assert [type(fault) for fault in made.faults] == [faults.NotAllowed]
+        server.access.withheld.clear()
+        await asyncio.sleep(300.0)
+        assert status(server) == "forbidden"
+        server.faults.next(1, Answer(403), verb="PATCH")
+        writer.want(wanted("soon"))
+        await until(lambda: status(server) == "soon", seconds=5.0)
+
+
+async def test_a_server_that_forbids_at_its_start_is_asked_again_soon(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Until it has read the roles it answers 403 to what is allowed."""
+    server.faults.next(1, Answer(403), verb="PATCH")
+    made = Written(access, intervals=WriteIntervals())
+    async with made.running() as writer:
+        writer.want(wanted("newest"))
+        await until(lambda: status(server) == "newest", seconds=5.0)
+        assert [type(fault) for fault in made.faults] == [faults.NotAllowed, type(None)]
 
 
 async def test_the_limit_of_all_writers_together_is_a_refusal(
