@@ -109,6 +109,7 @@ def _difference(wanted: Mapping[str, T], there: Mapping[str, object]) -> Mapping
     return {key: value for key, value in wanted.items() if there.get(key) != value}
 
 
+_CAUGHT_UP = 60.0  # seconds within which a watch tells what was before an own write
 _CONTEST = 3  # times that the same was undone: a person who edits by hand stops before
 
 
@@ -180,7 +181,7 @@ class NodeWriter:
         self._settled = asyncio.Event()
         self._wanted = Wanted()
         self._view: NodeView | None = None
-        self._is_outdated = False  # the view, by the server
+        self._look_at = inf  # then the Node is read: the view may be outdated
         self._not_before = -inf
         self._missing_until = -inf  # no Node, by the server; until another is seen
         self._contest_until = -inf
@@ -210,11 +211,19 @@ class NodeWriter:
         return left_out
 
     def observe(self, view: NodeView | None) -> None:
-        """The Node is like this; None: there is none. Older news than our own are ignored."""
+        """The Node is like this; None: there is none.
+
+        News older than our own are not believed. Where none follow that are as new, the Node is
+        read: an etcd that was restored from a backup gives lower versions.
+        """
         known = self._view
         same = view is not None and known is not None and view.uid == known.uid
         if view and known and same and not is_newer(view.resource_version, known.resource_version):
+            is_older = view.resource_version != known.resource_version
+            self._look_at = min(self._look_at, self._clock() + _CAUGHT_UP) if is_older else inf
+            self._changed.set()
             return
+        self._look_at = inf
         self._missing_until = -inf
         self._view = view
         self._wake(forget_written=not same)
@@ -235,13 +244,16 @@ class NodeWriter:
         """Write until cancelled."""
         while True:
             self._changed.clear()
+            if self._clock() >= self._may_look_at():
+                await self._look()
             patch = self._next()
             earliest = self._may_go_at(patch) if patch else self._refused_until()
             if patch is None:
                 self._settled.set()
             elif earliest <= self._clock():
-                await (self._look() if self._is_outdated else self._send(patch))
+                await self._send(patch)
                 continue
+            earliest = min(earliest, self._may_look_at())
             with suppress(TimeoutError):
                 async with asyncio.timeout(earliest - self._clock() if earliest < inf else None):
                     await self._changed.wait()
@@ -276,6 +288,9 @@ class NodeWriter:
         paced = self._channel(patch).allowance.next_at()
         return max(self._not_before, self._contest_until, paced)
 
+    def _may_look_at(self) -> float:
+        return max(self._look_at, self._not_before)
+
     def _is_refused(self, patch: Wanted) -> bool:
         channel = self._channel(patch)
         return patch == channel.refused and self._clock() < channel.refused_until
@@ -292,23 +307,39 @@ class NodeWriter:
         """A follower reports no Node that differs only in what views leave out. What it reports
         without fail is that the Node has gone or is another one.
         """
-        self._is_outdated = False
+        self._look_at = self._clock() + _CAUGHT_UP  # where it is not answered
+        before = self._view
         with suppress(ClusterFault):
             node = (await self._access.listed(requests.list_node(self._name))).first
-            view = view_of(node) if node else None
-            if view and self._view and view.uid == self._view.uid:
-                self.observe(view)
+            self._look_at = inf
+            if node:
+                self._learn(view_of(node), before)
+                self._wake(forget_written=False)
+
+    def _learn(self, view: NodeView, before: NodeView | None) -> None:
+        """The server's answer to a request that was made when `before` was known.
+
+        Of an etcd that was restored from a backup its version is lower than what was known before.
+        A follower may have been faster, and know more by now.
+        """
+        known = self._view
+        if known is None or known.uid != view.uid:
+            return
+        if known is before or is_newer(view.resource_version, known.resource_version):
+            self._view = view
 
     async def _send(self, patch: Wanted) -> None:
         self._channel(patch).allowance.take(self._clock())
         self._last = self._channel(patch)
-        request = patch_of(self._name, patch, self._view or NodeView(), self._wall())
+        before = self._view
+        request = patch_of(self._name, patch, before or NodeView(), self._wall())
         try:
             view = view_of(await self._access.send(request))
         except ClusterFault as fault:
             self._failed(patch, fault)
         else:
-            self._succeeded(patch, view)
+            self._learn(view, before)
+            self._succeeded(patch)
 
     def _failed(self, patch: Wanted, fault: ClusterFault) -> None:
         now = self._clock()
@@ -325,13 +356,14 @@ class NodeWriter:
                 # The follower reports when there is one again, unless a proxy made that up.
                 self._missing_until = now + self._intervals.refused_again
             case _:
-                self._is_outdated = isinstance(fault, WriteConflict)
+                if isinstance(fault, WriteConflict):
+                    self._look_at = now
                 self._not_before = now + self._after_fault.next(fault.retry_after or 0.0)
         before, self.fault = self.fault, fault
         if type(before) is not type(fault):
             self._on_fault(fault)
 
-    def _succeeded(self, patch: Wanted, view: NodeView) -> None:
+    def _succeeded(self, patch: Wanted) -> None:
         self._after_fault.reset()
         channel = self._channel(patch)
         channel.refused_until, channel.fault = -inf, None
@@ -339,11 +371,6 @@ class NodeWriter:
         if channel.written == patch:
             self._note_undone(patch)
         channel.written = patch
-        known = self._view
-        # A follower may have been faster, and know more by now.
-        is_same = known is not None and known.uid == view.uid
-        if known and is_same and is_newer(view.resource_version, known.resource_version):
-            self._view = view
         if self.fault is not None:
             self.fault = self._still_refused()
             if self.fault is None:

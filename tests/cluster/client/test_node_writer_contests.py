@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_view import view_of
 from tests.cluster.client.rig import QUICK_WRITES, STATUS, running, until
 from tests.cluster.client.writer_rig import Written, settled, status, wanted, writes
 from tests.simulated_cluster.api_server import ApiServer
@@ -88,3 +91,67 @@ async def test_news_older_than_the_own_write_is_passed_over(
         writer.observe(old)
         await asyncio.sleep(0.2)
         assert len(writes(server)) == 1
+
+
+@asynccontextmanager
+async def restored(server: ApiServer, text: str) -> AsyncIterator[None]:
+    """The cluster goes on from a backup: the versions are lower, and the status is this one."""
+    server.store.version += 1000
+    yield
+    async with server.refusing():
+        await asyncio.sleep(5.0)  # restoring takes a while
+        server.store.version -= 500
+        server.annotate("n", **{STATUS: f"before {text}"})
+        server.annotate("n", **{STATUS: text})
+        server.store.forget()
+
+
+async def test_a_cluster_from_a_backup_gets_the_status_again(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Its versions are lower, so its Node looks older than the own write; not for ever."""
+    made = Written(access)
+    async with made.running() as writer:
+        async with restored(server, "old"):
+            writer.want(wanted("new"))
+            await settled(server, writer, "new")
+        await until(lambda: made.seen.views[-1] == view_of(server.node("n")))
+        await asyncio.sleep(70.0)
+        assert status(server) == "new"
+        server.annotate("n", **{STATUS: "edited"})
+        await asyncio.sleep(1.0)  # and what is reported from then on is believed at once
+        assert status(server) == "new"
+    assert len(writes(server)) == 3
+    assert made.contests == []
+
+
+async def test_a_write_to_a_cluster_from_a_backup_is_no_quarrel(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Its answer has a lower version than what was known before, and is the newest all the same."""
+    made = Written(access)
+    async with made.running() as writer:
+        async with restored(server, "same"):
+            writer.want(wanted("same"))
+            await settled(server, writer, "same")
+        writer.want(wanted("next"))
+        await settled(server, writer, "next")
+        await asyncio.sleep(100.0)
+    assert len(writes(server)) == 2
+    assert made.contests == []
+
+
+async def test_news_behind_the_own_writes_cost_no_request(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """A watch that is behind for a moment and catches up is no reason to read the Node."""
+    server.latency = 0.05
+    made = Written(access, intervals=replace(QUICK_WRITES, burst=20))
+    async with made.running() as writer:
+        for number in range(10):
+            writer.want(wanted(str(number)))
+            await asyncio.sleep(0.03)
+        await settled(server, writer, "9")
+        await asyncio.sleep(100.0)
+    reads = [one for one in server.requests if one.method == "GET" and not one.watch]
+    assert len(reads) == 1  # the follower's
