@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Final, Literal
 
 from nodeagent.cluster.client.events import NodeEvent
+from nodeagent.cluster.client.node_patch import Wanted
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.client.node_writer import Wanted
 from nodeagent.cluster.client.taints import UNHEALTHY
 from nodeagent.reconcile.event_log import Event, EventType
 from nodeagent.views.conditions import HEALTHY, conditions
