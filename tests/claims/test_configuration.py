@@ -200,7 +200,8 @@ def test_what_is_refused_of_nvidias(sharing: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_nvidias_where_it_is_not_honoured(kind: str) -> None:
-    """The remedy names both ways out."""
+    """The remedy names what may be written instead, and no setting: there is none for it."""
     found = refused(nvidia_config(kind))
     assert f"config[1].kind: found {kind} of NVIDIA's driver, which this node does not hon" in found
     assert "write gpu.nodeagent.io/v1 DeviceConfig with mps or timeSlice" in found
+    assert "setting" not in found

@@ -222,8 +222,7 @@ _NVIDIAS = {
 def _not_honoured(place: Place) -> NoReturn:
     raise place.refuse(
         f"found {place.value['kind']} of NVIDIA's driver, which this node does not honour",
-        remedy=f"write {API_VERSION} {KIND} with mps or timeSlice, or have the node's settings "
-        "allow NVIDIA's configurations",
+        remedy=f"write {API_VERSION} {KIND} with mps or timeSlice",
         below=("kind",),
     )
 
