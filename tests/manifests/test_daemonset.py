@@ -14,6 +14,8 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.cli.parser import parse
+from nodeagent.cluster.drain.hooks import rules_of
+from nodeagent.cluster.drain.pods import Pod
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
 from tests.api.serving import api
@@ -55,6 +57,18 @@ def test_the_overlays_settings_are_settings(name: str) -> None:
         "plain": ("auto", "deletePods"),
     }
     assert (settings.plan.source, settings.kubernetes.clients) == expected[name]
+
+
+def test_the_plain_overlay_finds_the_device_plugin() -> None:
+    """Whether it was installed by NVIDIA's chart or by its static manifest."""
+    rules = rules_of(_settings("plain").kubernetes)
+    cases: list[dict[str, str]] = [
+        {"app.kubernetes.io/name": "nvidia-device-plugin", "app.kubernetes.io/instance": "nvdp"},
+        {"name": "nvidia-device-plugin-ds"},
+    ]
+    for labels in cases:
+        pod = Pod("kube-system", "plugin", labels)
+        assert any(selector.matches(pod) for selector in rules.plugin_pods), labels
 
 
 @pytest.mark.parametrize("name", WITH_GPUS)
