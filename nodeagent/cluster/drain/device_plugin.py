@@ -219,12 +219,12 @@ class PluginConfiguration:
 
 
 def mismatches(
-    wanted: Mapping[str, int], allocatable: Mapping[str, str], *, plugin: str
+    wanted: Mapping[str, int], allocatable: Mapping[str, str], *, plugin: tuple[str, ...]
 ) -> tuple[Problem, ...]:
     """One problem for each resource of which the node offers another amount than it should.
 
     A resource of the plugin that should be gone and is still offered is among them. `plugin` are
-    kubectl's options that select the plugin's pods on this node.
+    kubectl's options that select the plugin's pods on this node, together.
     """
     # By the names it gives on its own; others under nvidia.com/ are offered by others.
     own = (GPU_RESOURCE, GPU_RESOURCE + _SHARED)
@@ -240,10 +240,10 @@ def mismatches(
     )
 
 
-def _differs(name: str, wanted: int, there: str, plugin: str) -> Problem:
-    look = f"find the device plugin on this node with `kubectl get pods {plugin}`, and see its log"
+def _differs(name: str, wanted: int, there: str, plugin: tuple[str, ...]) -> Problem:
+    look = f"find the device plugin on this node with {_typed('get', plugin)}, and see its log"
     if wanted == 0:
-        remedy = f"the device plugin was not restarted: `kubectl delete pods {plugin}`"
+        remedy = f"the device plugin was not restarted: {_typed('delete', plugin)}"
     elif there == "0":
         remedy = f"{look}: check whether its MIG strategy and its configuration allow this layout"
     else:
@@ -256,3 +256,8 @@ def _differs(name: str, wanted: int, there: str, plugin: str) -> Problem:
         f"{wanted or 'none'}",
         remedy,
     )
+
+
+def _typed(verb: str, plugin: tuple[str, ...]) -> str:
+    """One line for a shell; pods with one of several labels take a command for each."""
+    return f"`{'; '.join(f'kubectl {verb} pods {options}' for options in plugin)}`"

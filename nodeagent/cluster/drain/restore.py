@@ -47,11 +47,11 @@ class AwaitedAllocatable:
 
     For `deadline` seconds a difference is no problem; then it is one until it is gone. `changed` is
     called when the wait is over or the problems are others. `plugin` are kubectl's options for the
-    device plugin's pods.
+    device plugin's pods, one text for each of their labels.
     """
 
     deadline: float
-    plugin: str
+    plugin: tuple[str, ...]
     changed: Callable[[str], None]
     problems: tuple[Problem, ...] = ()
     _expected: Mapping[str, int] | None = None
@@ -113,10 +113,11 @@ class Restore:
         self._outlook = outlook
         self._managers = managers
         self.on_restored: list[Callable[[], None]] = []
-        labels = next(map(str, node.rules.plugin_pods), _PLUGIN_LABELS)
+        here = f"--field-selector spec.nodeName={node.name}"
+        labels = node.rules.plugin_pods or (_PLUGIN_LABELS,)
         self._offer = AwaitedAllocatable(
             node.rules.allocatable_deadline,
-            f"-A -l {labels} --field-selector spec.nodeName={node.name}",
+            tuple(f"-A -l {one} {here}" for one in labels),
             self._offer_changed,
         )
         self._last_round: tuple[Judgement, ObservedNode] | None = None

@@ -90,7 +90,7 @@ def test_a_mismatch_is_worded() -> None:
         ({ONE: "2k", THREE: "1"}, [f"offers 2k {ONE}"]),
     ]
     for allocatable, words in cases:
-        problems = mismatches({ONE: 2, THREE: 1}, allocatable, plugin="-A -l app=plugin")
+        problems = mismatches({ONE: 2, THREE: 1}, allocatable, plugin=("-A -l app=plugin",))
         assert len(problems) == len(words)
         for problem, part in zip(problems, words, strict=True):
             assert part in problem.message

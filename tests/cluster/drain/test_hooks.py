@@ -224,6 +224,19 @@ async def test_what_the_node_does_not_offer_is_reported_until_it_does(
         assert asked(server)[before:] == []
 
 
+async def test_the_commands_select_the_plugins_pods_by_every_label(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """What a problem says to type reaches each pod that the agent itself would delete."""
+    here = f"--field-selector spec.nodeName={NODE}"
+    async with agent(server, tmp_path, plugin_pods=("app=plugin", "name=ds,tier=a")) as it:
+        await it.round()
+        await until(lambda: it.codes() == ["NotOffered", "NotOffered"])
+        for problem in it.around.problems:
+            assert f"pods -A -l app=plugin {here}; kubectl " in problem.remedy
+            assert f"pods -A -l name=ds,tier=a {here}`" in problem.remedy
+
+
 async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) -> None:
     """A list of the pods at the start; then rounds, views and heartbeats cost no request."""
     async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
