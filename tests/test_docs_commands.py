@@ -84,6 +84,16 @@ def test_what_the_others_name_is_there() -> None:
                 assert json.loads(patch), where
 
 
+def test_no_page_starts_the_restore_unit() -> None:
+    """It does not ask the kubelet, so on a node with pods it would change what they are allocated."""
+    starting = re.compile(r"systemctl +(?:enable +--now|start|restart|reenable +--now)\b")
+    for name, blocks in BLOCKS.items():
+        for block in blocks:
+            for line in block.lines:
+                starts = starting.search(line) and "nodeagent-restore" in line
+                assert not starts, f"{name}:{block.line}: {line}"
+
+
 def test_faults_in_the_pages_hit_calls_that_are_made() -> None:
     """A fault of a function that the agent never calls does nothing, whatever the page promises."""
     sources = (ROOT / "nodeagent/gpu").rglob("*.py")
