@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -145,9 +146,8 @@ def test_links_in_the_pages_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_documents_in_the_pages_are_accepted(page: Path, tmp_path: Path) -> None:
     """Each YAML block is what its first line says: a plan or settings that are accepted."""
-    for block in re.findall(
-        r"^```yaml\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
-    ):
+    shown = blocks_of(page.read_text("utf-8"))
+    for block in (textwrap.dedent(one.body) for one in shown if one.info == "yaml"):
         if "settings.yaml" in block.splitlines()[0]:
             path = tmp_path / "settings.yaml"
             path.write_text(block, encoding="utf-8")
