@@ -84,6 +84,16 @@ def test_what_the_others_name_is_there() -> None:
                 assert json.loads(patch), where
 
 
+def test_no_page_applies_an_overlay_without_an_image() -> None:
+    """The overlays name an image that no registry has: one's own overlay names the one that was
+    built. Only that of the simulation is loaded into a cluster by this name.
+    """
+    overlays = ROOT.glob("manifests/overlays/*")
+    for source in (*PAGES, *(overlay / "kustomization.yaml" for overlay in overlays)):
+        found = re.findall(r"kubectl \w+ -k (manifests/[\w/-]+)", source.read_text("utf-8"))
+        assert set(found) <= {"manifests/overlays/simulated", "manifests/monitoring"}, source
+
+
 def test_no_page_starts_the_restore_unit() -> None:
     """It does not ask the kubelet, so on a node with pods it would change what they are allocated."""
     starting = re.compile(r"systemctl +(?:enable +--now|start|restart|reenable +--now)\b")

@@ -139,6 +139,7 @@ def test_an_overlay_that_a_page_writes(page: str, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan), encoding="utf-8")
     documents = render(tmp_path)
     _valid(documents)
+    assert pod_of(documents)[1]["image"] == f"registry.example/nodeagent:{__version__}"
     if "settings.yaml" in kustomization:
         assert one(documents, "ConfigMap")["data"] == {"settings.yaml": "mine"}
     if "plan.yaml" in kustomization:
