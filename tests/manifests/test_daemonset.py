@@ -19,7 +19,15 @@ from nodeagent.cluster.drain.pods import Pod
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
 from tests.api.serving import api
-from tests.manifests.rendering import MANIFESTS, Document, overlay, pod_of, why_not, written
+from tests.manifests.rendering import (
+    MANIFESTS,
+    Document,
+    overlay,
+    pod_of,
+    why_not,
+    with_components,
+    written,
+)
 
 WITH_GPUS = ("dra", "gpu-operator", "nos", "plain")
 rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -112,6 +120,17 @@ def test_a_stuck_agent_is_not_waited_for() -> None:
     """The time to finish what has begun is for one that answers; a stuck one is replaced soon."""
     probe = CONTAINER["livenessProbe"]
     assert 0 < probe["terminationGracePeriodSeconds"] < POD["terminationGracePeriodSeconds"]
+
+
+@rendered
+def test_the_mode_of_claims_is_a_setting_of_the_file(tmp_path: Path) -> None:
+    """The component leaves it to the settings, since a variable of the pod would win over them."""
+    assert _settings("dra").dra.mode == "dynamic"
+    _, container = pod_of(with_components(tmp_path, "gpu-operator", ("dra",)))
+    for mode in ("static", "dynamic"):
+        file = tmp_path / "settings.yaml"
+        file.write_text(f"dra: {{mode: {mode}}}", encoding="utf-8")
+        assert load_settings(file, _environment(container), {}).dra.mode == mode
 
 
 @rendered
