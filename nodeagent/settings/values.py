@@ -58,6 +58,8 @@ def _one_of(names: tuple[str, ...]) -> Callable[[object], str]:
     *others, last = map(repr, names)
 
     def read(value: object) -> str:
+        if value is False and "off" in names:  # YAML's reading of the word without quotes
+            return "off"
         if not isinstance(value, str) or value not in names:
             raise ValueError(f"accepted: {', '.join(others)} or {last}")
         return value

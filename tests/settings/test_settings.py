@@ -365,3 +365,13 @@ def test_the_schema_agrees_with_the_reader(
         load_settings(path, {}, {})
     else:
         _refused(path)
+
+
+def test_the_word_off_needs_no_quotes(tmp_path: Path) -> None:
+    """YAML takes it for false; the remedies say `dra.mode: off` as one types it."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("dra: {mode: off}\ndrift: mend\n", encoding="utf-8")
+    assert load_settings(file, {}, {}).dra.mode == "off"
+    file.write_text("drift: off\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="drift: found false"):
+        load_settings(file, {}, {})
