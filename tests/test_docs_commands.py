@@ -95,7 +95,7 @@ def test_no_page_applies_an_overlay_without_an_image() -> None:
 
 
 def test_no_page_starts_the_restore_unit() -> None:
-    """It does not ask the kubelet, so on a node with pods it would change what they are allocated."""
+    """It does not ask the kubelet, so on a node with pods it would change what they have."""
     starting = re.compile(r"systemctl +(?:enable +--now|start|restart|reenable +--now)\b")
     for name, blocks in BLOCKS.items():
         for block in blocks:
