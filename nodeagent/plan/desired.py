@@ -193,7 +193,8 @@ class DesiredGpu(Struct, frozen=True):
     `Layout`'s instances, or, where the instances are left as they are, by `mps_by_device` (UUID of
     a MIG device there is now). None means that no daemon of ours is to be there; `time_slice` None
     that the interval is to be what it was before the agent set it. All of it is meant beside
-    what is `reserved`. `dra`: what it leaves of the GPU is for claims.
+    what is `reserved`. `dra`: what it leaves of the GPU is for claims. `ends`: a claim is over, and
+    only what was made for it goes, on a GPU that is unhealthy as a whole, too.
     """
 
     mig: DesiredMig | None
@@ -204,6 +205,7 @@ class DesiredGpu(Struct, frozen=True):
     time_slice: TimeSlice | None = None
     reserved: tuple[Reserved, ...] = ()
     dra: bool = True
+    ends: bool = False
 
 
 class DesiredNode(Struct, frozen=True):

@@ -4,7 +4,8 @@ Rules, in this order:
 
 1. A GPU that the document does not name, or that the driver does not answer for, is not touched.
 2. What already fits is kept in place; what is in use is a fixed point. Not knowing is in use.
-   Where a GPU is unhealthy nothing new comes; what is there stays.
+   Where a GPU is unhealthy nothing new comes; what is there stays, but for what was made for a
+   claim that is over.
 3. Nothing is destroyed unless the whole new layout is known to fit at known placements.
 4. Per GPU: stop MPS daemons, destroy, set the mode, reset if it is needed and allowed, create the
    largest first, start daemons.
@@ -121,7 +122,8 @@ def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:
             warnings = _waiting_for_reset(desired, end, policy)
             raise PlanRefused(*refused.problems, *warnings) from refused
     if steps:
-        _require_health(gpu, steps, desired.path)
+        if not desired.ends:  # a sick GPU is reset once nothing is on it
+            _require_health(gpu, steps, desired.path)
         whole = [r for r in desired.reserved if r.placement is None]
         if whole:
             raise PlanRefused(

@@ -67,6 +67,25 @@ async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
     os.close(kernel)
 
 
+async def test_a_sick_gpu_can_be_drained(cluster: Cluster) -> None:
+    """A pod on a GPU that is unhealthy as a whole ends, and its slice goes: the reset, which is the
+    remedy, waits for that.
+    """
+    os.mkfifo(cluster.folder / "kmsg")
+    kernel = os.open(cluster.folder / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    async with cluster.agent(NODEAGENT_HEALTH_KERNEL_LOG=str(cluster.folder / "kmsg")):
+        claim = cluster.pod("trainer", "1g.10gb")
+        assert claim
+        await cluster.kubelet.prepare("trainer", claim)
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        xid = "Xid (PCI:0000:1a:00): 62, pid=7, name=x"
+        os.write(kernel, f"3,17,{micros},-;NVRM: {xid}\n".encode())
+        await until(lambda: health(cluster, claim)[0] == "UNHEALTHY")
+        await cluster.end(claim)
+        assert (cluster.slices(), cluster.cdi()) == ([], 0)
+    os.close(kernel)
+
+
 async def less_offered(cluster: Cluster) -> list[str]:
     """Why the GPUs offer less to claims than they could, as the agent answers: codes."""
     socket = UnixConnector(str(cluster.folder / "run" / "agent.sock"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord
 from nodeagent.claims.serving.goals import to_prepare, to_release
-from nodeagent.plan.observed import Gpu, Placement
+from nodeagent.plan.observed import Gpu, HealthLimits, Placement
 from nodeagent.plan.plan import Verdict
-from nodeagent.plan.planner import plan_gpu
+from nodeagent.plan.planner import layout_of, plan_gpu
+from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import (
     CreateGpuInstance,
@@ -57,6 +58,28 @@ def test_a_slice_with_its_daemon_beside_another() -> None:
     kept = plan_gpu(to_release(claim(SLICE), used, []), used)
     assert kept.verdict is Verdict.BLOCKED
     assert "pid 815 (train) of pod ml/trainer" in kept.problems[0].message
+
+
+def sick(gpu: Gpu) -> Gpu:
+    """As a whole."""
+    return replace(gpu, health_limits=HealthLimits(whole=True, why="XID 62", remedy="reset it"))
+
+
+def test_a_sick_gpu_loses_what_a_claim_had() -> None:
+    """A reset, which mends it, waits for that. Nothing new comes: no claim's device, nor what a
+    failed release has destroyed already.
+    """
+    there = sick(with_instances(H100, [("1g.10gb", 4), ("1g.10gb", 6)]))
+    slice_ = claim(mig_device(before=()))
+    goal = to_release(slice_, there, [claim(mig_device(placement=Placement(6, 1)))])
+    gone = plan_gpu(goal, there)
+    assert kinds(*gone.steps) == [DestroyGpuInstance]
+    for again in (layout_of(there, goal), to_prepare(slice_, gone.after, [])):
+        refused = plan_gpu(again, gone.after)
+        assert [problem.code for problem in refused.problems] == [Code.GPU_UNHEALTHY]
+    served = sick(without_mig(H100, mps=daemon(A)))
+    gone = plan_gpu(to_release(claim(replace(WHOLE, mps=A)), served, []), served)
+    assert kinds(*gone.steps) == [StopMps]
 
 
 def test_a_place_that_two_claims_have() -> None:

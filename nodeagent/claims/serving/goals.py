@@ -48,7 +48,8 @@ def to_release(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -
     mps = daemon_of_shares(gpu.uuid, others)
     if mps and not (gpu.mps and gpu.mps.state == DaemonPhase.READY):
         return unchanged(gpu, path)
-    return DesiredGpu(mig, path, mps=mps, reserved=tuple(_beside(record, gpu, others)))
+    reserved = tuple(_beside(record, gpu, others))
+    return DesiredGpu(mig, path, mps=mps, reserved=reserved, ends=True)
 
 
 def unchanged(gpu: Gpu, path: str) -> DesiredGpu:
