@@ -86,9 +86,7 @@ class Case:
 
     @property
     def in_use(self) -> bool:
-        if self.allocations is None or THEIRS in self.allocations:
-            return True
-        if OURS in self.allocations and self.phase is not Phase.RELEASING:
+        if self.allocations is None or self.allocations:
             return True
         return self.is_there and self.usage.in_use
 

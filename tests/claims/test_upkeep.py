@@ -11,7 +11,7 @@ from nodeagent.claims.files.records import read_records, write_record
 from nodeagent.claims.model import ClaimRecord, Phase
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
-from nodeagent.errors import NodeagentError
+from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
@@ -108,6 +108,45 @@ async def test_a_process_that_came_since_the_node_was_observed(
         home.api_away = True  # what was begun is finished without it
         assert await messages(claims, home, rig) == []
         assert laid_out(node) == []
+
+
+async def test_a_release_that_was_refused_and_another_pod(node: SimulatedNode, home: Home) -> None:
+    """The kubelet neither prepares a shared claim again for a second pod nor asks again for its
+    release: what that pod has stays until the kubelet does not list it any more.
+    """
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), DEVICE))
+        [device] = await claims.prepare(*name)
+        node.occupy(device.uuid, pid=4711, command="train")
+        with pytest.raises(StillInUse):
+            await claims.release(UIDS[0])
+        home.run_pod(name, (pool(rig), DEVICE))
+        node.release(device.uuid)
+        for _ in range(2):
+            [message] = await messages(claims, home, rig)
+            used = "its release was begun, but it is used by pod team/trainer-0-pod"
+            assert message == f"claim team/trainer-0: {used}"
+            assert recorded(home).devices == (device,)
+            assert (laid_out(node), home.files()) == ([(2, 1)], [file_name(UIDS[0])])
+        home.pods = []
+        assert await messages(claims, home, rig) == []
+        assert (laid_out(node), home.records(), home.files()) == ([], [], [])
+
+
+async def test_the_kubelets_own_call_while_it_lists_the_claim(
+    node: SimulatedNode, home: Home
+) -> None:
+    """It lists a claim until its release was answered, which so does not hold that up."""
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), DEVICE))
+        [device] = await claims.prepare(*name)
+        home.run_pod(name, (pool(rig), DEVICE))
+        node.occupy(device.uuid, pid=4711, command="train")
+        with pytest.raises(StillInUse):
+            await claims.release(UIDS[0])
+        node.release(device.uuid)
+        await claims.release(UIDS[0])
+        assert (laid_out(node), home.records(), home.files()) == ([], [], [])
 
 
 @pytest.mark.parametrize("away", ["kubelet", "API server"])

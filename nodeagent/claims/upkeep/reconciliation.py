@@ -32,8 +32,6 @@ from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.users import IDLE, Usage
 
-_ALLOCATION = "kubelet"  # the source of a user that is a pod's allocation
-
 
 def reconcile(snapshot: Snapshot) -> tuple[Decision, ...]:
     """One decision for each record, readable or not; then the foreign instances."""
@@ -218,8 +216,8 @@ class _Claim:
     def _users(self) -> str:
         """Who uses the claim's devices; "" where there is no user.
 
-        The kubelet lists a claim until its release was answered, so that does not hold up a release
-        that the kubelet itself asked for.
+        The claim's own allocation is one, also after its release was begun: while the kubelet lists
+        the claim it asks again itself, or another pod has it by now.
         """
         allocations = self._snapshot.allocations
         if allocations is None:
@@ -227,10 +225,8 @@ class _Claim:
         own = {one for one in allocations if self._is_own(one)}
         others = {one for one in allocations if one not in own}
         keys = {device.result.key for device in self._record.devices}
-        holders = {one for one in others if one.key in keys and not self._is_administrators(one)}
-        asked_for = self._record.phase is Phase.RELEASING
-        if not asked_for:
-            holders |= {one for one in own if one.key in keys}
+        counted = own | {one for one in others if not self._is_administrators(one)}
+        holders = {one for one in counted if one.key in keys}
         if holders:
             return ", ".join(sorted({str(one) for one in holders}))
         own_pods = {(one.namespace, one.pod) for one in own}
@@ -239,10 +235,7 @@ class _Claim:
             passed_over = other_pods if device.share else set()
             usage = _usage(device, found)
             users = tuple(
-                user
-                for user in usage.processes
-                if (user.namespace, user.pod) not in passed_over
-                and (user.source != _ALLOCATION or (user.namespace, user.pod) not in own_pods)
+                user for user in usage.processes if (user.namespace, user.pod) not in passed_over
             )
             if users or not usage.known:
                 return str(Usage(users, usage.known, usage.reason))
