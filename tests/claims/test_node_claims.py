@@ -98,6 +98,28 @@ async def test_seven_at_once_and_two_gpus_in_one_claim(node: SimulatedNode, home
         assert (laid_out(node), laid_out(node, 1)) == ([(6, 1)], [])
 
 
+@pytest.mark.parametrize("device", ["mig-3g-40gb-4", "gpu"])
+async def test_a_claim_on_two_gpus_is_released_whole_or_not(
+    node: SimulatedNode, home: Home, device: str
+) -> None:
+    """While a device on one GPU is used, the one on the other stays, whichever comes first."""
+    async with home.agent() as (claims, rig):
+        first, last = sorted((0, 1), key=lambda index: rig.gpu(index).uuid)
+        both = home.claim(0, (pool(rig, first), "mig-1g-10gb-0"), (pool(rig, last), device))
+        used = next(d for d in await claims.prepare(*both) if d.gpu == rig.gpu(last).uuid)
+        before = laid_out(node, first), laid_out(node, last)
+        node.occupy(used.device_uuid, pid=4711, command="train")
+        for _ in range(2):
+            with pytest.raises(StillInUse, match="4711"):
+                await claims.release(UIDS[0])
+            assert (laid_out(node, first), laid_out(node, last)) == before
+        assert len(home.files()) == len(home.records()) == 1
+        node.release(pid=4711)
+        await claims.release(UIDS[0])
+        assert (laid_out(node, first), laid_out(node, last)) == ([], [])
+        assert home.files() == home.records() == []
+
+
 async def test_two_claims_never_have_the_same_part(node: SimulatedNode, home: Home) -> None:
     """Whatever the scheduler says: the second is refused with the first's name."""
     async with home.agent() as (claims, rig):

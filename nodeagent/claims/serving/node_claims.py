@@ -57,6 +57,7 @@ from nodeagent.files.cdi import Edits
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome
+from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 
@@ -304,22 +305,33 @@ class NodeClaims:
         record = replace(record, phase=Phase.RELEASING)
         await self._keep(record)
 
-        for uuid in sorted(record.gpus):
+        uuids = sorted(record.gpus)
+        # What is refused on one GPU is not begun on another: a pod may have the claim all the same.
+        for uuid in uuids if len(uuids) > 1 else ():
+            await self._dismiss(record, uuid, only_looks=True)
+        for uuid in uuids:
             await self._dismiss(record, uuid)
         await asyncio.to_thread(withdraw, self.places.cdi_dir, [file_name(record.uid)])
         await asyncio.to_thread(remove_record, self.places.records, record.uid)
         del self._records[record.uid]
 
-    async def _dismiss(self, record: ClaimRecord, uuid: str) -> None:
+    async def _dismiss(self, record: ClaimRecord, uuid: str, *, only_looks: bool = False) -> None:
+        """What the claim has on one GPU; with `only_looks`, raise what forbids that now."""
         if record.boot_id != self.places.boot_id and is_taken_out(uuid, await self.observe()):
             return
 
         async def goal(gpu: Gpu) -> DesiredGpu:
-            return self._dismissed(record, gpu)
+            dismissed = self._dismissed(record, gpu)
+            if not only_looks:
+                return dismissed
+            plan = plan_gpu(dismissed, gpu)
+            if not plan.steps:
+                require_done(GpuOutcome(plan, (), gpu), record)
+            return unchanged(gpu, dismissed.path)
 
         here = [device for device in record.devices if device.gpu == uuid]
         is_shared = any(device.mps for device in here)
-        removes = all(device.is_made for device in here) and not is_shared
+        removes = all(device.is_made for device in here) and not (is_shared or only_looks)
         try:
             require_done(await self._change(uuid, goal, removes=removes), record)
         except StillInUse:
