@@ -120,6 +120,19 @@ async def test_a_claim_on_two_gpus_is_released_whole_or_not(
         assert home.files() == home.records() == []
 
 
+async def test_a_monitor_gives_nothing_back(node: SimulatedNode, home: Home) -> None:
+    """An administrator's claim is released though one of its GPUs is lost, or used by others."""
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), "gpu"), (pool(rig, 1), "gpu"))
+        for result in home.claims[name[:2]]["status"]["allocation"]["devices"]["results"]:
+            result["adminAccess"] = True
+        await claims.prepare(*name)
+        node.occupy(rig.gpu(0).uuid, pid=4711, command="train")
+        node.lose(1)
+        await claims.release(UIDS[0])
+        assert (home.records(), home.files()) == ([], [])
+
+
 async def test_two_claims_never_have_the_same_part(node: SimulatedNode, home: Home) -> None:
     """Whatever the scheduler says: the second is refused with the first's name."""
     async with home.agent() as (claims, rig):

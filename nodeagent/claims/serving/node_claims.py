@@ -305,7 +305,8 @@ class NodeClaims:
         record = replace(record, phase=Phase.RELEASING)
         await self._keep(record)
 
-        uuids = sorted(record.gpus)
+        # An administrator only looks at what it has: nothing of that goes.
+        uuids = sorted({d.gpu for d in record.devices if not d.result.admin_access})
         # What is refused on one GPU is not begun on another: a pod may have the claim all the same.
         for uuid in uuids if len(uuids) > 1 else ():
             await self._dismiss(record, uuid, only_looks=True)
