@@ -139,6 +139,7 @@ async def test_an_answer_that_drags_on_is_given_up(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Half a second is this test's patience, for the whole answer."""
+    access.answer_within = 0.5
     server.faults.next(1, Dribble(60.0))
     before = asyncio.get_running_loop().time()
     with pytest.raises(faults.ConnectionCut, match="no answer in time"):

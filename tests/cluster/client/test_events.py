@@ -168,6 +168,8 @@ async def test_what_fails_is_reported_later(
     server: ApiServer, access: ClusterAccess, fault: Fault
 ) -> None:
     """After two failures it arrives once, with the repeats of the meantime."""
+    if isinstance(fault, Freeze):
+        access.answer_within = 0.5
     server.faults.next(2, fault, verb="POST")
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):

@@ -177,6 +177,8 @@ async def test_requests_that_fail_are_repeated_after_a_wait(
     watch: bool,
 ) -> None:
     """Each failure costs one request, with its list at most; the fault is reported by its kind."""
+    if isinstance(fault, Freeze | Dribble):
+        access.answer_within = 0.5
     server.faults.next(3, fault, watch=watch)
     set_plan(server, "one")
     seen = Follower(access)

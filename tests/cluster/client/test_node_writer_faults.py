@@ -42,6 +42,8 @@ async def test_a_write_that_fails_is_made_again(
     server: ApiServer, access: ClusterAccess, fault: Fault, kind: type[ClusterFault]
 ) -> None:
     """Two failures, two more requests; the last wish arrives, and the fault is reported once."""
+    if isinstance(fault, Freeze):
+        access.answer_within = 0.5
     server.faults.next(2, fault, verb="PATCH")
     made = Written(access)
     async with made.running() as writer:
