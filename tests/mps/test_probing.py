@@ -127,6 +127,23 @@ async def test_a_daemon_that_does_not_answer(open_folder: Path, scratch: Path) -
     assert "did not answer within 0.6 s" in problem.message
 
 
+async def test_a_program_that_goes_after_the_first_question(
+    open_folder: Path, scratch: Path
+) -> None:
+    """What could not be tried is not known, and no failure of the probe."""
+    install(open_folder / "real")
+    gone = open_folder / "bin" / "nvidia-cuda-mps-control"
+    gone.parent.mkdir()
+    gone.write_text(
+        f'#!/bin/sh\n[ $# -gt 0 ] || rm "$0"\nexec {open_folder}/real/{gone.name} "$@"\n'
+    )
+    gone.chmod(0o755)
+    programs = replace(programs_in(open_folder / "real"), control=(str(gone),))
+    found = await probe(programs, scratch=scratch, deadline=60)
+    assert (found.multi_user, found.static_partitioning, found.protocol_v3) == (None, None, None)
+    assert "not wholly known" in found.problems[0].message
+
+
 async def test_no_server_on_the_path(open_folder: Path, scratch: Path) -> None:
     """Distributions put it where a short PATH does not lead."""
     install(open_folder / "bin")

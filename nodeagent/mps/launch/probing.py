@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from nodeagent.files.state import make_open_directory
 from nodeagent.mps.control.client import ControlClient, ControlError
@@ -206,13 +206,16 @@ class _Trials(Struct, frozen=True):
             return _nothing(f"no MPS daemon can be started here: {why[0][:200]}", "")
         async with asyncio.TaskGroup() as group:  # a cancellation waits until each has ended
             trials = [
-                group.create_task(self._try("first", MULTI_USER_FLAGS[0])),
-                group.create_task(self._try("second", MULTI_USER_FLAGS[1])),
-                group.create_task(self._try("static", "-S", question="lspart")),
-                group.create_task(self._try("newer", "-p", "3", words=("server", "list"))),
+                group.create_task(self._flag("first", MULTI_USER_FLAGS[0])),
+                group.create_task(self._flag("second", MULTI_USER_FLAGS[1])),
+                group.create_task(self._flag("static", "-S", question="lspart")),
+                group.create_task(self._flag("newer", "-p", "3", words=("server", "list"))),
             ]
         first, second, static, newer = (trial.result() for trial in trials)
-        found = _VERSION.search(plain.said) or _VERSION.search(await self._output_of("-v"))
+        found = _VERSION.search(plain.said)
+        if found is None:
+            with suppress(OSError):
+                found = _VERSION.search(await self._output_of("-v"))
         return Probe(
             version=found[1] if found else "",
             multi_user_flag=_multi_user_flag(first, second),
@@ -269,6 +272,15 @@ class _Trials(Struct, frozen=True):
             await process.wait()
         text = await asyncio.to_thread((folder / "said").read_text, errors="replace")
         return _Trial(accepted, text, reply or ())
+
+    async def _flag(self, name: str, *flags: str, **asked: Any) -> _Trial:
+        """As `_try`, after a plain start that went well: one that fails, for want of a process or a
+        descriptor, says nothing of the flags.
+        """
+        try:
+            return await self._try(name, *flags, **asked)
+        except OSError:
+            return _Trial(None, "")
 
     async def _ask(
         self,
