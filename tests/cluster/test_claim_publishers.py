@@ -194,6 +194,7 @@ async def test_a_server_that_asks_for_patience_gets_it(server: ApiServer, tmp_pa
                     publisher.publish([status(server, health)])
                     await asyncio.sleep(1)
             assert patches(server) == 1
+            await asyncio.sleep(20)
             await until(lambda: ready(server)[0] == "False")
 
 
