@@ -4,7 +4,7 @@
 is the machine's, but read-only as ProtectSystem=strict makes it, with the directories of the unit
 writable; /run, /var/lib, /etc and /tmp are copies that end with the process. Capabilities, file
 mode mask and environment are the unit's; UNIT may be followed by a colon and a drop-in. STAGE
-appears as /opt/stage; WORDS come before the program.
+appears as /opt/stage; WORDS come before the program. Python and this checkout stay where they are.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def copied(place: str) -> None:
 
 def furnish(stage: str, plan: str) -> None:
     """The machine as it would be with nodeagent installed."""
+    trees = (Path(__file__).resolve().parents[2], Path(sys.prefix), Path(sys.base_prefix))
+    held = [(tree, os.open(tree, os.O_PATH)) for tree in trees]
     mount("--make-rprivate", "/")
     mount("-t", "proc", "proc", "/proc")
     mount("-t", "tmpfs", "tmpfs", "/opt")
@@ -57,6 +59,10 @@ def furnish(stage: str, plan: str) -> None:
     mount("--bind", stage, "/opt/stage")
     for place in ("/run", "/tmp", "/var/tmp"):
         mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
+    for tree, file in held:
+        if not tree.exists():
+            tree.mkdir(parents=True)
+            mount("--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{file}", str(tree))
     copied("/etc")
     copied("/var/lib")
     Path("/etc/nodeagent").mkdir(exist_ok=True)
