@@ -71,6 +71,7 @@ class DaemonMonitor:
         self.seen: Seen | None = None  # the last answers
         self.seen_hidden = False  # whether new clients were kept out when it was asked
         self.polls = 0  # that have ended, well or not
+        self._adopted = adopted
         self._supervisor = supervisor
         self._handle = supervisor.handle
         self._control = supervisor.control
@@ -131,9 +132,11 @@ class DaemonMonitor:
 
     def keep_gate(self) -> None:
         """New clients find the daemon, unless it drains or is closed to them. Where its sockets are
-        is what counts, so this also mends what an earlier agent left.
+        is what counts, so this also mends what an earlier agent left. One that was just started has
+        made its sockets when it answers: it would end if it did not find what it is making.
         """
         hidden = bool(self._supervisor.closed) or self.state.phase is Phase.DRAINING
+        hidden = hidden and (self._adopted or self.state.answered)
         try:
             self._sockets.keep(hidden=hidden)
         except OSError as error:

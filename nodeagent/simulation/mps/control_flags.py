@@ -101,7 +101,11 @@ def _begin(version: Version, wanted: Start, knobs: Watched) -> Daemon:
         nowhere = STDOUT if wanted.foreground else -1
         log, server_log = Log(nowhere, "Control"), Log(nowhere, "Other")
     time.sleep(float(knobs.get("slow_start", 0)))
-    files = Files(protocol.pipe_directory(), pid_file=version.pid_file)
+    files = Files(
+        protocol.pipe_directory(),
+        pid_file=version.pid_file,
+        slow_sockets=float(knobs.get("slow_sockets", 0)),
+    )
     return Daemon(
         version,
         files=files,

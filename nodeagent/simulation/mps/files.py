@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import stat
+import time
 
 from nodeagent.simulation.mps import protocol
 from nodeagent.simulation.mps.log_lines import STDOUT, Log, opened
@@ -23,9 +24,9 @@ class StartFailed(Exception):
 class Files:
     """The pipe directory, taken by this process. Raises StartFailed."""
 
-    def __init__(self, directory: str, *, pid_file: bool) -> None:
+    def __init__(self, directory: str, *, pid_file: bool, slow_sockets: float = 0) -> None:
         self.directory = directory
-        self._pid_file = pid_file
+        self._slow_sockets = slow_sockets
         _make_directory(directory, 0o777)
         try:
             self._lock = os.open(self._path(LOCK), os.O_WRONLY | os.O_CREAT, 0o666)
@@ -66,6 +67,7 @@ class Files:
             listener.bind(path)
         except OSError as error:
             raise _no_access(self.directory) from error
+        time.sleep(self._slow_sockets)
         _allow(path, mode)
         listener.listen(128)
         listener.setblocking(False)

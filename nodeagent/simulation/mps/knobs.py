@@ -25,6 +25,7 @@ KNOBS = {
     "busy": "`error` or `empty`: every front-end is refused, as if another one were connected",
     "start_error": "a text, or none: the start fails with status 1",
     "slow_start": "seconds until it listens",
+    "slow_sockets": "seconds from making a socket to listening at it",
     "forget_limits": "now: it loses what was set",
     "ignore_settings": "it replies as if a default had been set, and sets nothing",
     "lose_pipes": "now: the pipe directory is removed",

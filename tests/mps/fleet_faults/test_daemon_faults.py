@@ -166,6 +166,16 @@ async def test_slow_start(rig: FleetRig) -> None:
         await ready(fleet)
 
 
+async def test_slow_sockets(rig: FleetRig) -> None:
+    """They are kept from new clients when they are made, and not taken from it before."""
+    prepared(rig, "slow_sockets", 0.03)
+    async with rig.fleet() as fleet:
+        fleet.close_to_clients({GPU: "sick"})
+        await fleet.start(GPU, wanted())
+        assert status(fleet).restarts == 0
+        assert not (rig.pipes() / "control").exists()
+
+
 async def test_forget_limits(rig: FleetRig, fleet: Fleet) -> None:
     """Drift is reported with both values, and mended without another process."""
     before = status(fleet).pid

@@ -142,6 +142,16 @@ def test_slow_start(rig: Rig) -> None:
     assert child.poll() is None
 
 
+def test_slow_sockets(rig: Rig) -> None:
+    """A daemon ends that does not find the socket which it is making."""
+    rig.knobs.turn("slow_sockets", 0.2)
+    child = rig.foreground(wait=False)
+    made = rig.pipes / "control_privileged"
+    until(made.exists)
+    made.unlink()
+    assert child.wait(30) == 1
+
+
 def test_forget_limits(rig: Rig) -> None:
     """What was set is not there any more."""
     rig.start()
