@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, UnixConnector
+from aiohttp import ClientConnectionError, ClientSession, UnixConnector
 
 from nodeagent.api.limits import Limits
 from tests.api.serving import api
@@ -95,6 +95,25 @@ async def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
                 assert answer.status == 200
         assert one.refusals.counts["api", "connections"] >= 20
         assert ("socket", "connections") not in one.refusals.counts
+
+
+async def test_a_full_listener_takes_nothing_from_the_unix_socket(tmp_path: Path) -> None:
+    """Connections that are being served make way for none: it has a reserve of its own."""
+    path = tmp_path / "agent.sock"
+    events = {"Accept": "text/event-stream"}
+    async with (
+        api(unix_socket=path, limits=Limits(connections=1, connections_of_peer=1)) as one,
+        one.session.get(f"{one.base}/v1/events", headers=events) as following,
+    ):
+        await following.content.readline()
+        with pytest.raises(ClientConnectionError):
+            async with ClientSession(one.base) as session, session.get("/healthz"):
+                pass
+        async with (
+            ClientSession("http://agent", connector=UnixConnector(str(path))) as session,
+            session.get("/healthz") as answer,
+        ):
+            assert answer.status == 200
 
 
 ASK = """
