@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import heapq
+import itertools
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -261,6 +263,50 @@ async def test_each_password_is_hashed_once(hashing: Hashing) -> None:
     assert not await check.accepts(_basic(b"prometheus:right:one"))
     assert len(hashing.asked) == 3
     check.close()
+
+
+async def test_hashing_rests_for_as_long_as_it_took() -> None:
+    """Half a core at most, whatever it costs and however many wait."""
+    checks: list[tuple[float, float, float]] = []
+
+    def compare(password: bytes, hashed: bytes) -> bool:
+        began, used = time.monotonic(), time.thread_time()
+        while time.thread_time() - used < 0.01:
+            pass
+        checks.append((began, time.thread_time() - used, time.monotonic()))
+        return False
+
+    check = PasswordCheck(USERS, LIMITS, compare)
+    asking = (check.accepts(_basic(b"prometheus:%d" % n)) for n in range(4))
+    assert not any(await asyncio.gather(*asking))
+    check.close()
+    assert len(checks) == 4
+    for (_, cost, ended), (began, _, _) in itertools.pairwise(checks):
+        assert began - ended >= cost
+
+
+async def test_a_refusal_waits_for_the_passwords_that_wait(hashing: Hashing) -> None:
+    """A guesser learns nothing, and guesses no more, while others are to be checked."""
+    check = PasswordCheck(USERS, Limits(), hashing)
+    hashing.go_on.clear()
+    guesses = [b"%d" % n for n in range(5)]
+    asking = {
+        guess: asyncio.create_task(check.accepts(_basic(b"prometheus:" + guess)))
+        for guess in guesses
+    }
+    async with asyncio.timeout(30):
+        while not hashing.asked:
+            await asyncio.sleep(0.001)
+        hashing.go_on.set()
+        hashing.go_on.clear()  # for this one alone
+        while len(hashing.asked) < 2:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    assert not asking[hashing.asked[0]].done()
+    check.close()
+    for task in asking.values():
+        task.cancel()
+    await asyncio.gather(*asking.values(), return_exceptions=True)
 
 
 async def test_the_same_guess_from_many_is_hashed_once(hashing: Hashing) -> None:
