@@ -13,7 +13,7 @@ OURS = {"nodeagent", "tests"}
 
 
 def patches(tree: ast.Module) -> Iterator[int]:
-    """The lines that set an attribute of something of ours, or of something not imported."""
+    """The lines that set an attribute of something of ours, or a private one of anything else."""
     nodes = list(ast.walk(tree))
     ours, foreign = _imported(nodes)
     for node in nodes:
@@ -23,6 +23,9 @@ def patches(tree: ast.Module) -> Iterator[int]:
                     yield node.lineno
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name))]) if name in ours:
                 yield node.lineno
+            case ast.Assign(targets=[ast.Attribute(value=whose, attr=attr)]):
+                if attr.startswith("_") and _root(whose) not in {"self", *foreign}:
+                    yield node.lineno
             case ast.ImportFrom(module="unittest", names=[ast.alias(name="mock")]):
                 yield node.lineno
 
@@ -61,6 +64,7 @@ def test_no_test_patches_what_is_ours() -> None:
         "monkeypatch.setattr('nodeagent.app.service._LIMIT', 1)",
         "monkeypatch.setattr(rig.exporter, '_write', 1)",
         "service._LIMIT = 1",
+        "rig.sampler._intervals = 1",
         "from unittest import mock",
     ],
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
@@ -14,6 +15,7 @@ from nodeagent.telemetry.samples import SampleBatch
 POWER, SM_CLOCK, UTILISATION, FB_USED, ACTIVE = 155, 100, 203, 252, 1001
 REMAPPED = 393
 QUICK = Intervals(patience=30, deadline=0.4)  # a call that hangs is found out within a round
+ALL_EACH_TIME = Intervals(slow=0.0)
 
 
 def rows(*numbers: int) -> list[Field]:
@@ -46,6 +48,13 @@ def succeeded(sampled: SampleBatch, name: str = "fast") -> dict[str, bool]:
     return {reader.gpu: reader.succeeded for reader in sampled.readers if reader.name == name}
 
 
-def sampler_of(driver: Driver, fields: Iterable[Field], texts: Iterable[TextField] = ()) -> Sampler:
+def sampler_of(
+    driver: Driver,
+    fields: Iterable[Field],
+    texts: Iterable[TextField] = (),
+    *,
+    intervals: Intervals = QUICK,
+    clock: Callable[[], float] = time.monotonic,
+) -> Sampler:
     """A sampler with short deadlines."""
-    return Sampler(driver, fields, texts, intervals=QUICK)
+    return Sampler(driver, fields, texts, intervals=intervals, clock=clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -10,11 +11,12 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.simulation import SimulatedNode, simulated
-from nodeagent.telemetry.sampler import Intervals
 from tests.gpu.steps_of import laid_out
 from tests.telemetry.sampler_rig import (
     ACTIVE,
+    ALL_EACH_TIME,
     POWER,
+    QUICK,
     REMAPPED,
     SM_CLOCK,
     UTILISATION,
@@ -41,8 +43,8 @@ async def test_only_what_is_wanted_is_asked(known: Driver, node: SimulatedNode) 
 
 async def test_what_a_card_does_not_have_is_asked_once(known: Driver, node: SimulatedNode) -> None:
     """It is absent, not 0, and no failure; after NVML was started anew it is asked again."""
-    sampler = sampler_of(known, rows(191, 120))  # fan speed, auto boost
-    sampler._intervals = Intervals(slow=0.0)
+    fields = rows(191, 120)  # fan speed, auto boost
+    sampler = sampler_of(known, fields, intervals=ALL_EACH_TIME)
     for _ in range(3):
         sampled = await sampler.round()
         assert not any(sample.values for sample in sampled.samples.values())
@@ -92,13 +94,12 @@ async def test_texts_come_with_the_slow_tier(known: Driver) -> None:
 
 async def test_the_slow_tier_is_not_read_each_time(known: Driver, node: SimulatedNode) -> None:
     """Its samples come when they are due; those that do not change come with them."""
-    sampler = sampler_of(known, rows(POWER, 202, 235))
+    ahead = 0.0
+    sampler = sampler_of(known, rows(POWER, 202, 235), clock=lambda: time.monotonic() + ahead)
     first, second = await sampler.round(), await sampler.round()
     assert set(first.samples) == {"fast/0", "slow/0", "fast/1", "slow/1", "node"}
     assert set(second.samples) == {"fast/0", "fast/1"}
-    sampler._intervals = Intervals(slow=0.0)
-    for post in sampler._gpus:
-        post.slow_at = 0.0
+    ahead = QUICK.slow
     third = await sampler.round()
     assert whole(third, 202) == whole(first, 202) == {0: 0, 1: 0}
     assert whole(third, 235) == whole(first, 235) == {0: 5, 1: 5}

@@ -11,10 +11,10 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.samples import Slice
 from nodeagent.metrics.selection import default_selection
 from nodeagent.simulation import SimulatedNode, Switches, simulated
-from nodeagent.telemetry.sampler import Intervals
 from tests.gpu.steps_of import create, destroy, disable, laid_out
 from tests.telemetry.sampler_rig import (
     ACTIVE,
+    ALL_EACH_TIME,
     FB_USED,
     POWER,
     REMAPPED,
@@ -47,8 +47,7 @@ async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
 
 async def test_remapped_rows_are_absent_while_there_are_instances(known: Driver) -> None:
     """They come back with the last instance gone."""
-    sampler = sampler_of(known, rows(REMAPPED))
-    sampler._intervals = Intervals(slow=0.0)
+    sampler = sampler_of(known, rows(REMAPPED), intervals=ALL_EACH_TIME)
     assert whole(await sampler.round(), REMAPPED) == {0: 0, 1: 0}
     gpu = await laid_out(known, 0, at0="1g.10gb")
     assert whole(await sampler.round(), REMAPPED) == {1: 0}

@@ -77,7 +77,7 @@ class Follower:
         self.faults: list[ClusterFault | None] = []
         self.draws = 0
         self._jitter = jitter
-        self._on_view = on_view
+        self.on_view = on_view
         self.follower = NodeFollower(
             access,
             name,
@@ -90,7 +90,7 @@ class Follower:
 
     def _saw(self, view: NodeView | None) -> None:
         self.views.append(view)
-        self._on_view(view)
+        self.on_view(view)
 
     def _drawn(self) -> float:
         self.draws += 1

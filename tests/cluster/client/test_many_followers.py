@@ -50,7 +50,7 @@ async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAc
         writer.observe(seen.views[-1])
         writer.want(Wanted({STATUS: f"done {seen.plan}"}))
 
-    seen._on_view = lambda _: answer()
+    seen.on_view = lambda _: answer()
     took = []
     async with running(seen.follower.run(), writer.run()):
         await until(lambda: server.faults.watching)
