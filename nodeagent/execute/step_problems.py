@@ -12,7 +12,12 @@ from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
 from nodeagent.plan.observed import Access, Device, Gpu, Placement
 from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.remedies import end_commands, idle_reset_remedy, in_use_remedy
+from nodeagent.plan.remedies import (
+    end_commands,
+    idle_reset_remedy,
+    in_use_remedy,
+    silent_remedy,
+)
 from nodeagent.plan.shares import WantedMps
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -63,9 +68,10 @@ def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
 
 def unreachable(seen: Gpu) -> Problem:
     """The driver does not answer for the GPU."""
-    code = Code.GPU_LOST if seen.access is Access.LOST else Code.GPU_UNKNOWN
+    lost = seen.access is Access.LOST
+    code = Code.GPU_LOST if lost else Code.GPU_UNKNOWN
     message = f"{gpu_words(seen)} does not answer: {seen.access_reason}"
-    return Problem(code, message, "look at `dmesg | grep NVRM`", seen.uuid)
+    return Problem(code, message, silent_remedy(lost=lost), seen.uuid)
 
 
 def reset_pending(seen: Gpu, *, enabled: bool) -> Problem:

@@ -33,6 +33,7 @@ from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
+from nodeagent.plan.remedies import silent_remedy
 from nodeagent.plan.reserved import in_the_way, without
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step, after
 from nodeagent.plan.users import IDLE
@@ -191,10 +192,10 @@ def _vanished(key: str, wanted: DesiredGpu) -> Problem:
 
 
 def _inaccessible(gpu: Gpu, path: str) -> Problem:
-    code = Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN
+    lost = gpu.access is Access.LOST
+    code = Code.GPU_LOST if lost else Code.GPU_UNKNOWN
     message = f"{gpu.title} does not answer: {gpu.access_reason or 'no reason is known'}"
-    remedy = "look at `dmesg | grep NVRM`; nothing is done to it until it answers again"
-    return Problem(code, message, remedy, gpu.uuid, path)
+    return Problem(code, message, silent_remedy(lost=lost), gpu.uuid, path)
 
 
 def _without_eviction(problem: Problem) -> Problem:

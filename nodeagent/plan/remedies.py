@@ -53,6 +53,13 @@ def reset_remedy(pci_bus_id: str, *, mode_off_first: bool = False) -> str:
     )
 
 
+def silent_remedy(*, lost: bool) -> str:
+    """What brings a GPU back that does not answer."""
+    if lost:
+        return "reboot the node; `dmesg | grep NVRM` says why the GPU is lost"
+    return "look at `dmesg | grep NVRM`; if it lasts, reboot the node"
+
+
 def idle_reset_remedy(pci_bus_id: str) -> str:
     """How to reset a GPU that may be in use, by hand or by the agent."""
     return (

@@ -212,6 +212,12 @@ CASES = {
                 meanwhile=first_device,
             )
         ],
+        "a GPU that is lost": [
+            Case(
+                "reboot", Code.GPU_LOST, "{1g.10gb: 2}", "h100-80gb:1",
+                meanwhile=lambda node: node.lose(0),
+            )
+        ],
         "a GPU that is held": [
             Case(
                 "end", Code.IN_USE, "{1g.10gb: 2}", "h100-80gb:1", before="{1g.10gb: 1}",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.errors import DriverError
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.remedies import reset_remedy
+from nodeagent.plan.remedies import reset_remedy, silent_remedy
 
 _PATIENCE = 10.0  # seconds for nvidia-smi
 
@@ -34,9 +34,8 @@ def driver_findings(observed: ObservedNode | DriverError) -> Iterator[Finding]:
 def _gpu_finding(gpu: Gpu) -> Finding:
     check, name = f"gpu {gpu.index}", gpu.name or gpu.uuid or "the GPU"
     if gpu.access is not Access.OK:
-        return error(
-            check, f"{name} does not answer: {gpu.access_reason}", "look at `dmesg | grep NVRM`"
-        )
+        remedy = silent_remedy(lost=gpu.access is Access.LOST)
+        return error(check, f"{name} does not answer: {gpu.access_reason}", remedy)
     if gpu.mig is None:
         return warning(check, f"{name} has no MIG", "plans can name it only without a mig layout")
     if gpu.mig.current != gpu.mig.pending:
