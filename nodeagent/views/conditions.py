@@ -27,8 +27,8 @@ _LONGEST_MESSAGE = 1024  # characters
 
 def conditions(state: NodeState) -> Mapping[str, Condition]:
     """Both conditions by type."""
-    ready = _unknown(state, looked=has_looked(state)) or _with_headline(_partitions(state), state)
-    health = _health(state)
+    ready = _unknown(state, looked=has_looked(state)) or _partitions(state)
+    ready, health = (_with_headline(found, state) for found in (ready, _health(state)))
     return {
         PARTITIONS_READY: _explained(ready, _code(state) or ready.reason),
         HEALTHY: _explained(health, health.reason),
@@ -54,16 +54,19 @@ def _explained(condition: Condition, code: str) -> Condition:
 
 
 def _with_headline(condition: Condition, state: NodeState) -> Condition:
-    """The condition with the headline in front, where that is an error that it does not name.
-
-    Nothing less leads: programs wait for the exact words of a condition that is True.
+    """The condition with the headline in front, unless it names the same. With nothing to warn of,
+    its own words are the headline, with the plan that programs wait for.
     """
     found = headline(state, in_cluster=True)
-    named = (p.message for p in state.problems if p.message in found.text)
-    if found.severity is not HeadlineSeverity.ERROR or any(m in condition.message for m in named):
+    if found.severity in (HeadlineSeverity.OK, HeadlineSeverity.INFO):
         return condition
-    text = f"{found.text.removesuffix('.')}; {condition.message}"
-    return replace(condition, message=text)
+    if found.code == condition.reason:
+        return condition
+    text = found.text.removesuffix(".")
+    named = (text, *(p.message for p in state.problems if p.message in text))
+    if any(words.casefold() in condition.message.casefold() for words in named):
+        return condition
+    return replace(condition, message=f"{text}; {condition.message}")
 
 
 def _unknown(state: NodeState, *, looked: bool) -> Condition | None:

@@ -221,6 +221,25 @@ def _judged(*gpus: GpuReading) -> HealthState:
     return evaluate(HealthState(), reading, default_table()).state
 
 
+# --- the headline ---------------------------------------------------------------------------------
+
+
+def test_the_headline_leads_both_messages() -> None:
+    """What is a warning or an error, whatever its kind; nothing is said twice."""
+    plan, well = f"the node is as plan {DIGEST} says", "the driver answers for every GPU (2)"
+    client = Problem(Code.MPS_CLIENT, "a client has no share")
+    served = replace(IN_SYNC, problems=(client,))
+    assert ready(served) == Condition("True", "InSync", f"A client has no share; {plan}")
+    assert healthy(served) == Condition("True", "Healthy", f"A client has no share; {well}")
+    fallen = replace(served, health=_judged(GpuReading(FIRST, 0, answer=Answer(Silence.LOST))))
+    assert ready(fallen).message == f"GPU 0 is lost; {plan}"
+    assert healthy(fallen).message.startswith("GPU 0 is lost (reboot); see")
+    away = replace(fallen, phase=Phase.FAILED, driver_error="it is not loaded")
+    assert ready(away).message.startswith("GPU 0 is lost; the driver does not answer: it is ")
+    assert healthy(BLOCKED).message == f"{BLOCKED.problems[0].message}; {well}"
+    assert healthy(replace(IN_SYNC, phase=Phase.WORKING)).message == well
+
+
 # --- messages -------------------------------------------------------------------------------------
 
 
