@@ -28,7 +28,8 @@ from tests.acceptance.agent_home import Home
 FIRST_RELEASE = Path("tests/data/state")  # what it wrote on h100-80gb:2 with MPS, XIDs, time slices
 # What each release wrote since files have a first line, one of each kind; a release adds its own.
 RELEASES = sorted(FIRST_RELEASE.glob("[0-9]*"))
-Reader = Callable[[Path, bytes], object]  # of a content in a folder of its own
+# Of a content in a folder of its own, whose name is in another content.
+Reader = Callable[[Path, bytes, bytes], object]
 LOADERS: dict[str, Callable[[Path], StateFile[Any]]] = {
     "health.json": health_file,
     "last-good-plan": last_good_plan,
@@ -51,29 +52,24 @@ def kept(folder: Path, name: str) -> Path:
 # --- every file, in this process ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("path", sorted(RELEASES[-1].iterdir()), ids=lambda path: path.name)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_cut_and_flipped(tmp_path: Path, name: str, every: bool) -> None:
+def test_cut_and_flipped(tmp_path: Path, path: Path, every: bool) -> None:
     """Cut at a hundred places and with a bit flipped at two hundred, or all there are, nothing of
     it is used.
     """
-    path = kept(tmp_path, name)
-    good, rng = path.read_bytes(), random.Random(name)
+    read, good, rng = READERS[header_of(path)[0]], path.read_bytes(), random.Random(path.name)
+    assert read(tmp_path, good, good) is not None
     bits = [(at, bit) for at in range(len(good)) for bit in range(8)]
     cuts = range(len(good)) if every else rng.sample(range(len(good)), 100)
     for length in cuts:
-        assert refused(path, good[:length])
+        with pytest.raises(Unusable):
+            read(tmp_path, good[:length], good)
     for at, bit in bits if every else rng.sample(bits, 200):
         flipped = bytearray(good)
         flipped[at] ^= 1 << bit
-        assert refused(path, bytes(flipped))
-
-
-def refused(path: Path, content: bytes) -> bool:
-    """Whether it is a problem, and no value."""
-    path.write_bytes(content)
-    file = LOADERS[path.name](path)
-    return file.read() is None and file.problem is not None
+        with pytest.raises(Unusable):
+            read(tmp_path, bytes(flipped), good)
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -106,7 +102,8 @@ def test_what_every_release_wrote_is_kept_and_read(tmp_path: Path) -> None:
         for number, path in enumerate(sorted(release.iterdir())):
             folder = tmp_path / release.name / str(number)
             folder.mkdir(parents=True)
-            assert READERS[header_of(path)[0]](folder, path.read_bytes()) is not None, path
+            content = path.read_bytes()
+            assert READERS[header_of(path)[0]](folder, content, content) is not None, path
 
 
 def test_what_a_later_release_wrote_is_left_to_it(tmp_path: Path) -> None:
@@ -118,8 +115,8 @@ def test_what_a_later_release_wrote_is_left_to_it(tmp_path: Path) -> None:
         write_state(later, form, b"{}")
         folder = tmp_path / str(number)
         folder.mkdir()
-        with pytest.raises(Newer, match="a newer nodeagent wrote it"):
-            READERS[kind](folder, later.read_bytes())
+        with pytest.raises(Unusable, match="a newer nodeagent wrote it"):
+            READERS[kind](folder, later.read_bytes(), b"")
 
 
 def header_of(path: Path) -> tuple[str, str]:
@@ -128,44 +125,45 @@ def header_of(path: Path) -> tuple[str, str]:
     return kind, version
 
 
-class Newer(Exception):
+class Unusable(Exception):
     """What a reader says of a file that it cannot use."""
 
 
 def by_file(name: str, loader: Callable[[Path], StateFile[Any]]) -> Reader:
     """For a file of its own."""
 
-    def read(folder: Path, content: bytes) -> object:
+    def read(folder: Path, content: bytes, _: bytes) -> object:
         (folder / name).write_bytes(content)
         file = loader(folder / name)
         found = file.read()
         if found is None:
-            raise Newer(str(file.problem))
+            assert file.problem is not None
+            raise Unusable(str(file.problem))
         return found
 
     return read
 
 
-def by_mps(folder: Path, content: bytes) -> object:
+def by_mps(folder: Path, content: bytes, named: bytes) -> object:
     """For the record of a daemon, in the folder of its device."""
-    device = re.search(rb'"device":"([^"]+)"', content)
+    device = re.search(rb'"device":"([^"]+)"', named)
     path = folder / "mps" / (device[1].decode() if device else "GPU-1") / "record.json"
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     [found] = mps_records(folder)
     if isinstance(found, RecordUnusable):
-        raise Newer(found.message)
+        raise Unusable(found.message)
     return found
 
 
-def by_claim(folder: Path, content: bytes) -> object:
+def by_claim(folder: Path, content: bytes, named: bytes) -> object:
     """For the record of a claim, named by its uid."""
-    uid = re.search(rb'"uid": "([^"]+)"', content)
+    uid = re.search(rb'"uid": "([^"]+)"', named)
     name = uid[1].decode() if uid else "00000000-1111-2222-3333-444444444444"
     (folder / f"{name}.json").write_bytes(content)
     [found] = claim_records(folder)
     if isinstance(found, UnreadableRecord):
-        raise Newer(found.message)
+        raise Unusable(found.message)
     return found
 
 
