@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.api.listening import SOCKET_NAME
 from tests.manifests.rendering import Document, written
 from tests.simulated_cluster.agent import (
     NAME,
@@ -60,6 +62,9 @@ async def test_it_gets_in_sync(node: Path) -> None:
                 plan = f"{{version: v1, gpus: {gpus}}}"
                 api.annotate(NAME, **{PLAN: plan})
                 await until_status(api, in_sync(plan))
+            # Commands in the pod, which have its environment, find the agent.
+            socket = Path(environment["NODEAGENT_RUN_DIR"], SOCKET_NAME)
+            assert await asyncio.to_thread(socket.is_socket)
 
 
 def _moved(text: str, paths: dict[str, Path]) -> str:
