@@ -18,7 +18,7 @@ from nodeagent.gpu.steps.change import (
     other_than_planned,
 )
 from nodeagent.gpu.steps.instances import require_idle
-from nodeagent.gpu.users import WholeGpu, whole_gpu, with_users
+from nodeagent.gpu.users import ProcessLists, WholeGpu, whole_gpu, with_users
 from nodeagent.plan.observed import MigMode
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode, SetMigMode
@@ -40,8 +40,10 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
         if before.current:
             _require_idle_instances(change)
         else:
+            # An Ampere card's driver takes the mode all the same, and the next reset changes it.
             known = gpu.identity()
-            _require_unallocated(change, WholeGpu(known.uuid, known.minor, ()))
+            whole = WholeGpu(known.uuid, known.minor, ())
+            _require_unused(change, whole, ProcessLists(gpu.handle).on_all())
     change.require_time("changing MIG mode")
     status = nvml.set_mig_mode(gpu.handle, step.enabled)
     after = _settled_mode(change, step)
@@ -65,15 +67,17 @@ def _require_idle_instances(change: Change) -> None:
     gpu = with_users(read_gpu(change.gpu), change.readings)
     for instance, device in gpu.mig_devices():
         require_idle(device.usage, f"{device.profile} at {instance.placement}")
-    _require_unallocated(change, whole_gpu(gpu))
+    _require_unused(change, whole_gpu(gpu), gpu.usage)
 
 
-def _require_unallocated(change: Change, gpu: WholeGpu) -> None:
-    """Who was given the GPU as a whole need not have a process yet that would keep the mode."""
+def _require_unused(change: Change, gpu: WholeGpu, usage: Usage) -> None:
+    """`usage` are the processes on no known instance, which may be on any. Who was given the GPU as
+    a whole need not have a process yet that would keep the mode.
+    """
     known = (reading.users_of_gpu(gpu) for reading in change.readings)
-    usage = reduce(Usage.together, known, Usage())
+    usage = reduce(Usage.together, known, usage)
     if usage.in_use:
-        why = f"MIG mode of GPU {change.gpu.index} is not changed: it is in use by {usage}"
+        why = f"its MIG mode is not changed: it is in use by {usage}"
         raise in_use(why, usage)
 
 

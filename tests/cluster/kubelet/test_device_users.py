@@ -112,7 +112,7 @@ async def test_who_was_given_the_whole_gpu_keeps_its_mig_mode(
     """Off stays off, and nothing but that GPU is concerned."""
     free, held = (await driver.observe()).gpus
     kubelet.allocate("trainer", [held.uuid])
-    with pytest.raises(GpuInUse, match="MIG mode of GPU 1 is not changed: it is in use by"):
+    with pytest.raises(GpuInUse, match="GPU 1: its MIG mode is not changed: it is in use"):
         await driver.apply(enable(held))
     assert node.journal.total(MODE_CHANGES) == 0
     await driver.apply(enable(free))

@@ -46,9 +46,9 @@ async def test_ampere_is_left_with_the_change_pending() -> None:
 async def test_programs_that_hold_a_hopper_gpu_are_in_the_way(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """The mode stays, and the sentence says what to do."""
+    """Monitoring agents, say, which no list has: the mode stays, and it is said what to do."""
     gpu = (await driver.observe()).gpus[0]
-    node.occupy(0)
+    node.inject("nvmlDeviceSetMigMode", error="IN_USE")
     with pytest.raises(GpuInUse, match="GPU 0: programs still hold the GPU"):
         await driver.apply(enable(gpu))
     mode = (await driver.observe_gpu(gpu.uuid)).mig
