@@ -204,10 +204,8 @@ class Driver(Observer):
     def _begin(
         self, gpu: GpuDevice, step: GpuStep, readings: Sequence[UsageReading] = ()
     ) -> Change:
-        """In the GPU's thread. Indices may have moved since the step was planned."""
-        found = gpu.identity().uuid
-        if found != step.gpu:
-            raise other_than_planned(f"GPU {gpu.index} is not {step.gpu} any more but {found}")
+        """In the GPU's thread."""
+        _require_same(gpu, gpu.identity().uuid, step)
         return Change(gpu, time.monotonic() + self._deadline, readings)
 
     async def _set_time_slice(self, step: SetTimeSlice) -> None:
@@ -242,6 +240,7 @@ class Driver(Observer):
             gpu = self._gpu(step)
             name = gpu.worker.name
             before = await self._read(gpu)
+            _require_same(gpu, before.uuid, step)
             _require_idle(before)
             if not await self.pool.shut_down():
                 raise other_than_planned(
@@ -278,6 +277,12 @@ def _destroying(step: Destruction) -> str:
 
 def _creating(step: CreateGpuInstance | CreateComputeInstance) -> str:
     return f"creating {step.profile} at {step.placement}"
+
+
+def _require_same(gpu: GpuDevice, found: str, step: GpuStep) -> None:
+    """Indices may have moved since the step was planned, as when a GPU fell off the bus."""
+    if found != step.gpu:
+        raise other_than_planned(f"GPU {gpu.index} is not {step.gpu} any more but {found}")
 
 
 def _require_idle(gpu: Gpu) -> None:

@@ -126,6 +126,21 @@ async def test_a_reset_between_the_steps_of_another_gpu(
         assert layout(await driver.observe_gpu(first.uuid)) == {}
 
 
+async def test_a_gpu_that_has_another_number_by_now_is_not_reset(tmp_path: Path) -> None:
+    """One fell off the bus during another's reset, and those behind it moved up."""
+    called = tmp_path / "called"
+    smi = [sys.executable, "-c", f"import pathlib; pathlib.Path({str(called)!r}).touch()"]
+    with simulated("a100-40gb:2") as node:
+        async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
+            first, second = (await driver.observe()).gpus
+            node.cards = node.cards[1:]
+            node.cards[0].index = 0
+            assert await driver.pool.restart()
+            with pytest.raises(DriverError, match=f"GPU 0 is not {first.uuid} any more but"):
+                await driver.apply(ResetGpu(first.uuid, "MIG mode is pending"))
+            assert not called.exists(), f"{second.uuid} was reset in its place"
+
+
 async def test_a_gpu_in_use_is_not_reset(ampere: tuple[SimulatedNode, list[str]]) -> None:
     """It is looked at right before; the process is named."""
     node, _ = ampere
