@@ -175,15 +175,17 @@ class Driver(Observer):
             gpu = self._gpu(step)
             until = self._clock() + self._deadline
             for _ in range(_READINGS):
-                readings = [await source.ask() for source in sources]
-                job = partial(self._change_in_time, gpu, step, change, readings, self._clock())
+                asked_at = self._clock()  # one may take long, and another's answer age meanwhile
+                readings = await asyncio.gather(*(source.ask() for source in sources))
+                job = partial(self._change_in_time, gpu, step, change, readings, asked_at)
                 if await self._call(gpu, job, what=what, deadline=self._deadline, changing=True):
                     return
                 if self._clock() > until:
                     break
         raise GpuInUse(
             f"{gpu.worker.name}: {what} was not begun: it waited too long behind other driver "
-            f"calls, so that what was read of the users was over {FRESH:g} s old at its turn",
+            f"calls or for its users, so that what was read of them was over {FRESH:g} s old at "
+            "its turn",
             remedy="nothing was changed; the agent retries with the next observation",
         )
 
@@ -193,10 +195,10 @@ class Driver(Observer):
         step: GpuChange,
         change: ChangeFunction[GpuChange],
         readings: Sequence[UsageReading],
-        read_at: float,
+        asked_at: float,
     ) -> bool:
         """In the GPU's thread; False, with nothing done, if the readings are too old."""
-        if readings and self._clock() - read_at > FRESH:
+        if readings and self._clock() - asked_at > FRESH:
             return False
         change(self._begin(gpu, step, readings), step)
         return True

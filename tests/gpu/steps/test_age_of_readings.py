@@ -82,6 +82,34 @@ async def test_a_device_allocated_during_the_wait_for_the_gpu_is_kept(look_only:
             assert node.journal.total(DESTROYS) == 0
 
 
+async def test_a_device_allocated_while_another_source_is_slow_is_kept() -> None:
+    """What the kubelet said before a long look for processes proves nothing after it."""
+    kubelet, now = Kubelet(), [100.0]
+
+    class Processes(Kubelet):
+        """Takes long while the device is given to a pod."""
+
+        async def ask(self) -> Snapshot:
+            if to_give:
+                now[0] += FRESH + 1
+                kubelet.allocated.add(to_give.pop())
+            return Snapshot(frozenset())
+
+    to_give: list[str] = []
+    with simulated("h100-80gb:1") as node:
+        async with Driver(
+            observe_deadline=30,
+            step_deadline=30,
+            sources=[kubelet, Processes()],
+            clock=lambda: now[0],
+        ) as driver:
+            gpu = await laid_out(driver, 0, at0="1g.10gb")
+            to_give.append(gpu.instances[0].compute[0].uuid)
+            with pytest.raises(GpuInUse, match="team/trainer"):
+                await driver.apply(destroy(gpu, gpu.instances[0]))
+            assert node.journal.total(DESTROYS) == 0
+
+
 @pytest.mark.parametrize(("deadline", "readings"), [(300, 3), (1, 1)])
 async def test_a_step_whose_turn_always_comes_too_late_is_refused(
     deadline: int, readings: int
