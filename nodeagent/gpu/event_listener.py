@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
+from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml import call
@@ -55,12 +55,13 @@ class _NothingHappened(Exception):
 @dataclass(slots=True)
 class _Sets:
     """The event sets of one session. `gpus`: UUIDs by the address of the handle. `system` is None
-    where the driver has no such events.
+    where the driver has no such events. `complete`: no GPU is missing that may be registered later.
     """
 
     events: Any
     gpus: dict[int, str] = field(default_factory=dict)
     system: Any = None
+    complete: bool = True
 
     def free(self) -> None:
         """A set that failed may not even be freed."""
@@ -79,12 +80,13 @@ class _Sets:
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds. `wait`: how long at a time in NVML; `deadline`: what it may take longer;
-    `pause`: before an event set that failed is made anew.
+    `pause`: before an event set that failed is made anew, `incomplete`: one that a GPU is missing.
     """
 
     wait: float = 0.5
     deadline: float = 5.0
     pause: float = 1.0
+    incomplete: float = 30.0
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class EventListener:
     _worker: Worker = field(default_factory=lambda: Worker("the wait for events"))
     _sets: _Sets | None = None
     _of: tuple[int, int] = (-1, -1)
+    _made_at: float = 0.0
     _broken: bool = False
     _arrived: deque[Event] = field(default_factory=deque)  # and not yet delivered
     _lent: bool = False
@@ -166,11 +169,13 @@ class EventListener:
 
     def _listen(self) -> None:
         of = (self.driver.pool.session, self.driver.pool.gpu_count)
+        if self._sets is not None and not self._sets.complete:
+            self._broken |= self.uptime() - self._made_at >= self.timing.incomplete
         if self._sets is None or of != self._of or self._broken:
             if self._sets is not None and of[0] == self._of[0]:
                 self._sets.free()
             self._sets = None
-            self._sets, self._of = _make_sets(of[1]), of
+            self._sets, self._of, self._made_at = _make_sets(of[1]), of, self.uptime()
             self._broken = False
         wait = round(self.timing.wait * 1000)
         with suppress(_NothingHappened):
@@ -219,8 +224,11 @@ def _make_sets(gpus: int) -> _Sets:
             uuid = nvml.uuid(device)
             supported = call("nvmlDeviceGetSupportedEventTypes", device)
             call("nvmlDeviceRegisterEvents", device, supported & _WANTED, sets.events)
-        except DriverError:
-            continue  # it is lost, or has no events
+        except DriverError as error:
+            # One that is lost, or has no events, is so for as long as the driver runs.
+            lasts = isinstance(error, GpuLost) or error.code in ABSENT
+            sets.complete = sets.complete and lasts
+            continue
         sets.gpus[_address(device)] = uuid
         with suppress(DriverError):  # the supported types do not say whether it is
             call("nvmlDeviceRegisterEvents", device, _MIG_CHANGE, sets.events)

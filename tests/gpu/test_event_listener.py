@@ -147,6 +147,31 @@ async def test_a_lost_gpu_leaves_the_others_heard(
     assert len(xids(await listener.listen())) == 1
 
 
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"]
+)
+async def test_a_gpu_that_could_not_be_registered_is_tried_again(
+    function: str, driver: Driver, node: SimulatedNode
+) -> None:
+    """A call may fail in passing; the GPU's XIDs are not missed for as long as the agent lives."""
+    await driver.observe()
+    now = 1000.0
+    node.inject(function, gpu=0, error="UNKNOWN")
+    listener = EventListener(driver, timing=SHORT, uptime=lambda: now)
+    await listener.listen()
+    node.xid(1, 48)
+    assert len(xids(await listener.listen())) == 1, "the other is heard at once"
+    now += 60.0
+    await listener.listen()
+    node.xid(0, 48)
+    assert len(xids(await listener.listen())) == 1
+    for _ in range(3):
+        now += 60.0
+        await listener.listen()
+    assert node.journal.counts["nvmlEventSetCreate"] == 2, "a whole set stays"
+    assert node.journal.counts["nvmlEventSetFree"] == 1
+
+
 async def test_a_reloaded_driver(
     listener: EventListener, driver: Driver, node: SimulatedNode
 ) -> None:
