@@ -42,12 +42,14 @@ class KernelLog:
 
     `deliver` gets the driver's lines, several at once; `lost` is called when records were
     overwritten before they were read; `ended` with why when the log cannot be read any more.
+    `caught_up`: what is delivered is read as it comes, for all that was there before is read.
     """
 
     deliver: Callable[[Sequence[str]], None]
     lost: Callable[[], None] = field(kw_only=True)
     ended: Callable[[str], None] = field(kw_only=True)
     path: Path = field(default=DEVICE, kw_only=True)
+    caught_up: bool = field(default=False, init=False)
     _file: int | None = None
 
     def open(self) -> None:
@@ -64,7 +66,7 @@ class KernelLog:
         except OSError as error:  # a plain file cannot be waited for
             os.close(file)
             raise NodeagentError(f"{self.path} cannot be followed: {error.strerror}") from error
-        self._file = file
+        self._file, self.caught_up = file, False
 
     def close(self) -> None:
         """Follow no longer."""
@@ -76,6 +78,7 @@ class KernelLog:
     def _read(self) -> None:
         """Some of what is there; the loop calls again while there is more."""
         lines: list[str] = []
+        record: bytes | None = b""
         for _ in range(_AT_ONCE):
             record = self._next()
             if record is None:
@@ -83,6 +86,7 @@ class KernelLog:
             lines += _lines_of(record)
         if lines:
             self.deliver(lines)
+        self.caught_up |= record is None
 
     def _next(self) -> bytes | None:
         """One record, or nothing for now."""

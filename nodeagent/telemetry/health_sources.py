@@ -267,7 +267,10 @@ class KernelErrors:
             log.warning("records of the kernel log were overwritten before they were read")
 
     def _read(self, lines: Sequence[str]) -> None:
-        xids, self._begun = read_lines(lines, self.uptime(), self._begun)
+        now = self.uptime()
+        xids, self._begun = read_lines(lines, now, self._begun)
+        if self._log.caught_up:  # the log has a clock of its own, which drifts from the machine's
+            xids = tuple(replace(xid, at=now) for xid in xids)
         recent = tuple(xid for xid in xids if xid.at >= self._since)
         if recent:
             self.deliver(recent)

@@ -129,8 +129,11 @@ def _line(number: int, *, sequence: int, at: float) -> bytes:
     return record.encode()
 
 
-async def test_the_kernel_log_is_the_second_source(tmp_path: Path) -> None:
-    """Its lines count when the GPU of the address is known; what NVML reported too counts once."""
+@pytest.mark.parametrize("drift", [0.0, -60.0, 60.0])
+async def test_the_kernel_log_is_the_second_source(tmp_path: Path, drift: float) -> None:
+    """Its lines count when the GPU of the address is known; what NVML reported too counts once, by
+    whatever clock the kernel dates its log.
+    """
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
@@ -142,7 +145,7 @@ async def test_the_kernel_log_is_the_second_source(tmp_path: Path) -> None:
         await until(lambda: rig.causes() == ["xidReset"])
         assert rig.part.state.findings[0].place.gpu == GPU
         rig.xid(95)
-        os.write(kernel, _line(95, sequence=8, at=rig.uptime))
+        os.write(kernel, _line(95, sequence=8, at=rig.uptime + drift))
         await until(lambda: rig.part.state.kernel_log_read == 8)
         assert [(c.xid, c.count) for c in rig.part.state.xids] == [(62, 1), (95, 1)]
     os.write(kernel, _line(62, sequence=7, at=990.0) + _line(94, sequence=9, at=1001.0))

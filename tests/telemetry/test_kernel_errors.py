@@ -49,3 +49,30 @@ async def test_a_log_that_appears_is_read(tmp_path: Path) -> None:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
+
+
+async def test_what_is_read_as_it_comes_happened_now(tmp_path: Path) -> None:
+    """The kernel's log has a clock of its own, which drifts from the machine's by seconds a day.
+    Only what was there before has no better time than the one written beside it.
+    """
+    now = 10_000.0
+    heard: list[XidEvent] = []
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    os.write(kernel, b"3,1,9000000000,-;NVRM: Xid (PCI:0000:3b:00): 13, old\n")
+    errors = KernelErrors(
+        tmp_path / "kmsg", deliver=heard.extend, uptime=lambda: now, report=lambda _: None
+    )
+    running = asyncio.create_task(errors.run(since=0.0))
+    try:
+        await _until(lambda: len(heard) == 1)
+        os.write(kernel, b"3,2,9970000000,-;NVRM: Xid (PCI:0000:3b:00): 31, slow clock\n")
+        await _until(lambda: len(heard) == 2)
+        os.write(kernel, b"3,3,10030000000,-;NVRM: Xid (PCI:0000:3b:00): 48, fast clock\n")
+        await _until(lambda: len(heard) == 3)
+        assert [(event.xid, event.at) for event in heard] == [(13, 9000.0), (31, now), (48, now)]
+    finally:
+        os.close(kernel)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
