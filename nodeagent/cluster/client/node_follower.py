@@ -174,7 +174,9 @@ class NodeFollower:
                 server = self._access.server
                 async for event in events(response, server=server, silence=intervals.silence):
                     last = self._clock()
-                    self._take(event)
+                    if not self._take(event):
+                        self._version = ""
+                        break
             finally:
                 ended = self._clock()
                 is_silent = ended - last >= intervals.silence
@@ -182,8 +184,13 @@ class NodeFollower:
                     self._backoff.reset()  # failures before a good watch are forgotten
         return not is_silent and intervals.is_early(ended - begun, seconds)
 
-    def _take(self, event: WatchEvent) -> None:
+    def _take(self, event: WatchEvent) -> bool:
+        """False where the newest has to be listed: the server's cache begins with a Node older than
+        the one known, for it is behind, or its etcd was restored from a backup.
+        """
         known = self._view.resource_version if self._view else self._version
+        if self._version == BEGINNING and event.node and is_newer(known, event.version):
+            return False
         if event.node is None and not event.removed:
             if self._version == BEGINNING:  # a Node would have been sent before the bookmark
                 self._report(None)
@@ -191,6 +198,7 @@ class NodeFollower:
             self._report(view_of(event.node) if event.node else None)
         if is_newer(event.version, self._version):
             self._version = event.version
+        return True
 
     def _report(self, view: NodeView | None) -> None:
         before = self._view

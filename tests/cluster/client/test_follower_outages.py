@@ -9,6 +9,7 @@ import pytest
 
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_follower import FollowIntervals
 from tests.cluster.client.rig import (
     PLAN,
     Follower,
@@ -21,7 +22,7 @@ from tests.cluster.client.rig import (
     until,
 )
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Reset
+from tests.simulated_cluster.faults import Cut, Reset
 
 pytestmark = pytest.mark.virtual_time
 
@@ -143,3 +144,26 @@ async def test_a_server_that_is_away_for_a_day(server: ApiServer, access: Cluste
         "two",
         "three",
     ]
+
+
+async def test_a_cluster_from_a_backup_is_followed_though_its_watch_was_only_cut(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Its versions are lower than those known, so that its Node looks old: the newest is asked for
+    as soon as a watch has begun anew, once.
+    """
+    seen = Follower(access, intervals=FollowIntervals())
+    async with running(seen.follower.run()):
+        server.store.version += 1000
+        await follows(server, seen, "one")
+        with server.unsent():
+            server.store.version -= 500
+            set_plan(server, "two")
+            server.store.forget()
+        server.faults.strike(Cut())
+        await asyncio.sleep(1000.0)
+        assert seen.plan == "two"
+        lists = requested(server).count("l")
+        await follows(server, seen, "three")
+        await asyncio.sleep(2000.0)
+        assert requested(server).count("l") == lists == 2
