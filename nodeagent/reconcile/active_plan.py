@@ -8,16 +8,16 @@ was refused because a GPU did not answer is accepted when the GPU is back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
+from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.planner import plan
-from nodeagent.plan.problems import Problem
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
@@ -159,15 +159,17 @@ class ActivePlan:
                 return Judgement(node_plan, new.document, self._desired, accepted=new.text)
         if self._good is None:
             return Judgement(refusal=refusal)
+        impossible: tuple[Problem, ...] = ()
         try:
             own = unclaimed(observed, self._beside)
             self._desired = resolve(self._good.document, own, self._good.host)
         except DocumentError as error:
             if self._desired is None:
                 return Judgement(refusal=refusal or Refusal(self.digest, error.problems))
+            impossible = error.problems
         # What was possible once goes on to hold for the GPUs that are still there.
         desired = beside_all(self._desired, observed, self._beside)
-        node_plan = plan(desired, observed, policy)
+        node_plan = _without_the_impossible(plan(desired, observed, policy), impossible)
         return Judgement(node_plan, self._good.document, desired, refusal=refusal)
 
     def _make(
@@ -192,3 +194,24 @@ class ActivePlan:
             return self._read(text)
         except DocumentError as error:
             return Refusal(digest_of(text.text), error.problems)
+
+
+def _without_the_impossible(made: NodePlan, problems: Sequence[Problem]) -> NodePlan:
+    """The plan without calling in sync what its document cannot be on these GPUs by now: one answers
+    again, or has come, or was changed by another program. One that is gone is in the plan already.
+    """
+    found = [problem for problem in problems if problem.code is not Code.UNKNOWN_DEVICE]
+    planned = {gpu.before.uuid for gpu in made.gpus}
+    others = tuple(problem for problem in found if problem.gpu not in planned)
+    gpus = []
+    for gpu in made.gpus:
+        mine = [problem for problem in found if problem.gpu == gpu.before.uuid]
+        if mine and gpu.verdict is Verdict.IN_SYNC:
+            gpus.append(GpuPlan.refused(gpu.before, Verdict.UNSATISFIABLE, *mine))
+        else:
+            gpus.append(gpu)
+    verdicts = {made.verdict, *(gpu.verdict for gpu in gpus)}
+    if others:
+        verdicts.add(Verdict.UNSATISFIABLE)
+    problems = (*made.problems, *others)
+    return replace(made, verdict=worst(verdicts), gpus=tuple(gpus), problems=problems)

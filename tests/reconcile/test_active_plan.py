@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.observed import Access, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.active_plan import ActivePlan, Judgement
@@ -64,6 +64,54 @@ async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
     assert judgement.plan
     assert [gpu.verdict for gpu in judgement.plan.gpus] == [Verdict.APPLICABLE]
     assert [p.code for p in judgement.plan.problems] == [Code.GPU_LOST]
+
+
+async def test_a_gpu_that_answers_later_and_cannot_be_so_is_not_in_sync() -> None:
+    """While it was silent nothing could be checked; what it is asked for is reported then, and the
+    other GPUs go on.
+    """
+    node, control, plan = await observe("a100-40gb:1,a30:1"), *made()
+    silent = replace(node.gpus[1], access=Access.UNKNOWN, access_reason="it hangs")
+    control.offer(PlanText(plan_text("{1g.5gb: 7}", "[0, 1]")))
+    assert (await judged(plan, replace(node, gpus=(node.gpus[0], silent)))).accepted
+    judgement = await judged(plan, node)
+    assert judgement.plan
+    assert [gpu.verdict for gpu in judgement.plan.gpus] == [
+        Verdict.APPLICABLE,
+        Verdict.UNSATISFIABLE,
+    ]
+    [problem] = judgement.plan.gpus[1].problems
+    assert (problem.code, problem.path) == (Code.UNKNOWN_PROFILE, 'gpus[0].mig["1g.5gb"]')
+    assert judgement.plan.verdict is Verdict.UNSATISFIABLE
+
+
+async def test_a_gpu_that_another_program_made_unfit_is_not_in_sync() -> None:
+    """A time slice is for a GPU outside MIG mode, and the plan does not say that it is to be off."""
+    node, control, plan = await observe("h100-80gb:1"), *made()
+    text = b"version: v1\ngpus: [{devices: [0], timeSlice: default}]\n"
+    control.offer(PlanText(text))
+    assert (await judged(plan, node)).accepted
+    divided = replace(node.gpus[0], mig=MigMode(current=True, pending=True), compute_mode=None)
+    judgement = await judged(plan, replace(node, gpus=(divided,)))
+    assert judgement.plan
+    assert judgement.plan.verdict is Verdict.UNSATISFIABLE
+    [problem] = judgement.plan.gpus[0].problems
+    assert problem.path == "gpus[0].timeSlice"
+    assert "write mig: disabled" in problem.remedy
+    assert (await judged(plan, node)).refusal is None
+
+
+async def test_a_gpu_that_comes_and_cannot_be_so_is_not_in_sync() -> None:
+    """An entry for all GPUs is for one more, too."""
+    node, control, plan = await observe("a100-40gb:1,a30:1"), *made()
+    control.offer(PlanText(plan_text("{1g.5gb: 7}")))
+    one = replace(node, gpus=node.gpus[:1])
+    assert (await judged(plan, one)).accepted
+    judgement = await judged(plan, node)
+    assert judgement.plan
+    assert judgement.plan.verdict is Verdict.UNSATISFIABLE
+    assert [problem.gpu for problem in judgement.plan.problems] == [node.gpus[1].uuid]
+    assert [gpu.verdict for gpu in judgement.plan.gpus] == [Verdict.APPLICABLE]
 
 
 async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
