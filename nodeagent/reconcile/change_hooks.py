@@ -40,9 +40,12 @@ class ChangeHooks:
         """
         return ()
 
-    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+    def settle(
+        self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
+    ) -> None:
         """A round is over, however it went: put back what was prepared, follow up. Does not wait;
-        what it finds later is in `problems`, and wakes the loop.
+        what it finds later is in `problems`, and wakes the loop. The GPUs that are `left`, by UUID,
+        would not be worked on now even if their users were gone.
         """
 
 

@@ -120,7 +120,8 @@ class Reconciler:
                 pause = await self._round_whatever_happens()
                 # What was prepared stays if the next round is at hand and needs it, too.
                 if self.control.stopping or not control.halt.is_set():
-                    self.hooks.settle(*self._seen)
+                    now = asyncio.get_running_loop().time()
+                    self.hooks.settle(*self._seen, self._queue.left(self._seen[0], now))
                 control.end_round()
                 self._alive(pause)
                 await control.rest(pause)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nodeagent.backoff import Backoff
 from nodeagent.execute.step_problems import not_as_planned
-from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.desired import DesiredGpu, WhenInUse
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
@@ -75,11 +75,21 @@ class WorkQueue:
         return tuple(drifted)
 
     def _wait_for_users(self, uuid: str) -> None:
-        """The GPU now waits for its users; of the failure only what it left behind matters."""
-        failure = self._failures.pop(uuid, None)
-        left = [p for p in failure.problems if p.code is Code.NOT_RESTORED] if failure else []
-        if failure and left:
-            self._failures[uuid] = replace(failure, situation=None, problems=tuple(left))
+        """The GPU now waits for its users; of the failure only what it left behind is a problem.
+        How often it failed still counts: no pod is evicted for it before its time.
+        """
+        if failure := self._failures.get(uuid):
+            lost = tuple(p for p in failure.problems if p.code is Code.NOT_RESTORED)
+            self._failures[uuid] = replace(failure, situation=None, problems=lost)
+
+    def left(self, judgement: Judgement, now: float) -> frozenset[str]:
+        """The GPUs, by UUID, that would not be worked on now even if their users were gone."""
+        failed = {uuid for uuid, failure in self._failures.items() if now < failure.retry_at}
+        return frozenset(
+            gpu_plan.before.uuid
+            for gpu_plan in judgement.gpus
+            if self._is_left_drifted(gpu_plan) or gpu_plan.before.uuid in failed
+        )
 
     def choose(self, judgement: Judgement, now: float) -> tuple[GpuPlan, ...]:
         """The GPUs to work on now."""
@@ -134,12 +144,18 @@ class WorkQueue:
         """When something that failed is to be tried again; None when nothing is. What was due when
         the GPUs were chosen, and still waits, waits for what keeps it from being worked on.
         """
-        waiting = (p.before.uuid for p in judgement.gpus if p.steps)
+        waiting = (p.before.uuid for p in judgement.gpus if p.steps or _waits_for_eviction(p))
         times = (self._failures[uuid].retry_at for uuid in waiting if uuid in self._failures)
         return min((time for time in times if time > self._chosen_at), default=None)
 
     def _is_left_drifted(self, gpu_plan: GpuPlan) -> bool:
         return not self._mend and gpu_plan.before.uuid in self._drifted
+
+
+def _waits_for_eviction(gpu_plan: GpuPlan) -> bool:
+    goal = gpu_plan.goal
+    evicts = goal is not None and goal.when_in_use is WhenInUse.EVICT
+    return evicts and gpu_plan.verdict is Verdict.BLOCKED
 
 
 def blocking_pids(judgement: Judgement) -> set[int]:

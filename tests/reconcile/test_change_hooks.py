@@ -51,7 +51,9 @@ class Recorded(ChangeHooks):
             raise
         return self.refusing
 
-    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+    def settle(
+        self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
+    ) -> None:
         self.asked.append("settle")
 
 

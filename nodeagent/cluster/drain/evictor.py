@@ -58,13 +58,20 @@ class Evictor:
         self._refused: tuple[Problem, ...] = ()
         self.problems: tuple[Problem, ...] = ()
 
-    def observe(self, judgement: Judgement, observed: ObservedNode) -> None:
-        """The GPUs are like this now, and nothing speaks against what is planned for them."""
+    def observe(
+        self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
+    ) -> None:
+        """The GPUs are like this now, and nothing speaks against what is planned for them. No pod
+        goes for a GPU that is `left`: nothing would be done there.
+        """
         before, self._goal = self._goal, None
         self._blocking.clear()
         plan = judgement.plan
-        if plan is not None and asks_for_eviction(plan, judgement.desired):
-            self._goal = (judgement, plan, observed)
+        if plan is not None:
+            gpus = tuple(gpu for gpu in plan.gpus if gpu.before.uuid not in left)
+            plan = replace(plan, gpus=gpus)
+            if asks_for_eviction(plan, judgement.desired):
+                self._goal = (judgement, plan, observed)
         if (before and before[0].desired) != (self._goal and judgement.desired):
             self._another_goal.set()
 

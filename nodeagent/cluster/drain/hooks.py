@@ -98,12 +98,14 @@ class ClusterHooks(ChangeHooks):
         async with self._restore.touching():
             return await self._preparation.prepare(self._desired)
 
-    def settle(self, judgement: Judgement, observed: ObservedNode) -> None:
+    def settle(
+        self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
+    ) -> None:
         """Have put back what was done, await the offer, evict for what is blocked: in `run`."""
         if self._managers.refusing:
             self._evictor.forget()
         else:
-            self._evictor.observe(judgement, observed)
+            self._evictor.observe(judgement, observed, left)
         self.finished_pods.observe(judgement)
         self._restore.end_round(judgement, observed)
 
