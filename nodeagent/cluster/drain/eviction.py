@@ -87,7 +87,9 @@ def _for_gpu(
     pods = sorted({pod for user in users if (pod := pod_of_user(user))})
     going = {pod for pod in pods if _can_go(known.get(pod))}
     rest = plan_gpu(wanted, _without(gpu, going), policy)
-    if rest.verdict is Verdict.BLOCKED:
+    # A mode that is left pending is all that could be done, and the pods come back before it is so.
+    waits = any(problem.code is Code.RESET_REQUIRED for problem in rest.problems)
+    if rest.verdict is Verdict.BLOCKED or waits:
         return _in_vain(gpu, rest, [known[pod] for pod in pods if pod not in going])
     for pod in pods:
         fewer = going - {pod}
@@ -110,10 +112,13 @@ def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[Pod]) -> Problem:
     users = (user for device in gpu.devices() for user in users_of(device) if not user.pod)
     commands = end_commands((user.pid, "", "") for user in users)
     also = f"; no eviction helps against {', '.join(names)}" if names else ""
+    first = f"run {commands}" if commands else "end what is named here"
+    # What no end of users mends has a remedy of its own.
+    other = next((problem for problem in rest.problems if problem.code is not Code.IN_USE), None)
     return Problem(
-        Code.IN_USE,
+        other.code if other else Code.IN_USE,
         f"no pod on GPU {gpu.index} is evicted, because that would not be enough: {why}{also}",
-        f"{f'run {commands}' if commands else 'end what is named here'}; the evictions follow then",
+        other.remedy if other else f"{first}; the evictions follow then",
         gpu=gpu.uuid,
         path=rest.problems[0].path if rest.problems else "",
     )

@@ -8,7 +8,7 @@ from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evict
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
-from nodeagent.plan.observed import Gpu, MpsDaemon, ObservedNode
+from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
@@ -37,10 +37,10 @@ def used(gpu: Gpu, *pods: str) -> Gpu:
     return replace(gpu, instances=tuple(instances))
 
 
-def chosen(gpu: Gpu, asked: DesiredGpu, *pods: Pod) -> Evictions:
+def chosen(gpu: Gpu, asked: DesiredGpu, *pods: Pod, reset: bool = True) -> Evictions:
     """What is wanted for one GPU."""
     desired = DesiredNode({gpu.key: asked})
-    policy = Policy(reset_when_idle=True)
+    policy = Policy(reset_when_idle=reset)
     made = plan(desired, ObservedNode((gpu,)), policy)
     return evictions(made, desired, policy, pods)
 
@@ -124,6 +124,22 @@ def test_unknown_users_keep_the_pods() -> None:
     gpu = replace(gpu, instances=(gpu.instances[0], replace(gpu.instances[1], compute=(device,))))
     found = chosen(gpu, evict(("7g.80gb", 1)))
     assert (found.wanted, len(found.problems)) == ({}, 1)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_no_pod_goes_for_a_mode_that_waits_for_a_reset(reset: bool) -> None:
+    """The agent may not reset, so it could only leave the mode pending, and the pods come back."""
+    a100 = card("a100-40gb")
+    off = MigMode(current=False, pending=False)
+    gpu = replace(a100, mig=off, mode_change_needs_reset=True, usage=Usage((of("a", 100),)))
+    asked = replace(wanted(a100, [("1g.5gb", 7)]), when_in_use=WhenInUse.EVICT)
+    found = chosen(gpu, asked, Pod("team", "a"), reset=reset)
+    assert names(found) == (["a"] if reset else [])
+    if not reset:
+        [problem] = found.problems
+        assert "MIG mode of GPU 0" in problem.message
+        assert "goes on only at a GPU reset" in problem.message
+        assert "reset: whenIdle" in problem.remedy
 
 
 def test_a_pod_that_comes_back_is_not_evicted() -> None:
