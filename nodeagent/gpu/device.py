@@ -60,6 +60,7 @@ class GpuDevice:
         self.index = index
         self.worker = Worker(f"GPU {index}")
         self.uuid = ""  # stays until another is read
+        self.gpm_samples: tuple[int, list[object]] = (-1, [])  # by session of NVML, for readers
         self.forget()
 
     def forget(self) -> None:

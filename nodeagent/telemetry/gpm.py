@@ -12,6 +12,7 @@ from typing import Any
 
 import pynvml
 
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, call
 
 _METRIC = struct.Struct("<IId24x")  # metricId, nvmlReturn, value; then names
@@ -40,13 +41,32 @@ class GpmMetrics:
         }
 
 
-class GpmTrail:
-    """Keeps the last sample of a GPU or, with `instance`, of one of its GPU instances.
-
-    `free` are samples to be used again by all trails of a GPU. They belong to one session of NVML.
+class FreeSamples:
+    """Samples to be used by all trails of a GPU in one session of NVML: at first those of its
+    earlier readers, which read no more.
     """
 
-    def __init__(self, free: list[Any], instance: int | None = None) -> None:
+    def __init__(self, gpu: GpuDevice, session: int) -> None:
+        if gpu.gpm_samples[0] != session:  # the end of a session frees all
+            gpu.gpm_samples = (session, [])
+        self._allocated = gpu.gpm_samples[1]
+        self._free = list(self._allocated)
+
+    def pop(self) -> Any:
+        if not self._free:
+            sample = call("nvmlGpmSampleAlloc")
+            self._allocated.append(sample)
+            return sample
+        return self._free.pop()
+
+    def append(self, sample: Any) -> None:
+        self._free.append(sample)
+
+
+class GpmTrail:
+    """Keeps the last sample of a GPU or, with `instance`, of one of its GPU instances."""
+
+    def __init__(self, free: FreeSamples, instance: int | None = None) -> None:
         self._free = free
         self._instance = instance
         self._last: Any = None
@@ -56,7 +76,7 @@ class GpmTrail:
 
         Raises DriverError; then the trail begins anew.
         """
-        sample = self._free.pop() if self._free else call("nvmlGpmSampleAlloc")
+        sample = self._free.pop()
         before, self._last = self._last, None
         try:
             if self._instance is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
@@ -30,7 +29,7 @@ from nodeagent.telemetry.fields import (
     read_rows,
     read_texts,
 )
-from nodeagent.telemetry.gpm import GpmMetrics, GpmTrail
+from nodeagent.telemetry.gpm import FreeSamples, GpmMetrics, GpmTrail
 from nodeagent.telemetry.health import health_fields, read_health, read_instance
 from nodeagent.telemetry.layout import InstanceTracker, Part
 from nodeagent.telemetry.nvml_reader import LastingAnswers, NvmlReader
@@ -63,12 +62,12 @@ class GpuReader:
         self._clock = clock
         self._uuid = ""
         self._layout = InstanceTracker()
-        self._begin_anew(-1)
+        self._session = -1
 
-    def _begin_anew(self, session: int) -> None:
+    def _begin_anew(self, gpu: GpuDevice, session: int) -> None:
         self._session = session
         self._standing = LastingAnswers()
-        self._free_samples: list[Any] = []
+        self._free_samples = FreeSamples(gpu, session)
         self._gpm = GpmTrail(self._free_samples)
         self._rates = Rates(self._clock)
         self._layout.forget()
@@ -90,14 +89,14 @@ class GpuReader:
         nothing is known to have changed.
         """
         if session != self._session:
-            self._begin_anew(session)
+            self._begin_anew(gpu, session)
         try:
             return self._read(gpu, tiers, gone)
         except DriverError as error:
             if error.code not in _STALE:
                 raise
         gpu.give_up_handle()
-        self._begin_anew(session)
+        self._begin_anew(gpu, session)
         return self._read(gpu, tiers, ())
 
     def _read(
@@ -106,7 +105,7 @@ class GpuReader:
         began = self._clock()
         device = gpu.handle
         if gpu.uuid != self._uuid:
-            self._begin_anew(self._session)
+            self._begin_anew(gpu, self._session)
             self._identify(gpu)
         if gone is not None or not self._layout_known or Tier.SLOW in tiers:
             self._read_layout(gpu, gone or ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
@@ -13,7 +12,7 @@ from nodeagent.gpu.nvml import Device, InstanceInfo
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
 from nodeagent.structs import Struct, field
-from nodeagent.telemetry.gpm import GpmTrail
+from nodeagent.telemetry.gpm import FreeSamples, GpmTrail
 from nodeagent.telemetry.nvml_reader import LastingAnswers
 
 _CHANGED = frozenset({NOT_FOUND, INVALID_ARGUMENT})
@@ -42,7 +41,7 @@ class InstanceTracker:
         self,
         gpu: GpuDevice,
         identity: GpuIdentity,
-        samples: list[Any],
+        samples: FreeSamples,
         gone: Collection[int] = (),
     ) -> bool:
         """Read the instances that exist now; True if they or the mode changed. Raises DriverError.

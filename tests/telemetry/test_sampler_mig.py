@@ -166,3 +166,25 @@ async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
         and destroyed.started < call.started < destroyed.started + destroyed.seconds
     ]
     assert meanwhile == []
+
+
+async def test_samples_of_earlier_selections_are_used_again(
+    known: Driver, node: SimulatedNode
+) -> None:
+    """Another file of counters makes other readers; what the driver allocated for the first ones is
+    not left with it. So it is when a handle was refused, and all is read anew.
+    """
+    await laid_out(known, 0, at0="1g.10gb")
+
+    async def sampled() -> int:
+        sampler = sampler_of(known, rows(ACTIVE))
+        for _ in range(3):
+            await sampler.round()
+        assert parts(await sampler.round(), ACTIVE)
+        sampler.close()
+        return node.journal.total("nvmlGpmSampleAlloc")
+
+    first = await sampled()
+    for _ in range(3):
+        node.inject("nvmlDeviceGetMaxMigDeviceCount", error="INVALID_ARGUMENT")
+        assert await sampled() == first
