@@ -126,7 +126,7 @@ class Agent:
             mps_places,
             driver,
             self._events,
-            self._control.nudge,
+            self._control.nudge_in_turn,
             observation=observation,
             health=self._health,
             throwaway=simulation is not None and simulation.throwaway,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -11,6 +13,7 @@ from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
+from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import LAST_SAID, EventLog, EventType
 from nodeagent.reconcile.work_queue import Retry
@@ -22,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 _OF_THE_DRIVER = frozenset({Code.DRIVER, Code.DRIVER_MISSING})
 _NODE = ""  # where the UUID of a GPU would be
+_OTHER_USERS = 60.0  # seconds in which others who are in the way are reported once
 
 _STEPS: Final = {
     StepResult.DONE: EventType.STEP_DONE,
@@ -31,10 +35,15 @@ _STEPS: Final = {
 
 
 class EventReporter:
-    """Remembers what was said last about each thing, so that a state that lasts is said once."""
+    """Remembers what was said last about each thing, so that a state that lasts is said once.
 
-    def __init__(self, events: EventLog) -> None:
+    `clock` gives seconds and does not jump.
+    """
+
+    def __init__(self, events: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._events = events
+        self._clock = clock
+        self._other_users = RateLimit(_OTHER_USERS)
         self._access: dict[str, Access] = {}
         self._layouts: dict[str, tuple[str, str]] = {}  # by the last look but one, and the last
         self._slow: set[int] = set()
@@ -113,18 +122,25 @@ class EventReporter:
         self._note = note
 
     def obstacles(self, judgement: Judgement, objections: tuple[Problem, ...] = ()) -> None:
-        """Say what blocks the node or its GPUs, when it is something else than before."""
+        """Say what blocks the node or its GPUs, when it is something else than before. Where only
+        the users are others, who may come and go by the second, it is said now and then.
+        """
         found = {_NODE: objections}
         for gpu_plan in judgement.gpus:
             blocked = gpu_plan.verdict is Verdict.BLOCKED and gpu_plan.before.access is Access.OK
             found[gpu_plan.before.uuid] = gpu_plan.problems if blocked else ()
         for uuid, problems in found.items():
-            if problems != self._obstacles.get(uuid, ()):
-                for problem in problems:
-                    self._events.add(
-                        EventType.BLOCKED, problem.message, gpu=uuid, remedy=problem.remedy
-                    )
-        self._obstacles |= found
+            before = self._obstacles.get(uuid, ())
+            if problems == before:
+                continue
+            due = self._other_users.due(uuid, self._clock())
+            if problems and not due and _causes(problems) == _causes(before):
+                continue
+            self._obstacles[uuid] = problems
+            for problem in problems:
+                self._events.add(
+                    EventType.BLOCKED, problem.message, gpu=uuid, remedy=problem.remedy
+                )
 
     # --- the work -----------------------------------------------------------------------------
 
@@ -193,6 +209,10 @@ class EventReporter:
         if message != self._trouble:
             self._events.add(EventType.FAILED, message)
         self._trouble = message
+
+
+def _causes(problems: tuple[Problem, ...]) -> list[tuple[Code, str]]:
+    return [(problem.code, problem.path) for problem in problems]
 
 
 _EVENTS = {

@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
+from nodeagent.rate_limit import Allowance
 from nodeagent.reconcile.plan_update import DeferredPlan, PlanUpdate
 from nodeagent.views.node_state import NodeState
 
 log = structlog.get_logger(__name__)
 
 _LEAVING = 1.0  # seconds that an observation may still take once the agent stops
+_TURN = 2.0  # seconds between two rounds that tenants cause, after some at once
+_TURNS_AT_ONCE = 10
 
 
 class Abandoned(Exception):
@@ -34,6 +37,8 @@ class LoopControl:
         self.settled = asyncio.Event()  # the first round is over, however it ended
         self.stopping = False
         self._wake = asyncio.Event()
+        self._turns = Allowance(interval=_TURN, burst=_TURNS_AT_ONCE)
+        self._turn: asyncio.TimerHandle | None = None
         self._round_ended = math.inf
         self._observing: asyncio.Timeout | None = None
 
@@ -50,6 +55,22 @@ class LoopControl:
         log.debug("woken", reason=reason)
         self._wake.set()
 
+    def nudge_in_turn(self, reason: str) -> None:
+        """As `nudge`, for what tenants do as often as they like: a round has calls to every GPU."""
+        loop = asyncio.get_running_loop()
+        due = self._turns.next_at()
+        if self._turn is not None:
+            return
+        if loop.time() >= due:
+            self._take_turn(reason)
+        else:
+            self._turn = loop.call_at(due, self._take_turn, reason)
+
+    def _take_turn(self, reason: str) -> None:
+        self._turn = None
+        self._turns.take(asyncio.get_running_loop().time())
+        self.nudge(reason)
+
     def refresh_if_older_than(self, seconds: float) -> None:
         """Have the loop observe the node again unless its last round is younger than that."""
         if asyncio.get_running_loop().time() - self._round_ended > seconds:
@@ -58,6 +79,8 @@ class LoopControl:
     def stop(self) -> None:
         """Finish the running steps and leave the rest to the next start; hurry an observation."""
         self.stopping = True
+        if self._turn is not None:
+            self._turn.cancel()
         if self._observing:
             _hurry(self._observing)
         self.halt.set()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -104,7 +105,7 @@ class Reconciler:
     def __post_init__(self) -> None:
         self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
         self._keeper = PlanKeeper(self.last_good, self.reporter)
-        self._processes = ProcessWatch(lambda: self.control.nudge("a process ended"))
+        self._processes = ProcessWatch(partial(self.control.nudge_in_turn, "a process ended"))
 
     # --- the loop ---------------------------------------------------------------------------
 

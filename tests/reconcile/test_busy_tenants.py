@@ -1,0 +1,101 @@
+"""Tenants start and end processes as fast as they like; the loop looks and reports now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.users import Usage, User
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_reporter import EventReporter
+from nodeagent.reconcile.loop_control import LoopControl
+from nodeagent.simulation import simulated
+from nodeagent.structs import replace
+from nodeagent.views.node_state import Phase
+from tests.plan.cards import card, wanted
+from tests.reconcile.test_work_queue import judged
+from tests.rig import Rig, running
+
+H100 = card("h100-80gb")
+
+
+@pytest.mark.virtual_time
+async def test_many_ends_are_looked_at_together() -> None:
+    """A few at once, so that the last user's end counts at once; then one every two seconds, and
+    the last is not forgotten.
+    """
+    control = LoopControl()
+    rounds = 0
+
+    async def loop() -> None:
+        nonlocal rounds
+        while True:
+            control.begin_round()
+            rounds += 1
+            control.end_round()
+            await control.rest(3600)
+
+    looping = asyncio.create_task(loop())
+    for _ in range(950):
+        control.nudge_in_turn("a process ended")
+        await asyncio.sleep(0.01)
+    assert rounds <= 20, "in some ten seconds"
+    control.nudge_in_turn("a process ended")
+    before = rounds
+    await asyncio.sleep(3)
+    assert rounds == before + 1
+    await asyncio.sleep(60)
+    control.nudge_in_turn("a process ended")
+    await asyncio.sleep(0.01)
+    assert rounds == before + 2, "after a quiet time at once"
+    looping.cancel()
+
+
+def test_changing_users_are_one_obstacle() -> None:
+    """The log and the Node have who was in the way first, then once a minute who is now."""
+    now, events = 0.0, EventLog()
+    reporter = EventReporter(events, clock=lambda: now)
+    desired = wanted(H100, [("1g.10gb", 7)])
+    for pid in range(1, 601):
+        gpu = replace(H100, usage=Usage((User(pid, "python"),)))
+        reporter.obstacles(judged(gpu, desired))
+        now += 0.1
+    found = [event for event in events.events if event.type is EventType.BLOCKED]
+    assert len(found) == 1
+    now += 1
+    reporter.obstacles(judged(replace(H100, usage=Usage((User(1000, "python"),))), desired))
+    reporter.obstacles(judged(H100, desired))
+    reporter.obstacles(Judgement(), (Problem(Code.OWNED, "another program"),))
+    found = [event for event in events.events if event.type is EventType.BLOCKED]
+    assert len(found) == 3, "what blocks otherwise is reported at once"
+
+
+async def test_a_tenant_cannot_keep_the_loop_busy(tmp_path: Path) -> None:
+    """One short process after the other on a GPU that the plan wants to change."""
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path)) as rig:
+            children = [subprocess.Popen(["sleep", "60"]) for _ in range(41)]
+            try:
+                node.occupy(0, children[0].pid, follow=True)
+                rig.offer("{1g.10gb: 7}")
+                await rig.settle(Phase.BLOCKED)
+                begun = rig.control.begun
+                for ends, comes in pairwise(children):
+                    node.occupy(0, comes.pid, follow=True)
+                    ends.kill()
+                    ends.wait()
+                    await asyncio.sleep(0.02)
+                assert rig.control.begun - begun <= 15, "of forty ends within a second or so"
+                children[-1].kill()
+                children[-1].wait()
+                await rig.settle(Phase.IN_SYNC)
+            finally:
+                for child in children:
+                    child.kill()
+                    child.wait()
