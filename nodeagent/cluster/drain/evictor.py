@@ -72,6 +72,9 @@ class Evictor:
             plan = replace(plan, gpus=gpus)
             if asks_for_eviction(plan, judgement.desired):
                 self._goal = (judgement, plan, observed)
+        if before is None and self._goal is not None:
+            # Pods may leave that an earlier agent has evicted; the first attempt finds out.
+            self._restore.hold_cordon(True)
         if (before and before[0].desired) != (self._goal and judgement.desired):
             self._another_goal.set()
 

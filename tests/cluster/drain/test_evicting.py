@@ -107,6 +107,25 @@ async def test_pods_in_the_way_are_evicted_behind_a_cordon(
         assert not [request for request in asked(server) if request.startswith("DELETE")]
 
 
+async def test_the_cordon_stays_for_pods_that_leave_while_the_agent_is_restarted(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Else a new pod comes to what is to change, and is evicted in its turn."""
+    async with agent(server, tmp_path, cordon=True) as it:
+        settle(it, held("a"))
+        await until(lambda: evicted(server) == ["a"])
+        assert cordoned(server)
+    async with agent(server, tmp_path, cordon=True) as it:
+        settle(it, held("a"))
+        await asyncio.sleep(1.0)
+        assert cordoned(server)
+        assert it.changes == []
+        server.pods.gone("a", "team")
+        settle(it, AFTER)
+        await until(lambda: not cordoned(server))
+    assert evicted(server) == ["a"]
+
+
 async def test_a_budget_is_kept_to_reported_and_asked_again(
     server: ApiServer, tmp_path: Path
 ) -> None:
