@@ -86,6 +86,7 @@ class ActivePlan:
         self._unread: Refusal | None = None
         self._good: ReadPlan | None = None
         self._desired: DesiredNode | None = None
+        self._numbers: dict[str, int] = {}  # of GPUs, by UUID, as the plan in force means them
 
     @property
     def text(self) -> PlanText | None:
@@ -156,12 +157,14 @@ class ActivePlan:
                 refusal = Refusal(new.document.digest, error.problems)
             else:
                 self._good = new
+                self._numbers = {}
+                self._numbered(observed)
                 return Judgement(node_plan, new.document, self._desired, accepted=new.text)
         if self._good is None:
             return Judgement(refusal=refusal)
         impossible: tuple[Problem, ...] = ()
         try:
-            own = unclaimed(observed, self._beside)
+            own = unclaimed(self._numbered(observed), self._beside)
             self._desired = resolve(self._good.document, own, self._good.host)
         except DocumentError as error:
             if self._desired is None:
@@ -171,6 +174,18 @@ class ActivePlan:
         desired = beside_all(self._desired, observed, self._beside)
         node_plan = _without_the_impossible(plan(desired, observed, policy), impossible)
         return Judgement(node_plan, self._good.document, desired, refusal=refusal)
+
+    def _numbered(self, observed: ObservedNode) -> ObservedNode:
+        """The GPUs with the numbers by which the plan in force named them. One that falls off the
+        bus moves those behind it up, when NVML is started anew.
+        """
+        for gpu in observed.gpus:
+            if gpu.uuid and gpu.uuid not in self._numbers:
+                taken = self._numbers.values()
+                number = gpu.index if gpu.index not in taken else max(taken) + 1
+                self._numbers[gpu.uuid] = number
+        gpus = (replace(g, index=self._numbers.get(g.uuid, g.index)) for g in observed.gpus)
+        return replace(observed, gpus=tuple(gpus))
 
     def _make(
         self, candidate: ReadPlan, observed: ObservedNode, policy: Policy
@@ -197,8 +212,8 @@ class ActivePlan:
 
 
 def _without_the_impossible(made: NodePlan, problems: Sequence[Problem]) -> NodePlan:
-    """The plan without calling in sync what its document cannot be on these GPUs by now: one answers
-    again, or has come, or was changed by another program. One that is gone is in the plan already.
+    """The plan without calling in sync what its document cannot be on these GPUs by now: one
+    answers again, or has come, or was changed by another program. One that is gone is in the plan.
     """
     found = [problem for problem in problems if problem.code is not Code.UNKNOWN_DEVICE]
     planned = {gpu.before.uuid for gpu in made.gpus}

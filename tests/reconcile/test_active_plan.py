@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodeagent.plan.observed import Access, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.problems import Code
@@ -86,7 +88,7 @@ async def test_a_gpu_that_answers_later_and_cannot_be_so_is_not_in_sync() -> Non
 
 
 async def test_a_gpu_that_another_program_made_unfit_is_not_in_sync() -> None:
-    """A time slice is for a GPU outside MIG mode, and the plan does not say that it is to be off."""
+    """A time slice is for a GPU outside MIG mode, and the plan does not ask for that."""
     node, control, plan = await observe("h100-80gb:1"), *made()
     text = b"version: v1\ngpus: [{devices: [0], timeSlice: default}]\n"
     control.offer(PlanText(text))
@@ -112,6 +114,33 @@ async def test_a_gpu_that_comes_and_cannot_be_so_is_not_in_sync() -> None:
     assert judgement.plan.verdict is Verdict.UNSATISFIABLE
     assert [problem.gpu for problem in judgement.plan.problems] == [node.gpus[1].uuid]
     assert [gpu.verdict for gpu in judgement.plan.gpus] == [Verdict.APPLICABLE]
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_gpu_that_moves_up_is_not_the_one_that_was_named(remembered: bool) -> None:
+    """One fell off the bus, NVML was started anew, and the one behind it has its number now: what
+    the plan says of that number is not said of it.
+    """
+    node, control, plan = await observe(), *made()
+    text = PlanText(plan_text("{1g.10gb: 7}", "[0]"))
+    if remembered:
+        plan.remember(text)
+        control.offer(NoPlan("there is none"))
+    else:
+        control.offer(text)
+    first, second = node.gpus
+    assert [gpu.before.uuid for gpu in (await judged(plan, node)).gpus] == [first.uuid]
+    gone = replace(first, access=Access.LOST, access_reason="the driver does not list it any more")
+    for gpus in ((replace(second, index=0), gone), (replace(second, index=0),)):
+        judgement = await judged(plan, replace(node, gpus=gpus))
+        assert second.uuid not in judgement.desired.gpus
+        assert [gpu.steps for gpu in judgement.gpus] in ([()], [])
+        assert judgement.plan
+        assert judgement.plan.verdict is Verdict.BLOCKED
+    assert [gpu.before.uuid for gpu in (await judged(plan, node)).gpus] == [first.uuid]
+    control.offer(PlanText(plan_text("{1g.10gb: 6}", "[0]")))
+    judgement = await judged(plan, replace(node, gpus=(replace(second, index=0), gone)))
+    assert [gpu.before.uuid for gpu in judgement.gpus] == [second.uuid], "as numbered now"
 
 
 async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
