@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
@@ -23,7 +24,13 @@ from nodeagent.gpu.observer import Observer, answers
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.gpu.recent import FRESH
-from nodeagent.gpu.steps.change import Change, cannot_restore, in_use, other_than_planned
+from nodeagent.gpu.steps.change import (
+    Change,
+    StaleReadings,
+    cannot_restore,
+    in_use,
+    other_than_planned,
+)
 from nodeagent.gpu.steps.instances import (
     create_compute_instance,
     create_gpu_instance,
@@ -174,12 +181,17 @@ class Driver(Observer):
         async with self.pool.lock.shared():
             gpu = self._gpu(step)
             until = self._clock() + self._deadline
+            looked = False
             for _ in range(_READINGS):
                 asked_at = self._clock()  # one may take long, and another's answer age meanwhile
                 readings = await asyncio.gather(*(source.ask() for source in sources))
-                job = partial(self._change_in_time, gpu, step, change, readings, asked_at)
-                if await self._call(gpu, job, what=what, deadline=self._deadline, changing=True):
-                    return
+                begin = partial(self._begin, gpu, readings, asked_at, looked=looked)
+                job = partial(_in_time, begin, step, change)
+                match await self._call(gpu, job, what=what, deadline=self._deadline, changing=True):
+                    case _Attempt.DONE:
+                        return
+                    case _Attempt.LOOKED:
+                        looked = True
                 if self._clock() > until:
                     break
         raise GpuInUse(
@@ -189,26 +201,17 @@ class Driver(Observer):
             remedy="nothing was changed; the agent retries with the next observation",
         )
 
-    def _change_in_time(
+    def _begin(
         self,
         gpu: GpuDevice,
-        step: GpuChange,
-        change: ChangeFunction[GpuChange],
         readings: Sequence[UsageReading],
         asked_at: float,
-    ) -> bool:
-        """In the GPU's thread; False, with nothing done, if the readings are too old."""
-        if readings and self._clock() - asked_at > FRESH:
-            return False
-        change(self._begin(gpu, step, readings), step)
-        return True
-
-    def _begin(
-        self, gpu: GpuDevice, step: GpuStep, readings: Sequence[UsageReading] = ()
+        *,
+        looked: bool,
     ) -> Change:
-        """In the GPU's thread."""
-        _require_same(gpu, gpu.identity().uuid, step)
-        return Change(gpu, time.monotonic() + self._deadline, readings)
+        """In the GPU's thread: the wait for it had a deadline of its own."""
+        until = time.monotonic() + self._deadline
+        return Change(gpu, until, readings, lambda: self._clock() - asked_at > FRESH, looked)
 
     async def _set_time_slice(self, step: SetTimeSlice) -> None:
         gpu, wanted = step.gpu, step.time_slice
@@ -271,6 +274,29 @@ class Driver(Observer):
         if gpu is None:
             raise other_than_planned(f"the driver does not list GPU {step.gpu} any more")
         return gpu
+
+
+class _Attempt(Enum):
+    """At a step: done, or nothing was changed as the readings were too old, at first or later."""
+
+    DONE = "done"
+    LATE = "late"
+    LOOKED = "looked"
+
+
+def _in_time(
+    begin: Callable[[], Change], step: GpuChange, function: ChangeFunction[GpuChange]
+) -> _Attempt:
+    """In the GPU's thread."""
+    change = begin()
+    if change.readings and change.are_stale():
+        return _Attempt.LATE
+    _require_same(change.gpu, change.gpu.identity().uuid, step)
+    try:
+        function(change, step)
+    except StaleReadings:
+        return _Attempt.LOOKED
+    return _Attempt.DONE
 
 
 def _destroying(step: Destruction) -> str:

@@ -31,15 +31,23 @@ _PAUSE = 0.05  # seconds
 Answer = TypeVar("Answer")
 
 
+class StaleReadings(Exception):
+    """The driver was slow, and the readings are too old to decide; nothing was changed yet."""
+
+
 class Change(Struct, frozen=True):
     """A step about to be applied: to which GPU, and until when, in monotonic seconds.
 
-    `readings` are of the sources besides NVML that know users.
+    `readings` are of the sources besides NVML that know users, and `are_stale` once they are too
+    old. `looked`: an attempt before this one has just looked for processes; for those that came
+    since, the driver itself refuses to take a device away.
     """
 
     gpu: GpuDevice
     until: float
     readings: Sequence[UsageReading] = ()
+    are_stale: Callable[[], bool] = bool
+    looked: bool = False
 
     def require_time(self, what: str) -> None:
         """Call before what cannot be taken back: an old reading of the users proves nothing."""
@@ -47,6 +55,11 @@ class Change(Struct, frozen=True):
             raise DeadlineExceeded(
                 f"{what} was given up, because the driver was too slow for the deadline"
             )
+
+    def require_fresh(self) -> None:
+        """Call before the readings decide; raises StaleReadings."""
+        if self.readings and self.are_stale():
+            raise StaleReadings
 
     def read_back(self, ask: Callable[[], Answer]) -> Answer:
         """What a change came to; a read that fails in passing is repeated."""

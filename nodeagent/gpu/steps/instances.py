@@ -150,7 +150,7 @@ def destroy_gpu_instance(change: Change, step: DestroyGpuInstance) -> None:
     gpu = change.gpu
     instance, profile = find_instance(gpu, step.instance, step.profile, step.placement)
     doomed = [_find(change, instance, step.instance, uuid) for uuid in step.devices]
-    if not all(map(gpu.recent.is_proved_idle, step.devices)):
+    if not (change.looked or all(map(gpu.recent.is_proved_idle, step.devices))):
         _look_for_users(change, step.devices)
     _require_no_other_instance(change, instance, profile, doomed)
     _require_no_other_user(change, step, [(compute.id, compute.uuid) for compute in doomed])
@@ -175,7 +175,7 @@ def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> No
         raise other_than_planned(
             f"{step.device} is not compute instance {step.compute} any more but {doomed.id}"
         )
-    if not gpu.recent.is_proved_idle(step.device):
+    if not (change.looked or gpu.recent.is_proved_idle(step.device)):
         _look_for_users(change, [step.device])
     _require_no_other_user(change, step, [(doomed.id, doomed.uuid)])
     change.require_time(f"destroying {name}")
@@ -303,6 +303,7 @@ def _require_no_other_user(
 
     `doomed` are ids and UUIDs of compute instances.
     """
+    change.require_fresh()
     if isinstance(step, DestroyGpuInstance):
         doomed = (*doomed, (None, ""))  # anything in it
     known = change.gpu.identity()

@@ -74,6 +74,7 @@ def _require_unused(change: Change, gpu: WholeGpu, usage: Usage) -> None:
     """`usage` are the processes on no known instance, which may be on any. Who was given the GPU as
     a whole need not have a process yet that would keep the mode.
     """
+    change.require_fresh()
     known = (reading.users_of_gpu(gpu) for reading in change.readings)
     usage = reduce(Usage.together, known, usage)
     if usage.in_use:

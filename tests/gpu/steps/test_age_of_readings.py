@@ -15,7 +15,7 @@ from nodeagent.gpu.users import MigDevice, WholeGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import simulated
-from tests.gpu.steps_of import destroy, laid_out
+from tests.gpu.steps_of import destroy, disable, laid_out
 
 DESTROYS = "nvml*InstanceDestroy"
 
@@ -80,6 +80,33 @@ async def test_a_device_allocated_during_the_wait_for_the_gpu_is_kept(look_only:
                 await looking
             assert kubelet.asked == 2
             assert node.journal.total(DESTROYS) == 0
+
+
+@pytest.mark.parametrize("switches_off", [True, False])
+async def test_a_device_allocated_during_a_slow_step_is_kept(switches_off: bool) -> None:
+    """The driver may take long for the look before; then the kubelet is asked once more."""
+    kubelet, now = Kubelet(), [100.0]
+    with simulated("h100-80gb:1") as node:
+        async with Driver(
+            observe_deadline=30, step_deadline=30, sources=[kubelet], clock=lambda: now[0]
+        ) as driver:
+            gpu = await laid_out(driver, 0, at0="1g.10gb")
+            sets = node.journal.total("nvmlDeviceSetMigMode")
+            kubelet.asked = 0
+            hang = node.inject("nvmlDeviceGetComputeRunningProcesses_v3", hang=True)
+            step = disable(gpu) if switches_off else destroy(gpu, gpu.instances[0])
+            async with asyncio.timeout(30):
+                taking = asyncio.create_task(driver.apply(step))
+                while hang.times:
+                    await asyncio.sleep(0.001)
+                kubelet.allocated.update(d.uuid for d in gpu.instances[0].compute)
+                now[0] += FRESH + 1
+                node.clear_faults()
+                with pytest.raises(GpuInUse, match="team/trainer"):
+                    await taking
+            assert kubelet.asked == 2
+            assert node.journal.total(DESTROYS) == 0
+            assert node.journal.total("nvmlDeviceSetMigMode") == sets
 
 
 async def test_a_device_allocated_while_another_source_is_slow_is_kept() -> None:

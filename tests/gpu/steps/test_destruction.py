@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -247,6 +248,24 @@ async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: Simulated
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
         assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
     assert node.journal.total(DESTROYS) == 0
+
+
+async def test_the_wait_behind_a_slow_observation_leaves_the_step_its_time(
+    node: SimulatedNode,
+) -> None:
+    """A step that had to wait for longer than its deadline still has all of it."""
+    handles = "nvmlDeviceGetMigDeviceHandleByIndex"
+    async with Driver(observe_deadline=30, step_deadline=1.5) as driver:
+        gpu = await laid_out(driver, 0, **{f"at{start}": "1g.10gb" for start in range(7)})
+        slow, before = node.inject(handles, delay=0.25, times=None), node.journal.total(handles)
+        async with asyncio.timeout(30):
+            looking = asyncio.create_task(driver.observe())
+            while node.journal.total(handles) == before:
+                await asyncio.sleep(0.001)
+            await driver.apply(destroy(gpu, gpu.instances[0]))
+            await looking
+        node.clear_faults(slow)
+        assert len((await driver.observe_gpu(gpu.uuid)).instances) == 6
 
 
 async def test_one_look_serves_several_destructions(driver: Driver, node: SimulatedNode) -> None:
