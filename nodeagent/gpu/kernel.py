@@ -142,8 +142,10 @@ def _is_ours(device: Path) -> bool:
         return False
     if vendor != _NVIDIA or not kind.startswith(_DISPLAYS):
         return False
-    driver = device / "driver"
-    return not driver.is_symlink() or driver.readlink().name == _NVIDIA_DRIVER
+    try:
+        return (device / "driver").readlink().name == _NVIDIA_DRIVER
+    except OSError:  # it has none
+        return True
 
 
 def boot_id(root: Path = Path("/")) -> str:

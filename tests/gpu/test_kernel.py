@@ -155,6 +155,21 @@ def test_only_nvidias_gpus_that_are_the_nodes(tmp_path: Path) -> None:
     assert gpu_addresses(tmp_path) == ("0000:1a:00.0", "0000:27:00.0")
 
 
+def test_a_gpu_whose_driver_goes_during_the_look_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is handed to another driver; the look must go on for the agent's whole life."""
+    _device(tmp_path, "0000:27:00.0", "0x10de", "0x030200", "nvidia")
+    read = os.readlink
+
+    def unbound(link: Path) -> str:
+        link.unlink()
+        return read(link)
+
+    monkeypatch.setattr(os, "readlink", unbound)
+    assert gpu_addresses(tmp_path) == ("0000:27:00.0",)
+
+
 def test_without_a_bus_nothing_is_known(tmp_path: Path) -> None:
     """As in a sandbox without /sys: no GPU is called missing for that."""
     assert gpu_addresses(tmp_path / "none") is None
