@@ -71,8 +71,10 @@ class NodeController(NodeReader):
         observed = await super().observe()
         # What a step made or set meanwhile may be missing in what was observed.
         quiet = quiet and begun == self._steps_begun
-        if quiet and observed.gpus and all(gpu.access is Access.OK for gpu in observed.gpus):
-            present = {device.uuid for gpu in observed.gpus for device in gpu.devices()}
+        present = {device.uuid for gpu in observed.gpus for device in gpu.devices()}
+        answer = all(gpu.access is Access.OK for gpu in observed.gpus)
+        # A MIG device of which the driver does not say which it is, may be any of those missing.
+        if quiet and present and answer and "" not in present:
             if any(state.device not in present for state in self._fleet.statuses()):
                 await self._fleet.keep_only(present)
             original = self._driver.original

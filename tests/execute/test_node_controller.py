@@ -114,6 +114,26 @@ async def test_a_gpu_that_does_not_answer_keeps_its_daemons(
     assert len(agent.fleet.statuses()) == 2
 
 
+async def test_a_device_whose_name_is_not_known_keeps_its_daemon(
+    rig: NodeRig, node: SimulatedNode, agent: Agent
+) -> None:
+    """The driver shows the compute instances, and for a moment not which MIG devices they are:
+    daemon, client and the modes to go back to are there afterwards.
+    """
+    await agent.made(TWO)
+    first, second = mig_devices(await agent.gpu())
+    before = {one.pid for one in rig.processes(CONTROL)}
+    with rig.slot(first.uuid, "replica-0", at=first.uuid) as client:
+        client.wait_until_accepted()
+        node.inject("nvmlDeviceGetMigDeviceHandleByIndex", error="NOT_FOUND", times=None)
+        assert [device.uuid for device in mig_devices(await agent.gpu())] == ["", ""]
+        node.clear_faults()
+        assert mig_devices(await agent.gpu())[0].uuid == first.uuid
+        client.allocate(1 << 20)
+    assert {one.pid for one in rig.processes(CONTROL)} == before
+    assert agent.memory.mode(second.uuid) is ComputeMode.DEFAULT
+
+
 # --- steps ----------------------------------------------------------------------------------------
 
 
