@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from nodeagent.processes import (
@@ -46,9 +47,10 @@ def mps_process(pid: int) -> MpsProcess | None:
     """Its identity; None when it is gone, a zombie, no program of MPS, or hidden from this user.
 
     None also where its user ids differ: a daemon or server has one user, while a setuid program
-    under such a name has two.
+    under such a name has two. And None in a container of others: its user may be the daemon's by
+    number, and any directory can be had there.
     """
-    program = _program(pid)
+    program = None if _is_elsewhere(pid) else _program(pid)
     if program is None:
         return None
     found = inspect(pid)
@@ -74,6 +76,35 @@ def processes_of(pipe_directory: str, program: str) -> tuple[MpsProcess, ...]:
         for one in found
         if one and (one.program, one.pipe_directory) == (program, pipe_directory)
     )
+
+
+_Place = tuple[str, tuple[int, int]]  # the namespace of its pids; device and inode of its root
+
+
+def _is_elsewhere(pid: int) -> bool:
+    """Whether it is certainly in a container of others: daemons are children of the agent, or
+    services of the machine's systemd. Known without its memory, for which who reads may wait.
+    """
+    try:
+        namespace, root = _place(pid)
+    except OSError:
+        return False
+    return not any(namespace == one[0] or root == one[1] for one in _own_places())
+
+
+@lru_cache(maxsize=1)
+def _own_places() -> tuple[_Place, ...]:
+    """This process' own, and the machine's, where that may be looked at."""
+    places = []
+    for one in ("self", 1):
+        with suppress(OSError):
+            places.append(_place(one))
+    return tuple(places)
+
+
+def _place(pid: int | str) -> _Place:
+    root = os.stat(f"/proc/{pid}/root")  # noqa: PTH116 - quick
+    return os.readlink(f"/proc/{pid}/ns/pid"), (root.st_dev, root.st_ino)  # noqa: PTH115 - quick
 
 
 def age_of(process: MpsProcess) -> float:

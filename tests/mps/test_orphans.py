@@ -20,8 +20,8 @@ from nodeagent.mps.launch.starter import OrphansLeft, end_orphans
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
-from tests.mps.conftest import PYTHON, StartServer
-from tests.mps.fleet_rig import GPU, IS_ROOT, US, FleetRig
+from tests.mps.conftest import PYTHON, StartServer, as_root
+from tests.mps.fleet_rig import GPU, IS_ROOT, US, FleetRig, ready, status, until
 
 
 async def test_orphans_are_ended_by_their_pipe_directory(
@@ -240,3 +240,54 @@ async def test_another_users_process_by_that_name(spec: DaemonSpec, programs: Pr
             assert called.poll() is None
         finally:
             called.kill()
+
+
+# The first process of a namespace of its own, with a root of its own. Its parent has another name,
+# and ends as it does; so does it as its parent.
+_IN_A_CONTAINER = """
+import ctypes, os, sys, time
+python, folder, pipes, user = sys.argv[1:]
+libc = ctypes.CDLL(None)
+libc.unshare(0x20000000)  # CLONE_NEWPID
+if os.fork():
+    os.execve(python, [python, "-ISc", "import os; os.wait()"], {})
+os.chroot(folder)
+os.makedirs(pipes)
+open(f"{pipes}/control", "w").close()
+os.setgroups([]), os.setgid(int(user)), os.setuid(int(user))
+libc.prctl(1, 9)  # PR_SET_PDEATHSIG
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@as_root
+async def test_a_container_that_looks_like_a_daemon(rig: FleetRig, fleet: Fleet) -> None:
+    """Its user can be the daemon's, and it can have any directory in its own file system: it keeps
+    no device without a daemon, and no daemon from its end.
+    """
+    pretends: list[subprocess.Popen[bytes]] = []
+    try:
+        for name in (CONTROL, SERVER):
+            root = rig.folder / name
+            root.mkdir()
+            one = subprocess.Popen(
+                [name, "-ISc", _IN_A_CONTAINER, PYTHON, root, rig.pipes(), str(US)],
+                executable=PYTHON,
+                env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+                stdout=subprocess.PIPE,
+            )
+            pretends.append(one)
+            assert one.stdout
+            assert one.stdout.readline() == b"up\n"
+        pid = status(fleet).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: status(fleet).pid not in {None, pid})
+        await ready(fleet)
+        await fleet.stop(GPU)
+        assert [one.poll() for one in pretends] == [None, None]
+    finally:
+        for one in pretends:
+            one.kill()
+            one.communicate()
