@@ -57,7 +57,8 @@ async def unrecorded(
         seen = await ask_everything(control, status=False)
     except NodeagentError:  # its supervisor meets the same error and acts on it
         seen = None
-    wanted = WantedMps(Sharing((_share(seen),), "report"), _account(process))
+    account = await asyncio.to_thread(_account, process)
+    wanted = WantedMps(Sharing((_share(seen),), "report"), account)
     return Record(device, wanted, runs=wanted, process=process, unrecorded=True)
 
 
@@ -121,15 +122,16 @@ def _share(seen: Seen | None) -> Share:
 _ANSWER = 5.0  # seconds that a one-shot command waits for a daemon
 
 
-def found_process(spec: DaemonSpec, noted: MpsProcess | None) -> DaemonProcess | None:
+async def found_process(spec: DaemonSpec, noted: MpsProcess | None) -> DaemonProcess | None:
     """The process that was recorded, or was not recorded in time; None when there is none that is
     surely the daemon. Reads all of /proc where the record does not say which.
     """
     candidates = [noted] if noted is not None else []
-    if noted is None or mps_process(noted.pid) != noted:
-        candidates = list(processes_of(spec.pipe_directory, CONTROL))
+    if noted is None or await asyncio.to_thread(mps_process, noted.pid) != noted:
+        found = await asyncio.to_thread(processes_of, spec.pipe_directory, CONTROL)
+        candidates = list(found)
     for identity in candidates:
-        if process := adopt(identity, spec):
+        if process := await adopt(identity, spec):
             return process
     return None
 
@@ -172,7 +174,7 @@ async def _surveyed(
         spec_for(wanted, record.device, pipe_directory=made.pipe, log_directory=made.log)
         for wanted in (record.runs or record.wanted, record.wanted)
     )
-    process = found_process(runs, record.process)
+    process = await found_process(runs, record.process)
     if process is None:
         return _without_process(record)
     sockets = DaemonSockets(runs.pipe_directory)

@@ -87,9 +87,8 @@ class Fleet:
         except NodeagentError as error:
             self._context.report(read.device, Report(Subject.START_FAILED, str(error)))
             return
-        # Not in a thread: a process is watched by a descriptor of this very loop.
         spec = supervisor.spec_of(record.runs or record.wanted)
-        process = found_process(spec, record.process)
+        process = await found_process(spec, record.process)
         if process is not None:
             supervisor.adopt(process, record.runs or record.wanted, record.wanted)
         elif record.drained:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 
 from nodeagent.mps.control.query import Seen, SeenServer
 from nodeagent.mps.files.log import (
@@ -36,13 +35,12 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.processes import mps_process
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.processes import Process, ProcessIdentity, command_of, identify, inspect, is_gone
+from nodeagent.processes import Process, ProcessIdentity, identify, inspect, is_gone, name_of
 from nodeagent.structs import Struct
 from nodeagent.views.shapes import MpsWaiting
 
 SURE_AFTER = 1.0  # seconds without a server of its user, after which a program is held to wait
 MOST = 64  # that are checked; a user who makes more gets no more attention
-_LONGEST_COMMAND = 80
 
 
 class _Suspect(Struct):
@@ -101,16 +99,14 @@ class BlockedClients:
 
 def _suspect(client: ClientConnected, now: float) -> _Suspect | None:
     """The process with this number, if it is this user's."""
-    found, words = inspect(client.pid), command_of(client.pid)
-    if not isinstance(found, Process) or not isinstance(words, tuple):
+    found = inspect(client.pid)
+    if not isinstance(found, Process):
         return None
     if client.uid not in {found.uids.real, found.uids.effective, found.uids.saved}:
         return None
-    name = Path(words[0]).name if words else ""
-    command = "".join(c for c in name if c.isprintable())[-_LONGEST_COMMAND:]
-    return _Suspect(
-        MpsWaiting(pid=client.pid, user=client.uid, command=command), found.identity, now
-    )
+    # Its memory is not looked at, where it has its words: the loop could wait for that for ever.
+    waits = MpsWaiting(pid=client.pid, user=client.uid, command=name_of(client.pid))
+    return _Suspect(waits, found.identity, now)
 
 
 SHOWN = 4  # lines of the log that a report shows

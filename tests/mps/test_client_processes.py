@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.clients.assess import ClientFacts
-from nodeagent.mps.clients.watch import LONGEST_VALUE, container_in, read_clients
+from nodeagent.mps.clients.watch import LONGEST_VALUE, ClientReader, container_in
 from nodeagent.processes import ProcessIdentity, identify
+from tests.locked_process import locked_process
+from tests.mps.conftest import as_root
 
 PIPES = b"CUDA_MPS_PIPE_DIRECTORY"
 STRANGE = Path(__file__).parents[1] / "processes/strange_process.py"
@@ -34,10 +37,15 @@ def process(environment: dict[bytes, bytes], *script: str) -> Iterator[int]:
         child.communicate(b"\n")
 
 
+def read(*pids: int) -> tuple[ClientFacts, ...]:
+    """As they are now."""
+    return asyncio.run(ClientReader().read(pids))
+
+
 def facts(environment: dict[bytes, bytes], *script: str) -> ClientFacts:
     """Of such a process."""
     with process(environment, *script) as pid:
-        [found] = read_clients([pid])
+        [found] = read(pid)
         return found
 
 
@@ -49,26 +57,26 @@ def test_a_real_process() -> None:
         b"NODEAGENT_MPS_SLOT": b"GPU-1/small-0",
     }
     with process({**given, b"NODEAGENT_MPS_SLOT_MORE": b"x", b"SECRET": b"x"}) as pid:
-        [found] = read_clients([pid])
+        [found] = read(pid)
         assert found.environment == {name.decode(): text.decode() for name, text in given.items()}
         assert (found.client.pid, found.client.uid) == (pid, os.geteuid())
         assert found.client.command.startswith("python")
         assert identify(pid) == ProcessIdentity(pid, found.start_time)
-    assert read_clients([pid]) == ()
+    assert read(pid) == ()
 
 
 def test_a_zombie_is_gone() -> None:
     """It holds nothing any more."""
     with subprocess.Popen(["true"]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert read_clients([child.pid, 2**22 - 1]) == ()
+        assert read(child.pid, 2**22 - 1) == ()
 
 
 def test_a_hostile_name() -> None:
     """Brackets, line ends and escapes in it change neither the fields nor a terminal."""
     name = "a) Z (\n\x1b[2J"
     with process({PIPES: b"x"}, str(STRANGE), name, "0", str(os.geteuid())) as pid:
-        [found] = read_clients([pid])
+        [found] = read(pid)
         assert found.client.command == "a) Z (??[2J"
         assert identify(pid) == ProcessIdentity(pid, found.start_time)
 
@@ -99,6 +107,18 @@ def test_a_program_that_lost_its_environment() -> None:
     if os.geteuid() == 0:
         shown = (str(STRANGE), "python", "4096", str(os.geteuid()))
         assert facts({PIPES: b"/run/x/pipe"}, *shown).environment is None
+
+
+@as_root
+async def test_a_client_whose_memory_is_locked() -> None:
+    """It holds up nothing else; what the kernel knows of it is read all the same."""
+    given = {PIPES: b"/run/x/pipe"}
+    with locked_process(uid=1000, environment={}) as locked, process(given) as pid:
+        reader = ClientReader()
+        for _ in range(2):
+            one, other = await reader.read((locked, pid))
+            assert (one.pid, one.client.uid, one.environment) == (locked, 1000, None)
+            assert (other.pid, other.environment) == (pid, {PIPES.decode(): "/run/x/pipe"})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.locked_process import locked_process
 from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import GPU, US, FleetRig, quick, status, until, wanted
 
@@ -65,6 +66,19 @@ async def test_a_client_of_another_user(
         assert [(w.pid, w.user) for w in status(fleet).waiting] == [(stranger.pid, 1234)]
     assert status(fleet).waiting == ()
     assert len(rig.said(Subject.FOREIGN_USER_WAITING)) == 1
+
+
+@as_root
+async def test_a_waiting_client_whose_memory_is_locked(
+    rig: FleetRig, fleet: Fleet, client: SimulatedClient
+) -> None:
+    """Its words cannot be read: all else would wait for them as long as it lets that last."""
+    await until(lambda: bool(status(fleet).clients))
+    with locked_process(uid=1234, environment={}) as pid:
+        rig.knobs().turn("stray_client", {"pid": pid, "uid": 1234})
+        words = await rig.reported(Subject.FOREIGN_USER_WAITING, within=15.0)
+        assert f"pid {pid} (python3" in words
+        client.allocate(1 << 20)
 
 
 async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:

@@ -24,7 +24,7 @@ async def test_adopted_by_another_agent(spec: DaemonSpec, programs: Programs) ->
     assert (noted.program, noted.pipe_directory) == (CONTROL, spec.pipe_directory)
     assert mps_process(noted.pid) == noted
     process.close()
-    adopted = adopt(noted, spec)
+    adopted = await adopt(noted, spec)
     assert adopted is not None
     os.kill(noted.pid, 0)
     adopted.kill()
@@ -45,9 +45,9 @@ async def test_what_is_not_adopted(spec: DaemonSpec, programs: Programs) -> None
             (replace(noted, pid=2**22 - 1), spec),
         ]
         for identity, wanted in wrong:
-            assert adopt(identity, wanted) is None
+            assert await adopt(identity, wanted) is None
         os.kill(process.pid, 0)
-    assert adopt(noted, spec) is None
+    assert await adopt(noted, spec) is None
 
 
 async def test_how_it_ended_cannot_be_found_out(spec: DaemonSpec, programs: Programs) -> None:

@@ -114,7 +114,7 @@ async def test_another_agent_adopts_it(
 ) -> None:
     """It is no agent's child, so nothing of the first one's is needed."""
     async with service(spec, programs) as process:
-        adopted = adopt(process.identity, spec)
+        adopted = await adopt(process.identity, spec)
         assert adopted is not None
         os.kill(process.pid, signal.SIGKILL)
         assert (

@@ -14,6 +14,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from nodeagent.mps.clients.assess import (
 from nodeagent.mps.clients.termination import ClientToEnd, end_client
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
+from nodeagent.own_thread import OwnThread
 from nodeagent.plan.shares import WantedMps
 from nodeagent.processes import Process, ProcessIdentity, environment_of, inspect, is_gone, name_of
 from nodeagent.structs import Struct, replace
@@ -54,20 +56,59 @@ _LARGEST_CGROUP = 65_536  # bytes
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
-def read_clients(pids: Iterable[int]) -> tuple[ClientFacts, ...]:
-    """Those that are still there, in this order. Blocks for some 0.2 ms each."""
-    found = (_read_client(pid) for pid in pids)
-    return tuple(facts for facts in found if facts is not None)
+_LOCKED_AFTER = 2.0  # seconds for what one client's memory has; then it is held to be locked up
+_MOST_LOCKED = 16  # threads that wait for such memory
 
 
-def _read_client(pid: int) -> ClientFacts | None:
+class ClientReader:
+    """Reads client processes. A client's memory, where its environment is, may be locked up in the
+    kernel, as while it hangs in a driver, and any user can bring that about: who reads waits for as
+    long. So that is done in threads of their own, and such a client holds up no other.
+    """
+
+    def __init__(self) -> None:
+        self._locked: dict[int, Future[None]] = {}  # by pid, what waits for its memory
+
+    async def read(self, pids: Iterable[int]) -> tuple[ClientFacts, ...]:
+        """Those that are still there, in this order; without environment where it is not had in
+        time.
+        """
+        wanted = tuple(pids)
+        self._locked = {pid: reading for pid, reading in self._locked.items() if not reading.done()}
+        found: dict[int, ClientFacts | None] = {}
+        while left := [pid for pid in wanted if pid not in found and pid not in self._locked]:
+            if len(self._locked) >= _MOST_LOCKED:
+                break
+            reading = OwnThread("mps clients").submit(_read_into, found, left)
+            seen = -1
+            while not reading.done() and len(found) > seen:
+                seen = len(found)
+                await asyncio.wait({asyncio.wrap_future(reading)}, timeout=_LOCKED_AFTER)
+            if reading.done():
+                reading.result()
+            else:
+                self._locked[next(pid for pid in left if pid not in found)] = reading
+        for pid in wanted:
+            if pid not in found:
+                found[pid] = await asyncio.to_thread(_read_client, pid, memory=False)
+        return tuple(facts for pid in wanted if (facts := found[pid]) is not None)
+
+
+def _read_into(found: dict[int, ClientFacts | None], pids: Iterable[int]) -> None:
+    """Blocks for some 0.2 ms each, as a rule."""
+    for pid in pids:
+        found[pid] = _read_client(pid, memory=True)
+
+
+def _read_client(pid: int, *, memory: bool) -> ClientFacts | None:
     found = inspect(pid)
     if not isinstance(found, Process):
         return None
     uid = found.uids.effective  # the one that the daemon checks
-    script = script_of(pid)
+    script = script_of(pid) if memory else ""
     client = ClientState(pid, name_of(pid), uid, container=_container(pid), script=script)
-    facts = ClientFacts(client, found.identity.create_time, _environment(pid))
+    environment = _environment(pid) if memory else None
+    facts = ClientFacts(client, found.identity.create_time, environment)
     # Checked again: all of this was read of one process, and its pid was not reused.
     return None if is_gone(found.identity) else facts
 
@@ -150,6 +191,7 @@ class ClientWatch:
     _since: dict[tuple[ClientKey, OffenceKind], float] = field(default_factory=dict, init=False)
     _not_before: dict[ClientKey, float] = field(default_factory=dict, init=False)
     _endings: dict[ClientKey, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _reader: ClientReader = field(default_factory=ClientReader, init=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,7 +234,7 @@ class ClientWatch:
             return ()
         known = [
             replace(facts, client=replace(facts.client, memory_used=memory.get(facts.pid)))
-            for facts in await asyncio.to_thread(read_clients, pids)
+            for facts in await self._reader.read(pids)
             if facts.pid in named or facts.client.uid == daemon.user
         ]
         return assess(known, daemon.wanted, daemon.device)

@@ -70,7 +70,7 @@ def identity_of(pid: int, spec: DaemonSpec) -> MpsProcess:
     return mps_process(pid) or MpsProcess(pid, 0, spec.uid, CONTROL, spec.pipe_directory)
 
 
-def adopt(identity: MpsProcess, spec: DaemonSpec) -> DaemonProcess | None:
+async def adopt(identity: MpsProcess, spec: DaemonSpec) -> DaemonProcess | None:
     """Take over a daemon that an earlier agent started as `spec` and noted as `identity`; None for
     any other process, which is left alone.
     """
@@ -79,11 +79,13 @@ def adopt(identity: MpsProcess, spec: DaemonSpec) -> DaemonProcess | None:
     except OSError:
         return None
     daemon = MpsProcess(identity.pid, identity.start_time, spec.uid, CONTROL, spec.pipe_directory)
-    # Identified only now, when the pid cannot be used again unnoticed.
-    if mps_process(identity.pid) == daemon:
-        return process
-    process.close()
-    return None
+    is_it = False
+    try:  # identified only now, when the pid cannot be used again unnoticed
+        is_it = await asyncio.to_thread(mps_process, identity.pid) == daemon
+    finally:
+        if not is_it:
+            process.close()
+    return process if is_it else None
 
 
 def in_words(status: int) -> str:
