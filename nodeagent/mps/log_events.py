@@ -8,7 +8,7 @@ server: it waits, and may wait forever.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -33,9 +33,17 @@ from nodeagent.mps.lifecycle.model import (
     ServerStatus,
     State,
 )
-from nodeagent.mps.processes import mps_process
+from nodeagent.mps.processes import SERVER, MpsProcess, parent_of
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.processes import Process, ProcessIdentity, identify, inspect, is_gone, name_of
+from nodeagent.processes import (
+    Hidden,
+    Process,
+    ProcessIdentity,
+    identify,
+    inspect,
+    is_gone,
+    name_of,
+)
 from nodeagent.structs import Struct
 from nodeagent.views.shapes import MpsWaiting
 
@@ -130,8 +138,11 @@ class LogEvents:
         self, run: int, spec: DaemonSpec, pid: int, *, log_size: int, adopted: bool
     ) -> None:
         self.trouble = ""  # how its last server ended, while that is all that there is to say
+        self.servers: tuple[MpsProcess, ...] | None = None  # as it named them last; None: never yet
         self.blocked = BlockedClients(None if spec.multi_user else spec.uid)
         self._run = run
+        self._pipe_directory = spec.pipe_directory
+        self._pid = pid
         self._log_size = log_size
         self._ready: set[int] = set()  # servers that have taken clients
         self._culprit: int | None = None
@@ -226,7 +237,9 @@ class LogEvents:
         if state.server is not None and state.server.pid not in listed:
             yield ServerGone(self._run, state.server.pid)
         self._remember_clients(seen)
-        servers = [self._server(server, state) for server in seen.servers]
+        found = [(server, inspect(server.pid)) for server in seen.servers[:_MOST_SERVERS]]
+        self.servers = tuple(self._own_servers(process for _, process in found))
+        servers = [self._server(server, state, process) for server, process in found]
         for server in servers[:1]:  # a daemon has one at a time
             yield ServerSeen(self._run, server)
         served = {client for _, client in seen.clients}
@@ -242,13 +255,20 @@ class LogEvents:
         while len(self._clients) > _MOST_SERVERS:
             del self._clients[next(iter(self._clients))]
 
-    def _server(self, server: SeenServer, state: State) -> Server:
-        found = mps_process(server.pid)
+    def _own_servers(self, found: Iterable[Process | Hidden | None]) -> Iterator[MpsProcess]:
+        """Those that the daemon has started: a tenant's daemon could name any process."""
+        for one in found:
+            if isinstance(one, Process) and parent_of(one.identity.pid) == self._pid:
+                pid, start_time = one.identity.pid, one.identity.create_time
+                yield MpsProcess(pid, start_time, one.uids.effective, SERVER, self._pipe_directory)
+
+    def _server(self, server: SeenServer, state: State, found: Process | Hidden | None) -> Server:
         status = server.status or self._status_of(server, state)
         if status is ServerStatus.ACTIVE:
             self._ready.add(server.pid)
         culprit = self._culprit if status is ServerStatus.FAULT else None
-        return Server(server.pid, found.uid if found else None, status, culprit)
+        uid = found.uids.effective if isinstance(found, Process) else None
+        return Server(server.pid, uid, status, culprit)
 
     def _status_of(self, server: SeenServer, state: State) -> ServerStatus:
         """Where the daemon does not give it."""

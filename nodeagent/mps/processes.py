@@ -107,6 +107,15 @@ def _place(pid: int | str) -> _Place:
     return os.readlink(f"/proc/{pid}/ns/pid"), (root.st_dev, root.st_ino)  # noqa: PTH115 - quick
 
 
+def parent_of(pid: int) -> int | None:
+    """The pid of its parent, None where that is not known."""
+    try:
+        _, _, rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
+        return int(rest.split()[1])
+    except (OSError, IndexError):
+        return None
+
+
 def age_of(process: MpsProcess) -> float:
     """Seconds since its start; 0 where its start time is not known."""
     if process.start_time == 0:

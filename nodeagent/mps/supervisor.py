@@ -66,7 +66,7 @@ class Supervisor:
         self.unrecorded = record.unrecorded  # adopted: what it should be is not known
         self.closed = ""  # why no new client is let in although it is wanted; "" when they are
         self.left_over = ""  # of a dead daemon: why no other may be started
-        self._exiting: tuple[MpsProcess, ...] = ()  # of them, which is not known from elsewhere
+        self._left = record.left  # what may be left, and may exit without a name
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory, self.log_directory = made.pipe, made.log
@@ -88,6 +88,12 @@ class Supervisor:
     def seen(self) -> Seen | None:
         """The daemon's last answers; None where there are none."""
         return self.monitor.seen if self.monitor else None
+
+    @property
+    def _leaves(self) -> tuple[MpsProcess, ...]:
+        """What is left when its process ends: the servers that it has, or those of the last one."""
+        servers = self.monitor.events.servers if self.monitor else None
+        return self._left if servers is None else servers
 
     @property
     def clients(self) -> tuple[tuple[int, int], ...]:
@@ -239,9 +245,10 @@ class Supervisor:
     async def sweep(self, spec: DaemonSpec) -> None:
         """End what a dead daemon left; `left_over` says what could not be."""
         grace = self.context.settings.grace
-        self.left_over, self._exiting = await clear_left_over(
-            spec, self.sockets, grace=grace, known=self._exiting
+        self.left_over, self._left = await clear_left_over(
+            spec, self.sockets, grace=grace, known=self._left
         )
+        self._write_record()
 
     async def _start(self, action: Spawn) -> None:
         context, spec = self.context, action.spec
@@ -265,6 +272,7 @@ class Supervisor:
 
     async def _wait(self, monitor: DaemonMonitor) -> None:
         exited = await monitor.until_ended()
+        self._left = self._leaves
         self.monitor = self._waiter = None
         self.last_lines = exited.last_lines
         self.handle(exited)
@@ -296,6 +304,7 @@ class Supervisor:
             was_ready=self.was_ready,
             restarts=self.state.restarts,
             unrecorded=self.unrecorded,
+            left=self._leaves,
         )
 
     def _write_record(self) -> None:

@@ -18,7 +18,7 @@ from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.files.records import Record, read_records, write_record
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
-from nodeagent.mps.processes import CONTROL, MpsProcess
+from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
 from nodeagent.structs import replace
 from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import GPU, OTHER_GPU, US, FleetRig, ready, status, until, wanted
@@ -343,3 +343,24 @@ async def test_directories_without_a_record(rig: FleetRig) -> None:
     async with rig.fleet():
         pass
     assert sorted(path.name for path in (rig.run_dir / "mps").iterdir()) == [GPU, "notes"]
+
+
+async def test_servers_are_recorded(rig: FleetRig) -> None:
+    """While one exits it has no name any more, and the next agent would not find it."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        with rig.client() as client:
+            await asyncio.to_thread(client.wait_until_accepted)
+            [server] = rig.processes(SERVER)
+
+            def left() -> tuple[MpsProcess, ...]:
+                [record] = read_records(rig.run_dir)
+                assert isinstance(record, Record)
+                return record.left
+
+            await until(lambda: left() == (server,))
+        async with rig.fleet() as other:
+            assert (await ready(other)).pid == status(fleet).pid
+            assert left() == (server,)
+        await fleet.restart(GPU)
+        assert left() == ()

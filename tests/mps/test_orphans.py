@@ -8,6 +8,8 @@ import resource
 import signal
 import subprocess
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,10 @@ from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.starter import OrphansLeft, end_orphans
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
+from nodeagent.mps.requests import NotReady
 from nodeagent.mps.shares import DaemonSpec
-from tests.mps.conftest import PYTHON, StartServer, as_root
-from tests.mps.fleet_rig import GPU, IS_ROOT, US, FleetRig, ready, status, until
+from tests.mps.conftest import PYTHON, StartServer, as_root, spec_for
+from tests.mps.fleet_rig import GPU, IS_ROOT, US, FleetRig, ready, status, until, wanted
 
 
 async def test_orphans_are_ended_by_their_pipe_directory(
@@ -94,8 +97,9 @@ print("gone", flush=True)
 """
 
 
-async def test_an_orphan_that_cannot_be_killed(rig: FleetRig, fleet: Fleet) -> None:
-    """It keeps its device until it has exited, although nothing of it can be read any more."""
+@asynccontextmanager
+async def unkillable(rig: FleetRig) -> AsyncIterator[tuple[int, Callable[[], None]]]:
+    """A server of the rig's daemon that cannot be killed: its pid, and what lets it exit."""
     holder = subprocess.Popen(
         [PYTHON, "-ISc", _UNKILLABLE],
         stdin=subprocess.PIPE,
@@ -105,23 +109,51 @@ async def test_an_orphan_that_cannot_be_killed(rig: FleetRig, fleet: Fleet) -> N
         user=US if IS_ROOT else None,
         extra_groups=() if IS_ROOT else None,
     )
+
+    def let_go() -> None:
+        assert holder.stdin
+        assert holder.stdout
+        print(file=holder.stdin, flush=True)
+        assert holder.stdout.readline() == "gone\n"
+
     try:
         assert holder.stdout
-        assert holder.stdin
         said = {holder.stdout.readline().strip() for _ in range(2)}
         if said == {""}:
             pytest.skip("user namespaces are not to be had here")
         [pid] = said - {"up"}
+        yield int(pid), let_go
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+async def test_an_orphan_that_cannot_be_killed(rig: FleetRig, fleet: Fleet) -> None:
+    """It keeps its device until it has exited, although nothing of it can be read any more."""
+    async with unkillable(rig) as (pid, let_go):
         for _ in range(2):
             with pytest.raises(NodeagentError, match=f"although it was killed: pid {pid}"):
                 await fleet.drain(GPU, seconds=30.0)
         assert rig.processes() == []  # it is not found by its name
-        print(file=holder.stdin, flush=True)
-        assert holder.stdout.readline() == "gone\n"
+        let_go()
         assert await fleet.drain(GPU, seconds=30.0) == ()
-    finally:
-        holder.kill()
-        holder.communicate()
+
+
+async def test_an_orphan_that_exits_while_agents_come_and_go(rig: FleetRig) -> None:
+    """The next agent knows of it, too, and starts no daemon beside it."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+    async with unkillable(rig) as (pid, let_go):
+        async with rig.fleet() as fleet:
+            with pytest.raises(NodeagentError, match=f"although it was killed: pid {pid}"):
+                await fleet.drain(GPU, seconds=30.0)
+        async with rig.fleet() as fleet:
+            with pytest.raises(NotReady, match=f"although it was killed: pid {pid}"):
+                await fleet.restart(GPU)
+            assert rig.processes() == []
+            let_go()
+            await fleet.restart(GPU)
+            assert status(fleet).is_ready
 
 
 async def test_too_many_open_files(spec: DaemonSpec, start_server: StartServer) -> None:
@@ -185,6 +217,19 @@ async def test_a_daemon_that_no_client_can_find(
     server.wait()
     assert [one.pid for one in await end_orphans(spec, grace=1)] == [process.pid]
     await process.wait()
+
+
+@as_root
+async def test_another_users_server_beside_a_daemon_that_no_client_can_find(
+    open_folder: Path, programs: Programs, start_server: StartServer
+) -> None:
+    """A tenant's daemon has servers of that tenant alone; what others call so does not count."""
+    tenant = spec_for(open_folder, US, US, device=GPU.replace("0a", "0b"))
+    process = await ChildLauncher(programs).launch(tenant)
+    server = start_server(pipe_directory=tenant.pipe_directory)
+    assert [one.pid for one in await end_orphans(tenant, grace=1)] == [process.pid]
+    await process.wait()
+    assert server.poll() is None
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ class Record(Struct, frozen=True):
     """One daemon. `process` None: it was to be started, and perhaps was. `runs`: what the process
     was started as, which may not be what is wanted now. `drained`: a person wanted it down.
     `was_ready`: it was Ready as it is wanted, in this process or one before. `unrecorded`: what is
-    `wanted` is only what was found, since the record then could not be used.
+    `wanted` is only what was found, since the record then could not be used. `left`: its servers,
+    or what is left of an earlier one; while these exit they are not found by their names.
     """
 
     device: str
@@ -50,6 +51,7 @@ class Record(Struct, frozen=True):
     was_ready: bool = False
     restarts: int = 0
     unrecorded: bool = False
+    left: tuple[MpsProcess, ...] = ()
 
 
 def write_record(run_dir: Path, record: Record) -> None:
@@ -111,7 +113,7 @@ class _WantedJson(TypedDict):
 
 
 class _RecordJson(TypedDict):
-    """`process`: pid, start time, uid, pipe directory."""
+    """`process`: pid, start time, uid, pipe directory; `left` likewise, with the program."""
 
     device: str
     wanted: _WantedJson
@@ -120,7 +122,8 @@ class _RecordJson(TypedDict):
     drained: bool
     wasReady: bool
     restarts: _Count
-    unrecorded: NotRequired[bool]  # added later
+    unrecorded: NotRequired[bool]  # added later, as the next one was
+    left: NotRequired[tuple[tuple[_Count, _Count, _Count, str, str], ...]]
     version: NotRequired[Literal[1]]  # of files without a header
 
 
@@ -135,6 +138,10 @@ def _encode(record: Record) -> bytes:
         "wasReady": record.was_ready,
         "restarts": record.restarts,
         "unrecorded": record.unrecorded,
+        "left": tuple(
+            (one.pid, one.start_time, one.uid, one.program, one.pipe_directory)
+            for one in record.left
+        ),
     }
     return json.encode(content) + b"\n"
 
@@ -163,6 +170,7 @@ def _decode(content: bytes, version: int) -> Record:
         was_ready=found["wasReady"],
         restarts=found["restarts"],
         unrecorded=found.get("unrecorded", False),
+        left=tuple(MpsProcess(*one) for one in found.get("left", ())),
     )
 
 

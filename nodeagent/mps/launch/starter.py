@@ -51,7 +51,8 @@ async def end_orphans(
     spec: DaemonSpec, *, grace: float, known: Collection[MpsProcess] = ()
 ) -> tuple[MpsProcess, ...]:
     """End what is left of this daemon, which is dead or lost its sockets; which processes it was.
-    `known` are those that an earlier call could not end.
+    `known` are those that may exit without a name, since an earlier call could not end them or
+    the daemon had them as servers.
 
     They are asked first, as a daemon asks, and killed after `grace` seconds. Raises OrphansLeft
     when one survives even that for as long again, or when a daemon lives there after all.
@@ -60,16 +61,17 @@ async def end_orphans(
     users = await asyncio.to_thread(_users, spec)
     daemons = await asyncio.to_thread(_daemons, spec)
     found = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
+    own = [server for server in found if server.uid in users]
+    served = found if spec.uid == 0 else own  # only root's has servers of other users
     for daemon in daemons:
         # Without a server it has no client, and without a socket it never gets one.
-        if found or daemon.uid not in users or await asyncio.to_thread(is_reachable, daemon):
+        if served or daemon.uid not in users or await asyncio.to_thread(is_reachable, daemon):
             raise OrphansLeft(
                 f"another MPS daemon (pid {daemon.pid}, user {daemon.uid}) already serves "
                 f"{pipe_directory}",
                 remedy=f"see who started it, and end it: `kill {daemon.pid}`",
                 processes=known,
             )
-    own = (server for server in found if server.uid in users)
     servers = tuple(dict.fromkeys((*daemons, *own, *known)))
     with ExitStack() as stack:
         held = _held(servers, stack)
