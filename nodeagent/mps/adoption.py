@@ -136,6 +136,20 @@ async def found_process(spec: DaemonSpec, noted: MpsProcess | None) -> DaemonPro
     return None
 
 
+async def proven_process(spec: DaemonSpec, sockets: DaemonSockets) -> DaemonProcess | None:
+    """The daemon there that listens at its sockets; None where that is not proven."""
+    process, is_proven = None, False
+    try:
+        with suppress(OSError, RuntimeError):  # too few descriptors or threads
+            process = await found_process(spec, None)
+            if process is not None:
+                is_proven = await asyncio.to_thread(sockets.prove, process.identity)
+    finally:
+        if process is not None and not is_proven:
+            process.close()
+    return process if is_proven else None
+
+
 # --- for one-shot commands ------------------------------------------------------------------------
 
 

@@ -99,10 +99,7 @@ class Fleet:
     async def _recovered(self, unusable: RecordUnusable) -> Record | None:
         """What its record would be; None where no daemon runs there."""
         context = self._context
-        record = await unrecorded(context.run_dir, unusable.device, context.control_client)
-        if record is None:
-            left = await asyncio.to_thread(left_by, context.run_dir, unusable.device)
-            await end_orphans(left, grace=context.settings.grace)
+        record = await self._unrecorded(unusable.device)
         try:
             aside = f"the file is now {await asyncio.to_thread(set_aside, unusable.path)}"
         except OSError as error:
@@ -117,14 +114,31 @@ class Fleet:
         context.report(unusable.device, Report(Subject.RECORD_UNUSABLE, words))
         return record
 
+    async def _unrecorded(self, device: str) -> Record | None:
+        """The record that the daemon there would have; None where none is, nor anything of one."""
+        context = self._context
+        record = await unrecorded(context.run_dir, device, context.control_client)
+        if record is None:
+            left = await asyncio.to_thread(left_by, context.run_dir, device)
+            await end_orphans(left, grace=context.settings.grace)
+        return record
+
     async def _clear(self, device: str) -> None:
-        """Remove directories of which no daemon is recorded, and none runs."""
+        """Remove directories of which no daemon is recorded, and none runs; else take it over: it
+        keeps every other daemon from its device.
+        """
         context = self._context
         try:
-            if await unrecorded(context.run_dir, device, context.control_client) is None:
+            record = await self._unrecorded(device)
+            if record is None:
                 await asyncio.to_thread(remove_directories, context.run_dir, device)
         except NodeagentError as error:
             context.report(device, Report(Subject.CANNOT_BE_ENDED, str(error)))
+            return
+        if record is not None:
+            words = "it has no record; its daemon is taken over with the limits that it has"
+            context.report(device, Report(Subject.RECORD_UNUSABLE, words))
+            await self._take_over(record)
 
     async def _end_lost(self, daemon: MpsProcess) -> None:
         """End a daemon whose record was deleted with its directory, unless it has a server: no

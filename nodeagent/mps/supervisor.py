@@ -12,6 +12,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import assert_never
 
+from nodeagent.mps.adoption import proven_process
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.query import Seen
 from nodeagent.mps.files.directories import directories_of
@@ -161,7 +162,8 @@ class Supervisor:
         if self.state.phase is Phase.READY:
             self.was_ready = True
         if process is not None:
-            self.monitor = DaemonMonitor(process, self, adopted=isinstance(event, Adopted))
+            adopted = isinstance(event, Adopted) or (isinstance(event, Started) and event.found)
+            self.monitor = DaemonMonitor(process, self, adopted=adopted)
             self._waiter = asyncio.create_task(self._wait(self.monitor), name="mps end")
         for action in actions:
             self._do(action)
@@ -253,6 +255,14 @@ class Supervisor:
     async def _start(self, action: Spawn) -> None:
         context, spec = self.context, action.spec
         if self.left_over:
+            # It may be this daemon: systemd also starts it when who asked for that was killed.
+            found = await proven_process(spec, self.sockets)
+            if found is not None and self.state.ending is Ending.NO:
+                self.left_over = ""
+                self.handle(Started(action.run, found.pid, found=True), found)
+                return
+            if found is not None:
+                found.close()
             self.handle(StartFailed(action.run, self.left_over))
             return
         try:

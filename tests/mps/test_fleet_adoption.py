@@ -7,7 +7,9 @@ import json
 import os
 import signal
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from socket import AF_UNIX, SOCK_SEQPACKET, socket
 
 import pytest
 
@@ -16,6 +18,7 @@ from nodeagent.mps.adoption import survey
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.files.records import Record, read_records, write_record
+from nodeagent.mps.files.sockets import SOCKETS
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
@@ -343,6 +346,50 @@ async def test_directories_without_a_record(rig: FleetRig) -> None:
     async with rig.fleet():
         pass
     assert sorted(path.name for path in (rig.run_dir / "mps").iterdir()) == [GPU, "notes"]
+
+
+async def test_a_daemon_without_a_record(rig: FleetRig) -> None:
+    """An agent was killed after it set an unusable record aside: its daemon is taken over as it is,
+    since no other could be started beside it.
+    """
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+    rig.pipes().with_name("record.json").unlink()
+    with rig.client() as client:
+        await asyncio.to_thread(client.wait_until_accepted)
+        async with rig.fleet() as fleet:
+            assert "it has no record" in await rig.reported(Subject.RECORD_UNUSABLE)
+            await fleet.start(GPU, wanted(2048))
+            assert status(fleet).pid == pid
+        client.allocate(1 << 20)
+
+
+async def test_a_daemon_without_a_record_that_takes_no_connection(rig: FleetRig) -> None:
+    """It cannot be proven to be the one there, and neither that it is not: its files stay."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+    assert pid is not None
+    record = rig.pipes().with_name("record.json")
+    kept = record.rename(rig.folder / "record.json")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ExitStack() as stack:
+            for name in SOCKETS:
+                with suppress(BlockingIOError):
+                    while True:
+                        one = stack.enter_context(socket(AF_UNIX, SOCK_SEQPACKET))
+                        one.setblocking(False)
+                        one.connect(str(rig.pipes() / name))
+            async with rig.fleet():
+                assert f"(pid {pid}, " in await rig.reported(Subject.CANNOT_BE_ENDED)
+            assert (rig.pipes() / "control").is_socket()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    kept.rename(record)
+    async with rig.fleet() as fleet:
+        assert (await ready(fleet)).pid == pid
 
 
 async def test_servers_are_recorded(rig: FleetRig) -> None:

@@ -9,10 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.errors import StillInUse
+from nodeagent.mps.files.directories import make_directories
+from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.requests import NotReady
+from nodeagent.mps.shares import spec_for
 from nodeagent.processes import ProcessIdentity, age, identify
-from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, quick, ready, status, until, wanted
+from tests.mps.fleet_rig import (
+    GPU,
+    OTHER_GPU,
+    FleetRig,
+    limits,
+    quick,
+    ready,
+    status,
+    until,
+    wanted,
+)
 from tests.simulation.mps.rig import gone
 
 
@@ -102,6 +116,27 @@ async def test_clients_may_have_a_daemon_that_comes_back(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         await rig.reported(Subject.FAILED)
         assert [daemon.wanted for daemon in fleet.running()] == [wanted()]
+
+
+async def test_a_daemon_that_came_late(rig: FleetRig) -> None:
+    """An agent was killed while systemd was to start it, and it was not there yet when the next one
+    looked: no other can be started beside it, so it is taken over, with its client.
+    """
+    async with rig.fleet() as fleet:
+        plan = wanted(2048)
+        account = plan.account
+        made = make_directories(rig.run_dir, GPU, uid=account.uid, gid=account.gid)
+        spec = spec_for(wanted(), GPU, pipe_directory=made.pipe, log_directory=made.log)
+        late = await ChildLauncher(rig.programs).launch(spec)
+        await until((rig.pipes() / "control").exists)
+        with rig.client() as client:
+            await asyncio.to_thread(client.wait_until_accepted)
+            await fleet.start(GPU, plan)
+            assert (status(fleet).pid, await limits(fleet)) == (late.pid, ("2G", 50.0))
+            with pytest.raises(StillInUse):
+                await fleet.stop(GPU)
+            client.allocate(1 << 20)
+        late.close()
 
 
 def _identity(pid: int) -> ProcessIdentity:

@@ -101,9 +101,10 @@ def _of_run(life: Transition, event: RunEvent) -> None:
     """An event from the process there is."""
     state = life.state
     match event:
-        case Started(pid=pid):
-            life.state = replace(state, pid=pid)
-            life.report(Subject.STARTED, f"the daemon was started as pid {pid}")
+        case Started(pid=pid, found=found):
+            life.state = replace(state, pid=pid, was_ready=state.was_ready or found)
+            how = "that runs already is taken over" if found else "was started"
+            life.report(Subject.STARTED, f"the daemon {how} as pid {pid}")
         case StartFailed():
             life.ended(Report(Subject.START_FAILED, event.reason), quick=True)
         case Exited():

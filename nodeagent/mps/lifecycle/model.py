@@ -112,9 +112,10 @@ class OfRun(Struct, frozen=True):
 
 
 class Started(OfRun, frozen=True):
-    """The process exists."""
+    """The process exists. `found`: it did before, unknown to this agent, so it may have clients."""
 
     pid: int
+    found: bool = False
 
 
 class StartFailed(OfRun, frozen=True):
