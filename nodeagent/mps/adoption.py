@@ -28,7 +28,7 @@ from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_rec
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.process import DaemonProcess, adopt
 from nodeagent.mps.lifecycle.model import Phase
-from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, processes_of
+from nodeagent.mps.processes import CONTROL, MpsProcess, may_serve, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.observed import MpsDaemon
@@ -119,6 +119,7 @@ def _share(seen: Seen | None) -> Share:
     return Share(SHARE, None, memory, threads)
 
 
+_MOST_SERVERS = 4  # that are looked at; a daemon has one at a time
 _ANSWER = 5.0  # seconds that a one-shot command waits for a daemon
 
 
@@ -207,7 +208,7 @@ async def _surveyed(
         return MpsDaemon(record.wanted, Phase.FAULT, fault, pid, (), unknown)
     wrong = differences(seen, wanted)
     phase = Phase.LIMITING if wrong else Phase.READY
-    servers = tuple(server.pid for server in seen.servers)
+    servers = servers_in(seen, runs)
     return MpsDaemon(record.wanted, phase, "; ".join(wrong), pid, servers, usage_of(seen))
 
 
@@ -215,6 +216,12 @@ def _without_process(record: Record) -> MpsDaemon:
     if record.drained:
         return MpsDaemon(record.wanted, Phase.DOWN, "drained on request")
     return MpsDaemon(record.wanted, Phase.BACKOFF, "its process is gone")
+
+
+def servers_in(seen: Seen, runs: DaemonSpec | None) -> tuple[int, ...]:
+    """The pids of its servers, of a daemon that is so."""
+    named = (server.pid for server in seen.servers[:_MOST_SERVERS])
+    return tuple(pid for pid in named if runs is not None and may_serve(pid, runs.uid))
 
 
 def usage_of(seen: Seen) -> Usage:

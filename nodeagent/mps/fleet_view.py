@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.mps.adoption import usage_of
+from nodeagent.mps.adoption import servers_in, usage_of
 from nodeagent.mps.lifecycle.model import WITH_PROCESS, Phase
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import MpsDaemon
@@ -21,7 +21,7 @@ def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
         state=state.phase,
         why=state.why,
         pid=state.pid,
-        servers=tuple(server.pid for server in seen.servers) if seen else (),
+        servers=servers_in(seen, state.running) if seen else (),
         clients=_usage(supervisor),
     )
 

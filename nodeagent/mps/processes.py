@@ -107,6 +107,14 @@ def _place(pid: int | str) -> _Place:
     return os.readlink(f"/proc/{pid}/ns/pid"), (root.st_dev, root.st_ino)  # noqa: PTH115 - quick
 
 
+def may_serve(pid: int, uid: int) -> bool:
+    """Whether it can be a server of a daemon of this user. Whom a tenant's daemon names as such may
+    be any process, and would not count as a user of its GPU.
+    """
+    found = inspect(pid)
+    return uid == 0 or (isinstance(found, Process) and found.uids.effective == uid)
+
+
 def parent_of(pid: int) -> int | None:
     """The pid of its parent, None where that is not known."""
     try:

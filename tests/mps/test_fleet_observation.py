@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import time
 
 from nodeagent.mps.adoption import survey
@@ -11,8 +12,9 @@ from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.structs import replace
 from tests.locked_process import locked_process
-from tests.mps.conftest import as_root
+from tests.mps.conftest import PYTHON, as_root
 from tests.mps.fleet_rig import GPU, US, FleetRig, quick, status, until, wanted
 
 
@@ -79,6 +81,40 @@ async def test_a_waiting_client_whose_memory_is_locked(
         words = await rig.reported(Subject.FOREIGN_USER_WAITING, within=15.0)
         assert f"pid {pid} (python3" in words
         client.allocate(1 << 20)
+
+
+_FORGED = """#!{python} -IS
+import os, sys
+if len(sys.argv) > 1:
+    os.execv("{control}", ["{control}", *sys.argv[1:]])
+for line in sys.stdin:
+    word = line.split()[0]
+    if word.startswith("__"):
+        print(f'Unknown command "{{word}}"')
+    elif word.startswith(("get", "set_default_active")):
+        numbers = dict(get_server_list="{pid}", get_server_status="ACTIVE", get_client_list="")
+        print(numbers.get(word, "50.0" if "percentage" in word else "4G"))
+"""
+
+
+@as_root
+async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
+    """A tenant can have its daemon name any process: another user's stays a user of the GPU."""
+    stranger = subprocess.Popen(["sleep", "60"], user=4242, group=4242, extra_groups=())
+    try:
+        forged, control = rig.folder / CONTROL, rig.programs.control[0]
+        forged.write_text(_FORGED.format(python=PYTHON, control=control, pid=stranger.pid))
+        forged.chmod(0o755)
+        rig.programs = replace(rig.programs, control=(str(forged),))
+        async with rig.fleet() as fleet:
+            await fleet.start(GPU, wanted())
+            daemon = fleet.daemon_of(GPU)
+            assert daemon is not None
+            assert (daemon.state, daemon.servers) == ("Ready", ())
+        assert (await survey(rig.run_dir, programs=rig.programs))[GPU].servers == ()
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:
