@@ -26,7 +26,8 @@ class DaemonSpec(Struct, frozen=True):
 
     A client's own environment can only lower the limits, so the daemon's defaults are the
     ceiling over all shares: `memory_limit` in MiB (None: unlimited), `thread_percentage` in
-    percent. With `multi_user` the server runs as root and takes clients of every user.
+    percent. With `multi_user` the server runs as root and takes clients of every user; with
+    `private_shm` it has the device's own /dev/shm.
     """
 
     device: str
@@ -38,6 +39,7 @@ class DaemonSpec(Struct, frozen=True):
     thread_percentage: float
     groups: tuple[int, ...] = ()
     multi_user: bool = False
+    private_shm: bool = False
 
     def needs_restart_for(self, wanted: DaemonSpec) -> bool:
         """Whether a daemon that is so cannot become `wanted` while it runs.

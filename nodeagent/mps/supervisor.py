@@ -18,6 +18,7 @@ from nodeagent.mps.control.query import Seen
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.files.records import Record, write_record
 from nodeagent.mps.files.sockets import DaemonSockets
+from nodeagent.mps.launch.launcher import has_private_shm
 from nodeagent.mps.launch.process import DaemonProcess, StartError
 from nodeagent.mps.launch.starter import clear_left_over, start_daemon
 from nodeagent.mps.lifecycle.machine import step
@@ -47,6 +48,7 @@ from nodeagent.mps.monitor import DaemonMonitor
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.shares import WantedMps
+from nodeagent.structs import replace
 
 _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
 _RECORD_AGAIN = 1.0  # seconds until a record that could not be written is tried again
@@ -111,6 +113,7 @@ class Supervisor:
             pipe_directory=self.pipe_directory,
             log_directory=self.log_directory,
         )
+        spec = replace(spec, private_shm=self.context.launcher.private_shm)
         self._by_spec[spec] = wanted
         return spec
 
@@ -134,8 +137,13 @@ class Supervisor:
     def adopt(self, process: DaemonProcess, runs: WantedMps, wanted: WantedMps) -> None:
         """Take over what an earlier agent started as `runs`."""
         self.wanted = runs
-        self.handle(Adopted(self.spec_of(runs), process.pid), process)
-        if wanted != runs:
+        spec = self.spec_of(runs)
+        # Clients get the /dev/shm of the setting, and share memory with it there.
+        private = has_private_shm(process.pid, spec)
+        has = spec if private is None else replace(spec, private_shm=private)
+        self._by_spec[has] = runs
+        self.handle(Adopted(has, process.pid), process)
+        if wanted != runs or (has != spec and not self.unrecorded):
             self.want(wanted)
 
     def close_to_clients(self, why: str) -> None:

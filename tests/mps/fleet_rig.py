@@ -122,6 +122,7 @@ class FleetRig:
         policy: MpsSettings = POLICY,
         *,
         served: float = SERVED,
+        private_shm: bool = False,
         report: Callable[[str, Report], None] = lambda _device, _report: None,
     ) -> AsyncIterator[Fleet]:
         """One agent's life; `report` hears what is also noted in `reports`."""
@@ -133,7 +134,7 @@ class FleetRig:
         def check(_: DaemonSpec) -> tuple[str, ...]:
             return self.differences
 
-        launcher = ChildLauncher(self.programs)
+        launcher = ChildLauncher(self.programs, private_shm=private_shm)
         async with Fleet(
             self.context(policy, launcher, check=check, report=hear, served=served)
         ) as made:

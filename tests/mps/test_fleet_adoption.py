@@ -20,11 +20,22 @@ from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.files.records import Record, read_records, write_record
 from nodeagent.mps.files.sockets import SOCKETS
 from nodeagent.mps.fleet import Fleet
+from nodeagent.mps.launch.child import can_mount_own_shm
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
 from nodeagent.structs import replace
 from tests.mps.conftest import as_root
-from tests.mps.fleet_rig import GPU, OTHER_GPU, US, FleetRig, ready, status, until, wanted
+from tests.mps.fleet_rig import (
+    GPU,
+    IS_ROOT,
+    OTHER_GPU,
+    US,
+    FleetRig,
+    ready,
+    status,
+    until,
+    wanted,
+)
 from tests.simulation.mps.rig import gone
 
 MANY = pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.full)])
@@ -389,6 +400,29 @@ async def test_a_daemon_without_a_record_that_takes_no_connection(rig: FleetRig)
         os.kill(pid, signal.SIGCONT)
     kept.rename(record)
     async with rig.fleet() as fleet:
+        assert (await ready(fleet)).pid == pid
+
+
+@pytest.mark.skipif(not IS_ROOT or not can_mount_own_shm(), reason="needs root that may mount")
+async def test_a_daemon_with_another_shm(rig: FleetRig) -> None:
+    """The setting was changed, or the agent moved into a pod: what clients are given is another
+    /dev/shm than the daemon's, so it is replaced once its own clients are gone.
+    """
+    shm = rig.pipes().with_name("shm")
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+    with rig.client() as client:
+        await asyncio.to_thread(client.wait_until_accepted)
+        async with rig.fleet(private_shm=True) as fleet:
+            assert (status(fleet).phase, status(fleet).pid) == ("Draining", pid)
+            assert status(fleet).why == "it has another /dev/shm than mps.shm says"
+            client.allocate(1 << 20)
+    async with rig.fleet(private_shm=True) as fleet:
+        await until(lambda: status(fleet).pid not in {pid, None} and status(fleet).is_ready)
+        pid = status(fleet).pid
+        assert shm.samefile(f"/proc/{pid}/root/dev/shm")
+    async with rig.fleet(private_shm=True) as fleet:
         assert (await ready(fleet)).pid == pid
 
 

@@ -83,6 +83,16 @@ def shm_directory(spec: DaemonSpec, private: bool) -> Path:
     return Path(spec.pipe_directory).parent / "shm" if private else _SHARED_MEMORY
 
 
+def has_private_shm(pid: int, spec: DaemonSpec) -> bool | None:
+    """Whether the process has the device's own /dev/shm; None where that is not known."""
+    try:
+        has = Path(f"/proc/{pid}/root{_SHARED_MEMORY}").stat()
+        own = shm_directory(spec, private=True)
+        return own.exists() and os.path.samestat(has, own.stat())
+    except OSError:
+        return None
+
+
 def open_log(spec: DaemonSpec) -> int:
     """Its log, to append to. The directory is the daemon's user's, who could put anything there.
 

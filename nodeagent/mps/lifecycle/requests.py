@@ -36,9 +36,9 @@ def _new_plan_for_process(life: Transition, spec: DaemonSpec | None) -> None:
         _new_plan_while_ending(life, spec, must_end=must_end)
     elif spec is None or must_end:
         drain = Drain(by_plan=True, then_start=spec is not None)
-        life.state = replace(
-            state, phase=Phase.DRAINING, drain=drain, deadline=None, why="a new plan"
-        )
+        other_shm = spec is not None and spec.private_shm != state.spec.private_shm
+        why = "it has another /dev/shm than mps.shm says" if other_shm else "a new plan"
+        life.state = replace(state, phase=Phase.DRAINING, drain=drain, deadline=None, why=why)
     elif spec != state.running:
         life.state = replace(state, running=spec, attempts=0)
         if state.phase in {Phase.LIMITING, Phase.READY}:
