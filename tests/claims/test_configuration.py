@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.model import Configuration
-from nodeagent.claims.serving.configuration import Source, read_configuration, within_class
+from nodeagent.claims.serving.claim_object import Source
+from nodeagent.claims.serving.configuration import read_configuration, within_class
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.documents.plan import read_plan
 from nodeagent.errors import DocumentError

@@ -37,7 +37,7 @@ _STATUS = "{'metadata': {'uid': 'a1'}, 'status': {}}"
 @pytest.mark.parametrize(
     ("module", "kind", "document"),
     [
-        ("nodeagent.claims.serving.allocation", "_Claim", _STATUS),
+        ("nodeagent.claims.serving.claim_object", "ClaimObject", _STATUS),
         ("nodeagent.claims.reporting.reserved_for", "_Claim", _STATUS),
         ("nodeagent.claims.reporting.device_status", "_Claim", _STATUS),
         ("nodeagent.files.cdi", "Edits", "{'deviceNodes': [{'path': '/dev/nvidiactl'}]}"),

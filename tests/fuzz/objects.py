@@ -12,7 +12,8 @@ from nodeagent.claims.offering.publication import slice_writes
 from nodeagent.claims.offering.resource_slices import NodeReference, compare, read_offer
 from nodeagent.claims.reporting.device_status import read_shown
 from nodeagent.claims.reporting.reserved_for import read_reserved_for
-from nodeagent.claims.serving.allocation import ClaimRefused, read_allocation, read_state
+from nodeagent.claims.serving.allocation import ClaimRefused, read_allocation
+from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.cluster.client.faults import ClusterFault, from_status
 from nodeagent.cluster.client.node_follower import _event
 from nodeagent.cluster.client.node_view import is_newer, view_of

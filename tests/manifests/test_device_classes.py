@@ -15,7 +15,8 @@ from nodeagent.claims.names import DRIVER, WHOLE_GPU, mig_device_name, places
 from nodeagent.claims.offering.offer import OfferContext, make_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
 from nodeagent.claims.offering.wanted import Mode
-from nodeagent.claims.serving.configuration import Source, read_configuration
+from nodeagent.claims.serving.claim_object import Source
+from nodeagent.claims.serving.configuration import read_configuration
 from nodeagent.cluster.drain.device_plugin import resource_of
 from nodeagent.simulation.boards import board_names, load_board
 from tests.claims.boards import NODE, mig_off

@@ -1,7 +1,6 @@
 """What a ResourceClaim was allocated of this driver's devices, read from the API server's object.
 
-Pure. The object is checked as if a tenant had written all of it; fields that are not known are
-passed over, since every release of Kubernetes adds some.
+Pure. The object is checked as if a tenant had written all of it.
 """
 
 from __future__ import annotations
@@ -11,26 +10,29 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Final
 
-from msgspec import Meta, Struct, ValidationError, convert, field
+from msgspec import ValidationError, convert
 
-from nodeagent.claims.model import UID, ClaimAllocation, ClaimRecord, Configuration, Result
+from nodeagent.claims.model import UID, ClaimAllocation, Configuration, Result
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
 from nodeagent.claims.reference import CLASSES, ClaimReference
+from nodeagent.claims.serving.claim_object import (
+    AllocatedDevice,
+    AllocatedDevices,
+    ClaimObject,
+    WrittenConfiguration,
+)
 from nodeagent.claims.serving.configuration import LARGEST, Source, read_configuration, within_class
-from nodeagent.claims.upkeep.decisions import ClaimState
 from nodeagent.documents.findings import refuse
 from nodeagent.documents.mps import read_quantity
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.shares import TimeSlice
-from nodeagent.structs import read_in_threads
 from nodeagent.text import shown
 
 NVIDIA_DRIVER: Final = "gpu.nvidia.com"
 
-_MOST_RESULTS, _MOST_CONFIGURATIONS = 32, 64  # the API server's own limits
 _TOO_LARGE = f"it has more than {LARGEST} bytes"
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name of Kubernetes without dots
 _DEVICE = re.compile(LABEL)
@@ -53,7 +55,7 @@ def read_allocation(
     """
     reference = ClaimReference(namespace, name)
     try:
-        found = convert(claim, _Claim)
+        found = convert(claim, ClaimObject)
     except ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         field_name = f"{where[:-1]}: " if where else ""
@@ -76,92 +78,11 @@ def read_allocation(
     return _Reader(reference, found.status.allocation.devices, nvidia).allocation(uid)
 
 
-def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
-    """What the record's claim is now, `claim` being what has its name, None where nothing has.
-
-    One that cannot be read is UNKNOWN, so that nothing of it is released.
-    """
-    if claim is None:
-        return ClaimState.GONE
-    try:
-        found = convert(claim, _Claim)
-    except (ValidationError, RecursionError):
-        return ClaimState.UNKNOWN
-    if found.metadata.uid != record.uid:
-        return ClaimState.GONE
-    if found.status is None or found.status.allocation is None:
-        return ClaimState.DEALLOCATED
-    if all(one.driver != DRIVER for one in found.status.allocation.devices.results):
-        return ClaimState.OTHER_RESULTS
-    namespace, name = record.namespace, record.name
-    try:
-        allocation = read_allocation(claim, namespace=namespace, name=name, uid=record.uid)
-    except ClaimRefused:
-        return ClaimState.UNKNOWN
-    return ClaimState.SAME if record.is_of(allocation) else ClaimState.OTHER_RESULTS
-
-
 def _unreadable(claim: ClaimReference, why: str) -> ClaimRefused:
     return ClaimRefused(
         f"{claim} cannot be read: {why}",
         remedy=f"find out who writes its status: {claim.show_writers}",
     )
-
-
-# --- the object, as far as it matters -------------------------------------------------------------
-
-_Names = Annotated[tuple[str, ...], Meta(max_length=64)]
-
-
-class _Metadata(Struct):
-    uid: str
-
-
-class _AllocatedDevice(Struct, rename="camel"):
-    request: str
-    driver: str
-    pool: str
-    device: str
-    admin_access: bool | None = None
-    share_id: str | None = field(name="shareID", default=None)
-    consumed_capacity: Annotated[dict[str, str], Meta(max_length=32)] | None = None
-
-
-class _Opaque(Struct):
-    driver: str
-    parameters: Any = None
-
-
-class _Configuration(Struct):
-    source: Source
-    requests: _Names | None = None
-    opaque: _Opaque | None = None
-
-    def concerns(self, result: _AllocatedDevice) -> bool:
-        """A main request's name stands for all of its subrequests."""
-        main = result.request.partition("/")[0]
-        return not self.requests or result.request in self.requests or main in self.requests
-
-
-class _Devices(Struct):
-    results: Annotated[tuple[_AllocatedDevice, ...], Meta(max_length=_MOST_RESULTS)] = ()
-    config: Annotated[tuple[_Configuration, ...], Meta(max_length=_MOST_CONFIGURATIONS)] | None = (
-        None
-    )
-
-
-class _Allocation(Struct):
-    devices: _Devices
-
-
-class _Status(Struct):
-    allocation: _Allocation | None = None
-
-
-@read_in_threads
-class _Claim(Struct):
-    metadata: _Metadata
-    status: _Status | None = None
 
 
 # --- the reader -----------------------------------------------------------------------------------
@@ -172,7 +93,7 @@ class _Reader:
     """Reads the allocated devices of one claim."""
 
     claim: ClaimReference
-    devices: _Devices
+    devices: AllocatedDevices
     nvidia: bool
 
     def allocation(self, uid: str) -> ClaimAllocation:
@@ -196,8 +117,8 @@ class _Reader:
     def _result(
         self,
         number: int,
-        one: _AllocatedDevice,
-        configurations: Sequence[tuple[_Configuration, Configuration | None]],
+        one: AllocatedDevice,
+        configurations: Sequence[tuple[WrittenConfiguration, Configuration | None]],
     ) -> Result:
         for key, value, shape in (
             ("request", one.request, _REQUEST),
@@ -243,7 +164,7 @@ class _Reader:
             "has it, with its source, in status.allocation.devices.config"
         )
 
-    def _capacities(self, number: int, one: _AllocatedDevice) -> Iterator[tuple[str, int]]:
+    def _capacities(self, number: int, one: AllocatedDevice) -> Iterator[tuple[str, int]]:
         for name, quantity in sorted((one.consumed_capacity or {}).items()):
             if not _CAPACITY.fullmatch(name):
                 raise self._refuse(
@@ -277,7 +198,7 @@ class _Reader:
 
     # --- configurations -------------------------------------------------------------------------
 
-    def _configurations(self) -> Iterator[tuple[_Configuration, Configuration | None]]:
+    def _configurations(self) -> Iterator[tuple[WrittenConfiguration, Configuration | None]]:
         """Those for this driver, each read, whether or not it comes to anything."""
         drivers = {DRIVER, NVIDIA_DRIVER} if self.nvidia else {DRIVER}
         for number, one in enumerate(self.devices.config or ()):
@@ -294,7 +215,9 @@ class _Reader:
                 raise self._refused_configuration(one, error) from error
             yield one, found
 
-    def _refused_configuration(self, one: _Configuration, error: DocumentError) -> ClaimRefused:
+    def _refused_configuration(
+        self, one: WrittenConfiguration, error: DocumentError
+    ) -> ClaimRefused:
         """The first fault in full, and how many more there are."""
         if one.source is Source.CLASS:
             writer, where = "a DeviceClass", f"in spec.config of the DeviceClass ({CLASSES})"
@@ -320,8 +243,8 @@ def _has_mps(result: Result) -> bool:
 
 
 def _chosen(
-    result: _AllocatedDevice,
-    configurations: Sequence[tuple[_Configuration, Configuration | None]],
+    result: AllocatedDevice,
+    configurations: Sequence[tuple[WrittenConfiguration, Configuration | None]],
 ) -> Configuration | None:
     """The last of the claim's own, else the last of its class's; nothing is merged but what is the
     class's alone to say.

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from nodeagent.claims.model import ClaimRecord, Phase
-from nodeagent.claims.serving.allocation import read_state
 from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.claims.upkeep.decisions import (
     Adopt,
     Allocated,
