@@ -111,6 +111,7 @@ class ClaimsService:
             terms=lambda gpu: self._offers.terms(
                 gpu, goals_of(states.newest.plan), self.claims.records
             ),
+            nvidia=settings.dra.nvidia_configs,
         )
         self.view = ClaimView(
             self.claims,

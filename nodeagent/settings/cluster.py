@@ -113,6 +113,11 @@ class DraSettings(Group):
         "disabled in the plan, are offered in such shares, too. Without it there are none; needs "
         "mode dynamic.",
     )
+    nvidia_configs: bool = setting(
+        False,
+        "Whether GpuConfig and MigDeviceConfig of NVIDIA's DRA driver count in claims and classes, "
+        "also those for the driver gpu.nvidia.com.",
+    )
 
     def without_effect(self, *, in_cluster: bool) -> "tuple[Problem, ...]":
         """What is set here and offers nothing, because of what else is set or is not there."""
@@ -127,6 +132,9 @@ class DraSettings(Group):
                 f"and it is {self.mode}"
             )
             remedy = "set dra.mode: dynamic, or take dra.share out of the settings"
+        elif self.nvidia_configs and self.mode == "off":
+            message = "no claims are served: dra.nvidia_configs is true, but dra.mode is off"
+            remedy = "set dra.mode, or take dra.nvidia_configs out of the settings"
         else:
             return ()
         return (Problem(Code.NO_EFFECT, message, remedy),)

@@ -18,7 +18,7 @@ import pytest
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import GIB, SOON, USER
-from tests.claims.samples import config_json, device_config
+from tests.claims.samples import config_json, device_config, nvidia_config
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
@@ -78,9 +78,12 @@ class Cluster:
             self.scheduler.delete(TEAM, name)
             return None
         if mps:
-            config = [config_json(device_config(mps=mps), "FromClass")]
-            self.api.store.change(Key("resourceclaims", TEAM, name), partial(_configured, config))
+            self.configure(name, config_json(device_config(mps=mps), "FromClass"))
         return Claim(name, made["metadata"]["uid"], TEAM)
+
+    def configure(self, name: str, config: dict[str, Any]) -> None:
+        """The allocated claim has this configuration, too."""
+        self.api.store.change(Key("resourceclaims", TEAM, name), partial(_configured, config))
 
     async def end(self, claim: Claim) -> None:
         """The pod is over: the kubelet has its claim released, then it is deallocated."""
@@ -117,9 +120,9 @@ class Cluster:
             node.occupy(f"0/{instance}/0", pid=4711, command=pod)
 
 
-def _configured(config: list[Any], claim: dict[str, Any]) -> dict[str, Any]:
-    """The allocated claim with its class' configuration."""
-    devices = {**claim["status"]["allocation"]["devices"], "config": config}
+def _configured(config: dict[str, Any], claim: dict[str, Any]) -> dict[str, Any]:
+    devices = claim["status"]["allocation"]["devices"]
+    devices = {**devices, "config": [*devices.get("config", ()), config]}
     return {**claim, "status": {"allocation": {"devices": devices}}}
 
 
@@ -212,16 +215,23 @@ async def test_a_slice_in_use_stays(cluster: Cluster) -> None:
         assert cluster.slices() == []
 
 
-async def test_a_slice_that_is_shared_by_mps(cluster: Cluster) -> None:
-    """Its daemon is there before the pod, outlives an agent that is killed, holds clients to the
-    claim's limits, and ends with the claim, once they are gone.
+async def test_slices_that_are_shared_by_mps(cluster: Cluster) -> None:
+    """The daemon is there before the pod, outlives an agent that is killed, holds clients to the
+    claim's limits, and ends with the claim, once they are gone. So it is for a claim written for
+    NVIDIA's driver, also when the next agent does not honour it any more.
     """
     cluster.folder.chmod(0o755)  # clients are of another user
-    async with cluster.agent() as agent:
+    async with cluster.agent(NODEAGENT_DRA_NVIDIA_CONFIGS="true") as agent:
         limits = {"memory": "2Gi", "threads": 50}
         claim = cluster.pod("server", "1g.10gb", clients=limits, user=f"{USER}")
+        nvidias = cluster.pod("nvidias", "1g.10gb", clients={}, user=f"{USER}")
         assert claim
-        await cluster.kubelet.prepare("server", claim)
+        assert nvidias
+        limits = {"defaultPinnedDeviceMemoryLimit": "3Gi", "defaultActiveThreadPercentage": 25}
+        own = nvidia_config("MigDeviceConfig", strategy="MPS", mpsConfig=limits)
+        cluster.configure("nvidias", config_json(own, driver="gpu.nvidia.com"))
+        for one in (claim, nvidias):
+            await cluster.kubelet.prepare(one.name, one)
         with await asyncio.to_thread(cluster.client, claim) as client:
             assert (client.terms["limit"], client.terms["percentage"]) == (2 * GIB, 50.0)
             os.kill(agent.pid, signal.SIGKILL)
@@ -229,12 +239,15 @@ async def test_a_slice_that_is_shared_by_mps(cluster: Cluster) -> None:
     async with cluster.agent():
         await cluster.kubelet.restart()
         await until(lambda: cluster.kubelet.plugins.get(DRIVER))
-        await cluster.kubelet.start_pod("server", claim)
-        with await asyncio.to_thread(cluster.client, claim) as client:
+        for one in (claim, nvidias):
+            await cluster.kubelet.start_pod(one.name, one)
+        with await asyncio.to_thread(cluster.client, nvidias) as client:
+            assert (client.terms["limit"], client.terms["percentage"]) == (3 * GIB, 25.0)
             with pytest.raises(PodFailed, match=f"{client.pid}"):
-                await cluster.kubelet.release("server")
-            assert len(cluster.slices()) == 1
-        await cluster.end(claim)
+                await cluster.kubelet.release("nvidias")
+            assert len(cluster.slices()) == 2
+        for one in (nvidias, claim):
+            await cluster.end(one)
         assert (cluster.slices(), cluster.cdi()) == ([], 0)
         assert list((cluster.folder / "run/mps").iterdir()) == []
 

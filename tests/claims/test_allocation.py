@@ -215,15 +215,6 @@ def test_two_devices_with_mps_in_one_request() -> None:
     assert len(allocation(claim_json(*both, config=[config_json(mps(5))])).results) == 2
 
 
-def test_configurations_for_nvidias_driver() -> None:
-    """Count where the node honours them, and are others' elsewhere."""
-    sharing = nvidia_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Short"})
-    config = [config_json(sharing, driver="gpu.nvidia.com")]
-    claim = claim_json(result_json(device="gpu"), config=config)
-    assert allocation(claim).results[0].configuration is None
-    assert allocation(claim, nvidia=True).results[0].configuration is TimeSlice.SHORT
-
-
 # --- whatever the object is -----------------------------------------------------------------------
 
 VALUES = st.recursive(

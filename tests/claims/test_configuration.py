@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import Configuration
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.claims.serving.configuration import read_configuration, within_class
 from nodeagent.documents.bounded_yaml import read_tree
@@ -14,20 +13,19 @@ from nodeagent.documents.plan import read_plan
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.shares import TimeSlice
-from tests.claims.samples import device_config, nvidia_config
+from tests.claims.samples import DRIVER, device_config
 
 
-def read(
-    parameters: object, source: Source = Source.CLAIM, *, nvidia: bool = False
-) -> Configuration | None:
-    """At the second place of an allocation."""
-    return read_configuration(parameters, source, ("config", 1), nvidia=nvidia)
+def read(parameters: object, source: Source = Source.CLAIM) -> object:
+    """At the second place of an allocation, for this driver."""
+    path = ("config", 1)
+    return read_configuration(parameters, source, path, driver=DRIVER, nvidia=False)
 
 
-def refused(parameters: object, source: Source = Source.CLAIM, *, nvidia: bool = False) -> str:
+def refused(parameters: object, source: Source = Source.CLAIM) -> str:
     """The first fault with its remedy."""
     with pytest.raises(DocumentError) as caught:
-        read(parameters, source, nvidia=nvidia)
+        read(parameters, source)
     return str(caught.value)
 
 
@@ -122,87 +120,3 @@ def test_a_claims_limits_under_its_classs_rules() -> None:
     assert within_class(own, TimeSlice.LONG) == own
     assert within_class(TimeSlice.LONG, of_class) is TimeSlice.LONG
     assert within_class(None, of_class) is None
-
-
-# --- NVIDIA's -------------------------------------------------------------------------------------
-
-
-def mps_of(
-    path: str, memory: int | None, threads: float | None, user: str | None = None
-) -> MpsEntry:
-    """What NVIDIA's mpsConfig at `path` comes to."""
-    share = ShareEntry("clients", None, memory, threads, path)
-    return MpsEntry(path, Shares((share,), path), user=user)
-
-
-LIMITS = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}
-MPS_PATH = "config[1].sharing.mpsConfig"
-
-
-@pytest.mark.parametrize(
-    ("sharing", "gpu", "mig"),
-    [
-        ({}, None, None),
-        ({"strategy": "TimeSlicing"}, TimeSlice.DEFAULT, None),
-        (
-            {"strategy": "MPS", "mpsConfig": LIMITS},
-            mps_of(MPS_PATH, 10 * 2**30, 50.0),
-            mps_of(MPS_PATH, 10 * 2**30, 50.0),
-        ),
-        (
-            {"strategy": "MPS"},
-            mps_of("config[1].sharing", None, None),
-            mps_of("config[1].sharing", None, None),
-        ),
-    ],
-)
-def test_nvidias_where_it_is_honoured(
-    sharing: dict[str, Any], gpu: Configuration | None, mig: Configuration | None
-) -> None:
-    """By its meaning; a MIG device has no interval of its own."""
-    for source in Source:
-        assert read(nvidia_config(**sharing), source, nvidia=True) == gpu
-        assert read(nvidia_config("MigDeviceConfig", **sharing), source, nvidia=True) == mig
-
-
-def test_nvidias_interval() -> None:
-    """Of a whole GPU; the kind for MIG devices does not have the key."""
-    sharing: dict[str, Any] = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
-    assert read(nvidia_config(**sharing), nvidia=True) is TimeSlice.LONG
-    found = refused(nvidia_config("MigDeviceConfig", **sharing), nvidia=True)
-    assert 'unknown key "timeSlicingConfig"' in found
-
-
-def test_nvidias_multi_user_daemon() -> None:
-    """Its server runs as root: for a class to say."""
-    parameters = nvidia_config(strategy="MPS", mpsConfig={"multiUser": True})
-    found = read(parameters, Source.CLASS, nvidia=True)
-    assert found == mps_of(MPS_PATH, None, None, "any")
-    assert "multiUser runs the MPS server as root" in refused(parameters, nvidia=True)
-
-
-@pytest.mark.parametrize(
-    ("sharing", "message"),
-    [
-        ({"strategy": "Mps"}, "did you mean MPS?"),
-        ({"strategy": "MPS", "timeSlicingConfig": {}}, "found timeSlicingConfig beside strategy"),
-        ({"strategy": "TimeSlicing", "mpsConfig": {}}, "found mpsConfig beside strategy Time"),
-        (
-            {"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {"0": "1Gi"}}},
-            "write defaultPinnedDeviceMemoryLimit",
-        ),
-        ({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 0}}, "from 1 to 100"),
-    ],
-)
-def test_what_is_refused_of_nvidias(sharing: dict[str, Any], message: str) -> None:
-    """With the nearest spelling, or what to write instead."""
-    assert message in refused(nvidia_config(**sharing), nvidia=True)
-
-
-@pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
-def test_nvidias_where_it_is_not_honoured(kind: str) -> None:
-    """The remedy names what may be written instead, and no setting: there is none for it."""
-    found = refused(nvidia_config(kind))
-    assert f"config[1].kind: found {kind} of NVIDIA's driver, which this node does not hon" in found
-    assert "write gpu.nodeagent.io/v1 DeviceConfig with mps or timeSlice" in found
-    assert "setting" not in found

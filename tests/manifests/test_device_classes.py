@@ -161,7 +161,8 @@ def test_an_example(name: str) -> None:
         for number, one in enumerate(devices.get("config", ())):
             assert one["opaque"]["driver"] == DRIVER
             parameters = one["opaque"]["parameters"]
-            assert read_configuration(parameters, Source.CLAIM, ("config", number), nvidia=False)
+            path = ("config", number)
+            assert read_configuration(parameters, Source.CLAIM, path, driver=DRIVER, nvidia=False)
 
 
 def test_a_claim_of_two_pods() -> None:

@@ -143,6 +143,7 @@ def test_each_setting_can_be_set_by_its_variable() -> None:
         "kubelet.deadline": "3s",
         "dra.mode": "dynamic",
         "dra.share": "8Gi",
+        "dra.nvidia_configs": "true",
         "sample.interval": "1s",
         "sample.slow_interval": "10m",
         "sample.deadline": "2s",
@@ -202,6 +203,8 @@ def test_groups_cannot_be_changed() -> None:
         ({"mode": "static", "share": 1 << 33}, True, "dra.mode dynamic alone, and it is static"),
         ({"share": 1 << 33}, False, "dra.mode dynamic alone, and it is off"),
         ({"mode": "dynamic", "share": 1 << 33}, False, "is dynamic, but there is no cluster"),
+        ({"mode": "static", "nvidia_configs": True}, True, ""),
+        ({"nvidia_configs": True}, True, "dra.nvidia_configs is true, but dra.mode is off"),
     ],
 )
 def test_claims_that_are_set_up_in_vain_are_a_problem(

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import product
 
 from msgspec import ValidationError, convert
 
@@ -21,17 +21,17 @@ from nodeagent.claims.serving.claim_object import (
     AllocatedDevice,
     AllocatedDevices,
     ClaimObject,
+    Source,
     WrittenConfiguration,
 )
-from nodeagent.claims.serving.configuration import LARGEST, Source, read_configuration, within_class
+from nodeagent.claims.serving.configuration import LARGEST, read_configuration, within_class
+from nodeagent.claims.serving.nvidia_configuration import NVIDIA_DRIVER, NvidiaConfiguration
 from nodeagent.documents.findings import refuse
 from nodeagent.documents.mps import read_quantity
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.text import shown
-
-NVIDIA_DRIVER: Final = "gpu.nvidia.com"
 
 _TOO_LARGE = f"it has more than {LARGEST} bytes"
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name of Kubernetes without dots
@@ -50,8 +50,9 @@ def read_allocation(
 ) -> ClaimAllocation:
     """The allocation of the claim that the kubelet named.
 
-    With `nvidia` configurations for NVIDIA's driver count as ones for this driver. Raises
-    ClaimRefused, which names the claim, the request or field, and what to do.
+    With `nvidia` configurations for NVIDIA's driver count as ones for this driver, unless the claim
+    has devices of that driver, too. Raises ClaimRefused, which names the claim, the request or
+    field, and what to do.
     """
     reference = ClaimReference(namespace, name)
     try:
@@ -89,6 +90,23 @@ def _unreadable(claim: ClaimReference, why: str) -> ClaimRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class _Configured:
+    """A configuration as it was written, and as it was read."""
+
+    written: WrittenConfiguration
+    found: Configuration | NvidiaConfiguration
+
+    def concerns(self, result: AllocatedDevice) -> bool:
+        fits = not isinstance(self.found, NvidiaConfiguration) or self.found.fits(result.device)
+        return self.written.concerns(result) if fits else self.written.names(result)
+
+    @property
+    def sharing(self) -> Configuration | None:
+        """What it says of most devices."""
+        return self.found.sharing if isinstance(self.found, NvidiaConfiguration) else self.found
+
+
+@dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads the allocated devices of one claim."""
 
@@ -118,7 +136,7 @@ class _Reader:
         self,
         number: int,
         one: AllocatedDevice,
-        configurations: Sequence[tuple[WrittenConfiguration, Configuration | None]],
+        configurations: Sequence[_Configured],
     ) -> Result:
         for key, value, shape in (
             ("request", one.request, _REQUEST),
@@ -138,7 +156,7 @@ class _Reader:
             one.share_id or "",
             admin,
             tuple(self._capacities(number, one)),
-            None if admin else _chosen(one, configurations),
+            None if admin else self._chosen(one, configurations),
         )
         interval = result.configuration
         if isinstance(interval, TimeSlice) and share_named(one.device):
@@ -198,11 +216,14 @@ class _Reader:
 
     # --- configurations -------------------------------------------------------------------------
 
-    def _configurations(self) -> Iterator[tuple[WrittenConfiguration, Configuration | None]]:
-        """Those for this driver, each read, whether or not it comes to anything."""
-        drivers = {DRIVER, NVIDIA_DRIVER} if self.nvidia else {DRIVER}
-        for number, one in enumerate(self.devices.config or ()):
-            if one.opaque is None or one.opaque.driver not in drivers:
+    def _configurations(self) -> Iterator[_Configured]:
+        """Those for this driver, each read, whether or not it comes to anything; the ones that were
+        written for it come last, and so count before those for NVIDIA's.
+        """
+        others = any(one.driver == NVIDIA_DRIVER for one in self.devices.results)
+        drivers = (NVIDIA_DRIVER, DRIVER) if self.nvidia and not others else (DRIVER,)
+        for driver, (number, one) in product(drivers, enumerate(self.devices.config or ())):
+            if one.opaque is None or one.opaque.driver != driver:
                 continue
             parameters, path = one.opaque.parameters, ("config", number)
             try:
@@ -210,10 +231,36 @@ class _Reader:
                     raise refuse(
                         _TOO_LARGE, remedy="a configuration needs no more than a few lines"
                     )
-                found = read_configuration(parameters, one.source, path, nvidia=self.nvidia)
+                found = read_configuration(
+                    parameters, one.source, path, driver=driver, nvidia=self.nvidia
+                )
             except DocumentError as error:
                 raise self._refused_configuration(one, error) from error
-            yield one, found
+            yield _Configured(one, found)
+
+    def _chosen(
+        self, one: AllocatedDevice, configurations: Sequence[_Configured]
+    ) -> Configuration | None:
+        """The last of the claim's own, else the last of its class's; nothing is merged but what is
+        the class's alone to say.
+        """
+        by_source = {c.written.source: c for c in configurations if c.concerns(one)}
+        of_class = by_source.get(Source.CLASS)
+        chosen = by_source.get(Source.CLAIM, of_class)
+        if chosen is None:
+            return None
+        return within_class(self._said(chosen, one), of_class.sharing if of_class else None)
+
+    def _said(self, chosen: _Configured, one: AllocatedDevice) -> Configuration | None:
+        """What the configuration says of that device."""
+        if not isinstance(chosen.found, NvidiaConfiguration):
+            return chosen.found
+        own = [other for other in self.devices.results if other.driver == DRIVER]
+        alone = sum(map(chosen.concerns, own)) == 1
+        try:
+            return chosen.found.of_device(one.device, one.pool.rpartition("/")[2], alone=alone)
+        except DocumentError as error:
+            raise self._refused_configuration(chosen.written, error) from error
 
     def _refused_configuration(
         self, one: WrittenConfiguration, error: DocumentError
@@ -240,22 +287,6 @@ def _has_mps(result: Result) -> bool:
     """Also a share of a GPU without a configuration; an administrator is no client."""
     is_share = share_named(result.device) is not None and not result.admin_access
     return is_share or isinstance(result.configuration, MpsEntry)
-
-
-def _chosen(
-    result: AllocatedDevice,
-    configurations: Sequence[tuple[WrittenConfiguration, Configuration | None]],
-) -> Configuration | None:
-    """The last of the claim's own, else the last of its class's; nothing is merged but what is the
-    class's alone to say.
-    """
-    by_source = {
-        written.source: found for written, found in configurations if written.concerns(result)
-    }
-    of_class = by_source.get(Source.CLASS)
-    if Source.CLAIM not in by_source:
-        return of_class
-    return within_class(by_source[Source.CLAIM], of_class)
 
 
 def _size(parameters: object) -> int:

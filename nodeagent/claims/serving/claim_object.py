@@ -53,10 +53,14 @@ class WrittenConfiguration(Struct):
     requests: _Names | None = None
     opaque: _Opaque | None = None
 
+    def names(self, result: AllocatedDevice) -> bool:
+        """Whether it is for the result's request by name."""
+        return result.request in (self.requests or ())
+
     def concerns(self, result: AllocatedDevice) -> bool:
         """A main request's name stands for all of its subrequests."""
         main = result.request.partition("/")[0]
-        return not self.requests or result.request in self.requests or main in self.requests
+        return not self.requests or self.names(result) or main in self.requests
 
 
 class AllocatedDevices(Struct):

@@ -11,7 +11,12 @@ from typing import Final, NoReturn
 
 from nodeagent.claims.model import Configuration
 from nodeagent.claims.serving.claim_object import Source
-from nodeagent.claims.serving.nvidia_configuration import NVIDIAS
+from nodeagent.claims.serving.nvidia_configuration import (
+    NVIDIA_DRIVER,
+    NVIDIA_KINDS,
+    NVIDIAS,
+    NvidiaConfiguration,
+)
 from nodeagent.documents.findings import DocumentPath, Findings
 from nodeagent.documents.grammar import Given, Key, Place, Rule, form, read_with, then, word
 from nodeagent.documents.mps import MPS
@@ -28,17 +33,16 @@ _ADMINISTRATORS = ("user", "enforce", "oversubscribe")
 
 
 def read_configuration(
-    parameters: object, source: Source, path: DocumentPath, *, nvidia: bool
-) -> Configuration | None:
-    """What the parameters at `path` of an allocation ask for; None: nothing is shared.
+    parameters: object, source: Source, path: DocumentPath, *, driver: str, nvidia: bool
+) -> Configuration | NvidiaConfiguration:
+    """What the parameters at `path` of an allocation, written for `driver`, ask for.
 
-    With `nvidia` the GpuConfig and MigDeviceConfig of NVIDIA's driver are read too. Raises
-    DocumentError with every fault.
+    With `nvidia` those of NVIDIA's driver are honoured. Raises DocumentError with every fault.
     """
     kind = parameters.get("kind") if isinstance(parameters, dict) else None
-    rule: Rule[Configuration | None] = _OURS[source]
-    if kind in ("GpuConfig", "MigDeviceConfig"):
-        rule = NVIDIAS[source, kind] if nvidia else _NOT_HONOURED
+    if driver == NVIDIA_DRIVER or (nvidia and kind in NVIDIA_KINDS):
+        return read_with(NVIDIAS[source], parameters, Findings(), path)
+    rule = _NOT_HONOURED if kind in NVIDIA_KINDS else _OURS[source]
     return read_with(rule, parameters, Findings(), path)
 
 
@@ -90,7 +94,7 @@ def _device_config(place: Place, given: Given) -> Configuration:
     raise place.refuse("the configuration says nothing", remedy="give it mps or timeSlice")
 
 
-def _ours(mps: Rule[MpsEntry]) -> Rule[Configuration | None]:
+def _ours(mps: Rule[MpsEntry]) -> Rule[Configuration]:
     return form(
         Key("apiVersion", word(API_VERSION), API_VERSION, required=True),
         Key("kind", word(KIND), KIND, required=True),
@@ -106,9 +110,10 @@ _OURS = {Source.CLASS: _ours(then(MPS, _class_mps)), Source.CLAIM: _ours(then(MP
 def _not_honoured(place: Place) -> NoReturn:
     raise place.refuse(
         f"found {place.value['kind']} of NVIDIA's driver, which this node does not honour",
-        remedy=f"write {API_VERSION} {KIND} with mps or timeSlice",
+        remedy="set dra.nvidia_configs: true for the node's agent, or write "
+        f"{API_VERSION} {KIND} with mps or timeSlice",
         below=("kind",),
     )
 
 
-_NOT_HONOURED: Rule[Configuration | None] = Rule(_not_honoured, {})
+_NOT_HONOURED: Rule[Configuration] = Rule(_not_honoured, {})

@@ -43,8 +43,10 @@ from nodeagent.claims.serving.making import (
     without_ids,
 )
 from nodeagent.claims.serving.outcomes import require_daemons, require_done
+from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.claims.upkeep.decisions import (
     Adopt,
+    ClaimState,
     Decision,
     FinishRelease,
     HoldBack,
@@ -97,7 +99,8 @@ class NodeClaims:
 
     `change`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
     borders; `observe` reads the node, `daemons` says what its MPS is, and `terms` what counts for
-    claims on a GPU as observed. `pods` are those of all claims, as far as others observe them.
+    claims on a GPU as observed. With `nvidia` configurations of NVIDIA's driver are honoured.
+    `pods` are those of all claims, as far as others observe them.
     """
 
     def __init__(
@@ -111,10 +114,12 @@ class NodeClaims:
         toolkit: Callable[[], Edits],
         daemons: ClaimDaemons,
         terms: Callable[[Gpu], Terms] = lambda _: Terms(),
+        nvidia: bool = False,
     ) -> None:
         self.places = places
         self.pods = ClaimPods()
         self._terms = terms
+        self._nvidia = nvidia
         self._change = change
         self.fetch = fetch
         self.observe = observe
@@ -171,14 +176,19 @@ class NodeClaims:
                     remedy="its pods are created again with it; "
                     f"`kubectl get pods -n {namespace}` shows them",
                 )
-            allocation = await asyncio.to_thread(
-                read_allocation, found, namespace=namespace, name=name, uid=uid
-            )
             record = self._records.get(uid)
-            if record and not record.is_of(allocation):
-                await self._take_down(record)
-                record = None
-            if record is None:
+            state = await asyncio.to_thread(read_state, found, record) if record else None
+            if record is None or state is not ClaimState.SAME:
+                allocation = await asyncio.to_thread(
+                    read_allocation,
+                    found,
+                    namespace=namespace,
+                    name=name,
+                    uid=uid,
+                    nvidia=self._nvidia,
+                )
+                if record is not None:
+                    await self._take_down(record)
                 self._refuse_unreadable(uid)
                 record = await self._intent(allocation)
             record = await self._make(record)

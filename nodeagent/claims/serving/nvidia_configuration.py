@@ -1,6 +1,9 @@
 """The configurations of NVIDIA's driver for claims, read as what the agent's own would say. Pure.
 
-Their keys are those of api/nvidia.com/resource/v1beta1/sharing.go of that driver.
+Keys and meaning are those of that driver (api/nvidia.com/resource/v1beta1 and prepareDevices of
+cmd/gpu-kubelet-plugin/device_state.go): each kind is for devices of one kind, and passes over
+others unless it names their request. As in the agent's own, each device has its own MPS daemon,
+and classes alone say whom it runs as.
 """
 
 from __future__ import annotations
@@ -8,7 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 from nodeagent.claims.model import Configuration
+from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
 from nodeagent.claims.serving.claim_object import Source
+from nodeagent.documents.findings import DocumentPath, path_text
 from nodeagent.documents.grammar import (
     Given,
     Key,
@@ -16,35 +21,109 @@ from nodeagent.documents.grammar import (
     Rule,
     flag,
     form,
-    scalar,
+    map_of,
     then,
     whole,
     word,
 )
 from nodeagent.documents.mps import MEMORY
+from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ANY_USER, TimeSlice
+from nodeagent.structs import Struct
+from nodeagent.text import shown
 
+NVIDIA_DRIVER: Final = "gpu.nvidia.com"
 NVIDIA_API_VERSION: Final = "resource.nvidia.com/v1beta1"
+GPU_CONFIG, MIG_CONFIG = "GpuConfig", "MigDeviceConfig"
+NVIDIA_KINDS: Final = (GPU_CONFIG, MIG_CONFIG)
 
-_CLIENTS = "clients"  # the name of the one share of all clients
+_OWN = f"write DeviceConfig of gpu.nodeagent.io/v1 for the driver {DRIVER}"
+_PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
 
 
-def _nvidia_mps(place: Place, given: Given) -> MpsEntry:
-    threads, path = given["defaultActiveThreadPercentage"], place.path_below()
-    limits = ShareEntry(
-        name=_CLIENTS,
-        count=None,
-        memory=given["defaultPinnedDeviceMemoryLimit"],
-        threads=None if threads is None else float(threads),
-        path=path,
+class NvidiaConfiguration(Struct, frozen=True):
+    """What the one at `path` says; `sharing` None: the device is shared as it is anyway.
+
+    `exception` is the device that has other limits than `sharing`, as it is named there, and these.
+    """
+
+    kind: str
+    path: DocumentPath
+    sharing: Configuration | None = None
+    exception: tuple[str, MpsEntry] | None = None
+
+    def fits(self, device: str) -> bool:
+        """Whether it is for devices like the one with that name."""
+        return self.kind == _kind_for(device)
+
+    def of_device(self, device: str, gpu: str, *, alone: bool) -> Configuration | None:
+        """What it says of a device of the GPU with the UUID `gpu`, in small letters; `alone`: and
+        of no other device. Raises DocumentError.
+        """
+        if not self.fits(device):
+            kind = _kind_for(device)
+            remedy = f"write {kind}" if kind else _OWN
+            raise self._refuse(f"found {self.kind}, which is not for {device}", remedy, "kind")
+        if self.exception is None:
+            return self.sharing
+        name, limited = self.exception
+        if not alone or name.lower() not in ("0", gpu if device == WHOLE_GPU else "0"):
+            raise self._refuse(
+                f"found {shown(name)}, but each device of a claim has an MPS daemon of its own, in "
+                'which it is "0"',
+                "write defaultPinnedDeviceMemoryLimit instead, in a configuration for each request",
+                *("sharing", "mpsConfig", _PER_DEVICE),
+            )
+        return limited
+
+    def _refuse(self, message: str, remedy: str, *below: str) -> DocumentError:
+        path = path_text((*self.path, *below))
+        return DocumentError([Problem(Code.INVALID_VALUE, message, remedy, path=path)])
+
+
+def _kind_for(device: str) -> str:
+    """The kind for the device with that name; "": NVIDIA's driver has no devices like it."""
+    if device == WHOLE_GPU:
+        return GPU_CONFIG
+    return "" if share_named(device) else MIG_CONFIG
+
+
+# --- its keys -------------------------------------------------------------------------------------
+
+
+class _Mps(Struct, frozen=True):
+    """An mpsConfig: of all devices, and of the one that is an exception."""
+
+    entry: MpsEntry
+    exception: tuple[str, MpsEntry] | None = None
+
+
+def _entry(path: str, memory: int | None, threads: float | None, user: str | None) -> MpsEntry:
+    """The same limits for however many clients come."""
+    share = ShareEntry("clients", None, memory, threads, path)
+    return MpsEntry(path, Shares((share,), path), user=user)
+
+
+def _mps(place: Place, given: Given) -> _Mps:
+    threads = given["defaultActiveThreadPercentage"]
+    more = None if threads is None else float(threads), ANY_USER if given["multiUser"] else None
+    path, limits = place.path_below(), given[_PER_DEVICE]
+    if len(limits) > 1:
+        raise place.refuse(
+            f"found {len(limits)} devices, but each device of a claim has an MPS daemon of its own",
+            remedy="write a configuration for each request, with defaultPinnedDeviceMemoryLimit",
+            below=(_PER_DEVICE,),
+        )
+    return _Mps(
+        _entry(path, given["defaultPinnedDeviceMemoryLimit"], *more),
+        next(((name, _entry(path, memory, *more)) for name, memory in limits.items()), None),
     )
-    clients = Shares((limits,), path)
-    return MpsEntry(path, clients, user=ANY_USER if given["multiUser"] else None)
 
 
-def _nvidia_claim_mps(place: Place, mps: MpsEntry) -> MpsEntry:
-    if mps.user is not None:
+def _claim_mps(place: Place, mps: _Mps) -> _Mps:
+    if mps.entry.user is not None:
         raise place.refuse(
             "multiUser runs the MPS server as root, and tenants write claims",
             remedy="leave it out, or use a DeviceClass that has it",
@@ -54,21 +133,12 @@ def _nvidia_claim_mps(place: Place, mps: MpsEntry) -> MpsEntry:
     return mps
 
 
-_NVIDIA_MPS = form(
+_MPS = form(
     Key("defaultActiveThreadPercentage", whole(1, 100), "share of the threads, in percent"),
     Key("defaultPinnedDeviceMemoryLimit", MEMORY, "device memory, a quantity such as 8Gi"),
-    Key(
-        "defaultPerDevicePinnedMemoryLimit",
-        scalar(
-            lambda value: not value,
-            "none: all devices of a request have the same limit",
-            {},
-            lambda _: "write defaultPinnedDeviceMemoryLimit",
-        ),
-        "limits by device",
-    ),
+    Key(_PER_DEVICE, map_of(MEMORY), "device memory by the device's index or UUID", default={}),
     Key("multiUser", flag(), "whether clients of every user are served", default=False),
-    build=_nvidia_mps,
+    build=_mps,
 )
 _INTERVAL = form(
     Key("interval", word("Default", "Short", "Medium", "Long"), "the interval", default="Default"),
@@ -76,7 +146,7 @@ _INTERVAL = form(
 )
 
 
-def _nvidia_sharing(place: Place, given: Given) -> Configuration | None:
+def _sharing(place: Place, given: Given) -> _Mps | TimeSlice | None:
     """On a MIG device time slicing is what it has anyway: there is no interval to set."""
     is_mps, of_gpu = given["strategy"] == "MPS", "timeSlicingConfig" in given
     other = "timeSlicingConfig" if is_mps else "mpsConfig"
@@ -88,36 +158,49 @@ def _nvidia_sharing(place: Place, given: Given) -> Configuration | None:
             of_key=True,
         )
     if is_mps:
-        path = place.path_below()
-        share = ShareEntry(_CLIENTS, None, None, None, path)
-        unlimited = MpsEntry(path, Shares((share,), path))
-        mps: MpsEntry = given["mpsConfig"] or unlimited
-        return mps
+        mps: _Mps | None = given["mpsConfig"]
+        return mps or _Mps(_entry(place.path_below(), None, None, None))
     interval: TimeSlice | None = given.get("timeSlicingConfig")
     return (interval or TimeSlice.DEFAULT) if of_gpu else None
 
 
-def _nvidias(kind: str, mps: Rule[MpsEntry]) -> Rule[Configuration | None]:
+def _configuration(place: Place, given: Given) -> NvidiaConfiguration:
+    sharing: _Mps | TimeSlice | None = given["sharing"]
+    if isinstance(sharing, _Mps):
+        return NvidiaConfiguration(given["kind"], place.path, sharing.entry, sharing.exception)
+    return NvidiaConfiguration(given["kind"], place.path, sharing)
+
+
+def _of_kind(kind: str, mps: Rule[_Mps]) -> Rule[NvidiaConfiguration]:
     interval = (Key("timeSlicingConfig", _INTERVAL, "the time slice"),)
     sharing = form(
         Key("strategy", word("TimeSlicing", "MPS"), "TimeSlicing or MPS", required=True),
-        *(interval if kind == "GpuConfig" else ()),
+        *(interval if kind == GPU_CONFIG else ()),
         Key("mpsConfig", mps, "limits of MPS clients"),
-        build=_nvidia_sharing,
+        build=_sharing,
     )
     return form(
         Key("apiVersion", word(NVIDIA_API_VERSION), NVIDIA_API_VERSION, required=True),
         Key("kind", word(kind), kind, required=True),
         Key("sharing", sharing, "how the device is shared"),
-        build=lambda _, given: given["sharing"],
+        build=_configuration,
     )
 
 
-NVIDIAS: Final = {
-    (source, kind): _nvidias(kind, mps)
-    for source, mps in (
-        (Source.CLASS, _NVIDIA_MPS),
-        (Source.CLAIM, then(_NVIDIA_MPS, _nvidia_claim_mps)),
-    )
-    for kind in ("GpuConfig", "MigDeviceConfig")
-}
+def _nvidias(mps: Rule[_Mps]) -> Rule[NvidiaConfiguration]:
+    rules = {kind: _of_kind(kind, mps) for kind in NVIDIA_KINDS}
+
+    def read(place: Place) -> NvidiaConfiguration:
+        kind = place.value.get("kind") if isinstance(place.value, dict) else None
+        if not isinstance(kind, str) or kind not in rules:
+            raise place.refuse(
+                f"found {shown(kind)}, expected {' or '.join(NVIDIA_KINDS)}",
+                remedy=f"write one of them of {NVIDIA_API_VERSION}; or {_OWN}",
+                below=("kind",),
+            )
+        return rules[kind].read(place)
+
+    return Rule(read, {})
+
+
+NVIDIAS: Final = {Source.CLASS: _nvidias(_MPS), Source.CLAIM: _nvidias(then(_MPS, _claim_mps))}

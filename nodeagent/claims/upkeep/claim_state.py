@@ -28,9 +28,16 @@ def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
         return ClaimState.DEALLOCATED
     if all(one.driver != DRIVER for one in found.status.allocation.devices.results):
         return ClaimState.OTHER_RESULTS
-    namespace, name = record.namespace, record.name
-    try:
-        allocation = read_allocation(claim, namespace=namespace, name=name, uid=record.uid)
-    except ClaimRefused:
-        return ClaimState.UNKNOWN
-    return ClaimState.SAME if record.is_of(allocation) else ClaimState.OTHER_RESULTS
+    # A record has its configuration as the settings had it read: either way it is the same claim.
+    state = ClaimState.OTHER_RESULTS
+    for nvidia in (False, True):
+        try:
+            allocation = read_allocation(
+                claim, namespace=record.namespace, name=record.name, uid=record.uid, nvidia=nvidia
+            )
+        except ClaimRefused:
+            state = ClaimState.UNKNOWN
+            continue
+        if record.is_of(allocation):
+            return ClaimState.SAME
+    return state

@@ -1,0 +1,270 @@
+"""Claims that were written for NVIDIA's driver: what they come to, where they are honoured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.model import Configuration, Phase
+from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.upkeep.claim_state import read_state
+from nodeagent.claims.upkeep.decisions import ClaimState
+from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
+from nodeagent.plan.shares import TimeSlice
+from tests.claims.samples import (
+    GPU,
+    MIG_DEVICE,
+    Json,
+    allocation,
+    claim_json,
+    config_json,
+    device_config,
+    mig_device,
+    nvidia_config,
+    record,
+    result_json,
+)
+
+PATH = "config[0].sharing.mpsConfig"
+WHOLE = {"request": "gpu", "device": "gpu"}
+LIMITS: Json = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}
+KINDS = {"gpu": "GpuConfig", MIG_DEVICE: "MigDeviceConfig"}
+
+
+def nvidias(parameters: Json, source: str = "FromClaim", **changes: Any) -> Json:
+    """A configuration of an allocation for NVIDIA's driver."""
+    return config_json(parameters, source, **{"driver": "gpu.nvidia.com", **changes})
+
+
+def honoured(*config: Json, results: tuple[Json, ...] = ({},)) -> list[Configuration | None]:
+    """What counts for each result, a MIG device where it says nothing else."""
+    claim = claim_json(*(result_json(**one) for one in results), config=list(config))
+    return [one.configuration for one in allocation(claim, nvidia=True).results]
+
+
+def refused(*config: Json, results: tuple[Json, ...] = ({},), nvidia: bool = True) -> str:
+    """The sentence with its remedy."""
+    claim = claim_json(*(result_json(**one) for one in results), config=list(config))
+    with pytest.raises(ClaimRefused) as caught:
+        allocation(claim, nvidia=nvidia)
+    return str(caught.value)
+
+
+def mps(
+    memory: int | None = None, threads: float | None = None, path: str = PATH, **more: Any
+) -> MpsEntry:
+    """The same limits for every client."""
+    return MpsEntry(
+        path, Shares((ShareEntry("clients", None, memory, threads, path),), path), **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("sharing", "gpu", "mig"),
+    [
+        ({}, None, None),
+        ({"strategy": "TimeSlicing"}, TimeSlice.DEFAULT, None),
+        (
+            {"strategy": "MPS"},
+            mps(path="config[0].sharing"),
+            mps(path="config[0].sharing"),
+        ),
+        (
+            {"strategy": "MPS", "mpsConfig": LIMITS},
+            mps(10 * 2**30, 50.0),
+            mps(10 * 2**30, 50.0),
+        ),
+        ({"strategy": "MPS", "mpsConfig": {"multiUser": False}}, mps(), mps()),
+    ],
+)
+@pytest.mark.parametrize("driver", ["gpu.nvidia.com", "gpu.nodeagent.io"])
+def test_what_is_shared(
+    sharing: Json, gpu: Configuration | None, mig: Configuration | None, driver: str
+) -> None:
+    """As DeviceConfig would say it; on a MIG device there is no time slice to set."""
+    for device, expected in (("gpu", gpu), (MIG_DEVICE, mig)):
+        config = nvidias(nvidia_config(KINDS[device], **sharing), driver=driver)
+        assert honoured(config, results=({"device": device},)) == [expected]
+
+
+@pytest.mark.parametrize("interval", ["Default", "Short", "Medium", "Long"])
+def test_intervals(interval: str) -> None:
+    """Those of a whole GPU have the plan's meaning."""
+    sharing: Json = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
+    assert honoured(nvidias(nvidia_config(**sharing)), results=(WHOLE,)) == [
+        TimeSlice(interval.lower())
+    ]
+
+
+def test_each_kind_is_for_its_devices() -> None:
+    """Others are passed over, as NVIDIA's driver does it; so are alternatives of a request."""
+    both = (WHOLE, {"request": "slice"})
+    long = nvidia_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
+    limits = nvidia_config("MigDeviceConfig", strategy="MPS", mpsConfig=LIMITS)
+    found = honoured(nvidias(limits), nvidias(long), results=both)
+    assert found == [TimeSlice.LONG, mps(10 * 2**30, 50.0)]
+    alternative = ({"request": "gpu/slice"},)
+    assert honoured(nvidias(long, requests=["gpu"]), results=alternative) == [None]
+    assert honoured(nvidias(long), results=({"device": "mps-8gi-0"},)) == [None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "remedy"),
+    [
+        ("GpuConfig", MIG_DEVICE, "(write MigDeviceConfig in spec."),
+        ("MigDeviceConfig", "gpu", "(write GpuConfig in spec."),
+        (
+            "GpuConfig",
+            "mps-8gi-0",
+            "(write DeviceConfig of gpu.nodeagent.io/v1 for the driver gpu.no",
+        ),
+    ],
+)
+def test_a_kind_that_names_the_request_of_another(kind: str, device: str, remedy: str) -> None:
+    """Is refused, with the one that fits."""
+    config = nvidias(nvidia_config(kind, strategy="MPS"), requests=["gpu"])
+    found = refused(config, results=({"device": device},))
+    assert f'the claim for "gpu": config[0].kind: found {kind}, which is not for {device} ' in found
+    assert remedy in found
+
+
+def test_which_of_several_counts() -> None:
+    """One that was written for this driver before NVIDIA's of the same writer, wherever they stand;
+    the claim's before its class's.
+    """
+    whole = (WHOLE,)
+    short = nvidia_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Short"})
+    own = device_config(timeSlice="long")
+    assert honoured(config_json(own), nvidias(short), results=whole) == [TimeSlice.LONG]
+    assert honoured(nvidias(short), config_json(own), results=whole) == [TimeSlice.LONG]
+    for of_class in (config_json(own, "FromClass"), nvidias(nvidia_config(), "FromClass")):
+        assert honoured(nvidias(short), of_class, results=whole) == [TimeSlice.SHORT]
+
+
+def test_whom_it_runs_as_is_said_by_classes() -> None:
+    """Of this driver or of NVIDIA's; a claim's limits hold beside it."""
+    limits = nvidias(nvidia_config("MigDeviceConfig", strategy="MPS", mpsConfig=LIMITS))
+    of_class = device_config(mps={"replicas": 2, "user": 7, "enforce": "terminate"})
+    expected = mps(10 * 2**30, 50.0, user="7", enforce="terminate")
+    assert honoured(limits, config_json(of_class, "FromClass")) == [expected]
+    everybody = nvidia_config("MigDeviceConfig", strategy="MPS", mpsConfig={"multiUser": True})
+    assert honoured(limits, nvidias(everybody, "FromClass")) == [mps(10 * 2**30, 50.0, user="any")]
+    assert "multiUser: multiUser runs the MPS server as root, and tenants" in refused(
+        nvidias(everybody)
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [(MIG_DEVICE, "0"), ("gpu", "0"), ("gpu", GPU), ("gpu", GPU.lower())]
+)
+def test_a_limit_of_one_device(device: str, name: str) -> None:
+    """It is the claim's only one, by index or UUID."""
+    limits = LIMITS | {"defaultPerDevicePinnedMemoryLimit": {name: "5Gi"}}
+    config = nvidias(nvidia_config(KINDS[device], strategy="MPS", mpsConfig=limits))
+    assert honoured(config, results=({"device": device},)) == [mps(5 * 2**30, 50.0)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "results", "message"),
+    [
+        ({"1": "5Gi"}, (WHOLE,), 'found "1", but each device of a claim has an MPS daemon'),
+        ({GPU: "5Gi"}, ({},), f'found "{GPU}", but each device'),
+        ({"0": "5Gi"}, (WHOLE, WHOLE | {"request": "b", "pool": "n/gpu-2"}), 'found "0", but each'),
+        ({"0": "5Gi", "1": "5Gi"}, (WHOLE,), "found 2 devices, but each device of a claim has"),
+    ],
+)
+def test_a_limit_of_a_device_that_there_is_not(
+    limits: Json, results: tuple[Json, ...], message: str
+) -> None:
+    """NVIDIA's driver has one daemon for several devices; here each has its own."""
+    kind = KINDS[result_json(**results[0])["device"]]
+    per_device = {"defaultPerDevicePinnedMemoryLimit": limits}
+    found = refused(
+        nvidias(nvidia_config(kind, strategy="MPS", mpsConfig=per_device)), results=results
+    )
+    assert f"{PATH}.defaultPerDevicePinnedMemoryLimit: {message}" in found
+    assert "a configuration for each request" in found
+    assert "defaultPinnedDeviceMemoryLimit" in found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (nvidia_config(strategy="Mps"), "did you mean MPS?"),
+        (nvidia_config(strategy="MPS", timeSlicingConfig={}), "found timeSlicingConfig beside str"),
+        (nvidia_config(strategy="TimeSlicing", mpsConfig={}), "found mpsConfig beside strategy Ti"),
+        (
+            nvidia_config("MigDeviceConfig", strategy="TimeSlicing", timeSlicingConfig={}),
+            'unknown key "timeSlicingConfig"',
+        ),
+        (
+            nvidia_config(strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 0}),
+            "defaultActiveThreadPercentage: found 0, expected a whole number from 1 to 100",
+        ),
+        (
+            nvidia_config(strategy="MPS", mpsConfig={"defaultPinnedDeviceMemoryLimit": "8GB"}),
+            "did you mean 8G?",
+        ),
+        (nvidia_config(strategy="MPS", mpsConfg={}), "did you mean mpsConfig?"),
+        (nvidia_config() | {"apiVersion": "gpu.nvidia.com/v1alpha1"}, "expected resource.nvidia.c"),
+        (
+            nvidia_config("VfioDeviceConfig"),
+            'config[0].kind: found "VfioDeviceConfig", expected Gp',
+        ),
+        (
+            device_config(timeSlice="long"),
+            "write DeviceConfig of gpu.nodeagent.io/v1 for the drive",
+        ),
+        (nvidia_config() | {"kind": ["GpuConfig"]}, "config[0].kind: found a list"),
+        ([], "config[0].kind: found nothing, expected GpuConfig or MigDeviceConfig"),
+    ],
+)
+def test_what_is_refused(parameters: Any, message: str) -> None:
+    """With its place, and what to write instead; also where it would come to nothing."""
+    found = refused(nvidias(parameters))
+    assert found.startswith("claim team/trainer: configuration of the claim: config[0]")
+    assert message in found
+
+
+# --- where it is not honoured ---------------------------------------------------------------------
+
+
+def test_a_node_that_does_not_honour_them() -> None:
+    """Those for NVIDIA's driver are passed over unread, as others' are everywhere; one for this
+    driver is refused.
+    """
+    claim = claim_json(result_json(**WHOLE), config=[nvidias({"kind": "GpuConfg"})])
+    assert allocation(claim).results[0].configuration is None
+    for kind in KINDS.values():
+        assert (
+            f"config[0].kind: found {kind} of NVIDIA's driver, which this node does not honour ("
+            "set dra.nvidia_configs: true for the node's agent, or write gpu.nodeagent.io/v1 "
+            "DeviceConfig with mps or timeSlice in spec.devices.config of the claim"
+        ) in refused(config_json(nvidia_config(kind)), nvidia=False)
+
+
+def test_a_claim_with_devices_of_both_drivers() -> None:
+    """What is written for NVIDIA's driver is that driver's, then."""
+    theirs = result_json(driver="gpu.nvidia.com", request="theirs", pool="node-1", device="gpu-0")
+    config = nvidias({"kind": "GpuConfg"})
+    claim = claim_json(result_json(**WHOLE), theirs, config=[config])
+    assert [one.configuration for one in allocation(claim, nvidia=True).results] == [None]
+
+
+@pytest.mark.parametrize("nvidia", [False, True])
+@pytest.mark.parametrize("driver", ["gpu.nvidia.com", "gpu.nodeagent.io"])
+def test_a_prepared_claim_is_the_same_under_either_setting(nvidia: bool, driver: str) -> None:
+    """A setting that is changed takes no device from a pod; where it cannot be read, nothing is
+    released.
+    """
+    limits = nvidia_config("MigDeviceConfig", strategy="MPS", mpsConfig=LIMITS)
+    claim = claim_json(config=[nvidias(limits, driver=driver)])
+    if driver == "gpu.nodeagent.io" and not nvidia:
+        assert read_state(claim, record()) is ClaimState.UNKNOWN
+        return
+    [result] = allocation(claim, nvidia=nvidia).results
+    prepared = record(mig_device(result=result), phase=Phase.READY)
+    assert read_state(claim, prepared) is ClaimState.SAME
+    other = claim_json(result_json(device="mig-1g-10gb-5"), config=[nvidias(limits)])
+    assert read_state(other, prepared) is ClaimState.OTHER_RESULTS
