@@ -72,6 +72,23 @@ async def test_a_claim_that_ended_while_the_agent_was_down(
         assert home.files() == [file_name(UIDS[1])]
 
 
+async def test_a_monitor_that_is_gone(node: SimulatedNode, home: Home) -> None:
+    """An administrator's claim gives nothing back: a GPU that is lost does not keep it, but keeps
+    what was made there for another one.
+    """
+    async with home.agent() as (claims, rig):
+        name = home.claim(0, (pool(rig), "gpu"), (pool(rig, 1), "gpu"))
+        for result in home.claims[name[:2]]["status"]["allocation"]["devices"]["results"]:
+            result["adminAccess"] = True
+        await claims.prepare(*name)
+        await claims.prepare(*home.claim(1, (pool(rig, 1), DEVICE)))
+        home.claims.clear()
+        node.lose(1)
+        [kept] = await messages(claims, home, rig)
+        assert "claim team/trainer-1 is left as it is" in kept
+        assert (home.records(), home.files()) == ([f"{UIDS[1]}.json"], [file_name(UIDS[1])])
+
+
 async def test_what_is_used_stays(node: SimulatedNode, home: Home) -> None:
     """By a pod that the kubelet lists, or by a process, which is named; then it goes."""
     async with home.agent() as (claims, rig):

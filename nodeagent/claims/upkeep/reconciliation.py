@@ -140,7 +140,11 @@ class _Claim:
 
     def decision(self) -> Decision:
         uid, end = self._record.uid, self._end()
-        unknown = {found.why for _, found in self.found if isinstance(found, _NotKnown)}
+        unknown = {  # what an administrator only looks at gives nothing back in the end
+            found.why
+            for device, found in self.found
+            if isinstance(found, _NotKnown) and not (end and device.result.admin_access)
+        }
         if unknown:
             return HoldBack(uid, "; ".join(sorted(unknown)))
         if end and (users := self._users()):
