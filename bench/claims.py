@@ -16,8 +16,9 @@ from pathlib import Path
 from bench.processes import cpu_seconds, installed, proportional, resident
 from bench.tables import percentile, show
 from nodeagent.claims.names import DRIVER
+from nodeagent.claims.serving.borders import ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.driver import Driver

@@ -26,8 +26,9 @@ from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.reporting.attempts import ClaimUnread, Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
 from nodeagent.claims.reporting.reserved_for import read_reserved_for
+from nodeagent.claims.serving.borders import Change, ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.node_claims import Change, ClaimPlaces, NodeClaims
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import EVERY, Upkeep
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.errors import NodeagentError

@@ -12,8 +12,9 @@ from typing import Any
 from nodeagent.claims.files.cdi_files import ToolkitEdits
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.serving.borders import Change, ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.node_claims import Change, ClaimPlaces, NodeClaims
+from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices

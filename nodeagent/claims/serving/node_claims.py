@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from nodeagent.claims.files.cdi import claim_of, file_name, stale
@@ -31,6 +28,7 @@ from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.claim_pods import ClaimPods
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.claims.serving.allocation import ClaimRefused, read_allocation
+from nodeagent.claims.serving.borders import Change, ClaimPlaces, Fetch
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.goals import to_prepare, to_release, unchanged
 from nodeagent.claims.serving.intent import intended
@@ -62,36 +60,6 @@ from nodeagent.plan.plan import GpuOutcome
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
-
-
-class Change(Protocol):
-    """Makes of the GPU with this UUID what `goal` wants of it, and reads it back. `adds` and
-    `removes`: that is as a rule a new instance or one less and nothing else, so that less has to be
-    read; `goal` may be called twice then.
-    """
-
-    def __call__(
-        self,
-        uuid: str,
-        goal: Callable[[Gpu], Awaitable[DesiredGpu]],
-        *,
-        adds: bool = False,
-        removes: bool = False,
-    ) -> Awaitable[GpuOutcome]: ...
-
-
-Fetch = Callable[[str, str], Awaitable[object | None]]
-"""The ResourceClaim of this namespace and name, None where there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimPlaces:
-    """Where claims are kept and published. `boot_id`: this start of the machine."""
-
-    node: str
-    boot_id: str
-    records: Path
-    cdi_dir: Path
 
 
 class NodeClaims:
