@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from textwrap import dedent
 from typing import Any
 
 import celpy
@@ -20,6 +21,7 @@ from nodeagent.claims.serving.configuration import read_configuration
 from nodeagent.cluster.drain.device_plugin import resource_of
 from nodeagent.simulation.boards import board_names, load_board
 from tests.claims.boards import NODE, mig_off
+from tests.doc_blocks import blocks_of
 from tests.manifests.rendering import MANIFESTS, Document, written
 from tests.plan.cards import card
 
@@ -101,6 +103,19 @@ def test_the_class_of_shares() -> None:
     assert chosen("mps.nodeagent.io", devices) == {f"mps-8gi-{n}" for n in range(5)}
     assert chosen("gpu.nodeagent.io", devices) == {WHOLE_GPU}
     assert chosen("mig.nodeagent.io", devices) == set()
+
+
+def test_the_page_has_classes_with_nvidias_names() -> None:
+    """They choose what this driver's own do: claims written for NVIDIA's stay as they are."""
+    page = (MANIFESTS.parent / "docs/migrate.md").read_text(encoding="utf-8")
+    (text,) = (one.body for one in blocks_of(page) if "kind: DeviceClass" in one.body)
+    found = {one["metadata"]["name"]: one for one in yaml.safe_load_all(dedent(text))}
+    assert {name: one["spec"] for name, one in found.items()} == {
+        f"{kind}.nvidia.com": {"selectors": classes()[f"{kind}.nodeagent.io"]["spec"]["selectors"]}
+        for kind in ("gpu", "mig")
+    }
+    for one in found.values():
+        kubernetes_validate.validate(one, "1.36", strict=True)
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
