@@ -1,0 +1,255 @@
+"""What a random day is made of: scenes, one after another. Some are of one action; in others
+several meet at the moment that decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.campaign.episode import (
+    WORKING,
+    Action,
+    BadPlan,
+    Damage,
+    EndFaults,
+    Fault,
+    Foreign,
+    FullDisk,
+    Hang,
+    Ignore,
+    JumpClock,
+    Kill,
+    Leave,
+    Lose,
+    Occupy,
+    Plan,
+    Reboot,
+    Recover,
+    Restart,
+    Signal,
+    Step,
+    Xid,
+)
+from tests.campaign.layouts import ANY, BAD_PLANS, LONG, Day
+
+Steps = tuple[Step, ...]
+
+_CODES = (
+    *("UNKNOWN", "TIMEOUT", "GPU_IS_LOST", "MEMORY", "OPERATING_SYSTEM", "UNINITIALIZED"),
+    *("DRIVER_NOT_LOADED", "RESET_REQUIRED", "NO_PERMISSION", "INVALID_ARGUMENT"),
+)
+_PASSING = ("UNKNOWN", "MEMORY", "OPERATING_SYSTEM", "NO_PERMISSION")  # the GPU answers still
+_CHANGES = (
+    "nvmlDeviceCreateGpuInstance*",
+    "nvmlGpuInstanceCreateComputeInstance*",
+    "nvmlGpuInstanceDestroy",
+    "nvmlComputeInstanceDestroy",
+    "nvmlDeviceSetMigMode",
+)
+_MOMENTS = (
+    "nvmlDeviceGetComputeRunningProcesses*",
+    "nvmlDeviceGetComputeRunningProcesses*",
+    "nvmlDeviceGetGpuInstances",
+    "nvmlComputeInstanceDestroy",
+    "nvmlGpuInstanceDestroy",
+    "nvmlDeviceSetMigMode",
+    *(WORKING, WORKING, WORKING),
+)
+_READS = (
+    "*",
+    "nvmlDeviceGet*",
+    "nvmlGpuInstanceGet*",
+    "nvmlDeviceGetComputeRunningProcesses*",
+    "nvmlDeviceGetGraphicsRunningProcesses*",
+    "nvmlDeviceGetGpuInstances",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetHandleByIndex*",
+    "nvmlDeviceGetCount*",
+    "nvmlDeviceGetUUID",
+    "nvmlInit*",
+    "nvmlEventSetWait*",
+)
+_IGNORED = (
+    "nvmlGpuInstanceDestroy",
+    "nvmlComputeInstanceDestroy",
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceSetComputeMode",
+)
+
+
+def _then(day: Day, action: Action) -> Steps:
+    return (Step(action, day.rng.choice(ANY)),)
+
+
+def _change(day: Day) -> Steps:
+    return (day.change(),)
+
+
+def _occupy(day: Day) -> Steps:
+    device = day.rng.randrange(16)
+    if day.rng.random() < 0.5:
+        return _then(day, Occupy(device))
+    comes = Occupy(device, day.rng.choice(_MOMENTS), day.rng.choice((0, 0, 1, 2, 5)))
+    return (Step(comes, 0.0), day.change())
+
+
+def _unseen(day: Day) -> Steps:
+    """There is a process on a device that the next plan may take away, and it cannot be listed."""
+    fails = Fault("nvmlDeviceGetComputeRunningProcesses*", day.rng.choice(_PASSING), 1000)
+    comes = Occupy(day.rng.randrange(16))
+    settled = (Step(EndFaults(), 0.0), day.change((10.0,)))
+    return (*settled, Step(comes, 0.0), Step(fails, 0.0), day.change((2.0, 10.0)))
+
+
+def failure(day: Day) -> Steps:
+    """Of the steps from one plan to the next, one fails, once or for long."""
+    rng = day.rng
+    times, skip = rng.choice((1, 1, 1000)), rng.choice((0, 0, 1))
+    fails = Fault(rng.choice(_CHANGES), rng.choice(_PASSING), times, skip)
+    settled = (Step(EndFaults(), 0.0), day.change((10.0,)))
+    return (*settled, Step(fails, 0.0), day.change((2.0,)))
+
+
+def _leave(day: Day) -> Steps:
+    return _then(day, Leave(day.rng.randrange(8)))
+
+
+def _fault(day: Day) -> Steps:
+    rng = day.rng
+    times = rng.choice((1, 1, 1, 2, 5, 1000))
+    if rng.random() < 0.4:
+        skip = rng.choice((0, 1, 10, 100, 400))
+        return _then(day, Fault(rng.choice(_READS), rng.choice(_CODES), times, skip))
+    code = rng.choice((*_CODES, "IN_USE", "INSUFFICIENT_RESOURCES", "NOT_SUPPORTED"))
+    skip = rng.choice((0, 0, 1, 2, 5))
+    fault = Fault(rng.choice(_CHANGES), code, times, skip, rng.random() < 0.3)
+    return (Step(fault, 0.0), day.change((0.5, 2.0, 10.0)))
+
+
+def _hang(day: Day) -> Steps:
+    return _then(day, Hang(day.rng.choice((*_CHANGES, *_READS)), day.rng.choice((0, 1, 10, 100))))
+
+
+def _ignore(day: Day) -> Steps:
+    return (Step(Ignore(day.rng.choice(_IGNORED)), 0.0), day.change(LONG))
+
+
+def _end_faults(day: Day) -> Steps:
+    return _then(day, EndFaults())
+
+
+def _lose(day: Day) -> Steps:
+    lost = Lose(day.gpu(), day.rng.choice(("GPU_IS_LOST", "RESET_REQUIRED")))
+    return (Step(lost, 2.0), day.change(LONG)) if day.gpus > 1 else _then(day, lost)
+
+
+def _recover(day: Day) -> Steps:
+    return _then(day, Recover(day.gpu()))
+
+
+def _xid(day: Day) -> Steps:
+    return _then(day, Xid(day.gpu(), day.rng.choice((13, 31, 43, 45, 63, 94))))
+
+
+def _foreign(day: Day) -> Steps:
+    return _then(day, Foreign(day.gpu(), day.rng.random() < 0.5, day.rng.randrange(8)))
+
+
+def _kill(day: Day) -> Steps:
+    rng = day.rng
+    down = rng.choice((0.0, 1.0, 30.0))
+    if rng.random() < 0.4:
+        return _then(day, Kill(rng.choice((0, rng.randint(1, 60))), down))
+    moment = "nvmlDeviceSetComputeMode" if day.has_mps else rng.choice(_CHANGES)
+    return (day.change((0.0,)), Step(Kill(rng.choice((1, 2, 2, 2, 3)), down, moment), 10.0))
+
+
+def _adoption(day: Day) -> Steps:
+    """An agent comes while daemons run that nothing is wrong with."""
+    ends = day.rng.choice((Kill(0), Restart()))
+    return (day.change((10.0,)), Step(ends, 2.0), Step(Leave(0), 10.0))
+
+
+def _given_back(day: Day) -> Steps:
+    """Devices are shared, the agent is killed as it changes the first one's compute mode, and then
+    nothing is shared any more.
+    """
+    alone = Plan(day.few())
+    shared = replace(alone, mps=tuple(range(day.gpus)))
+    killed = Kill(2, 1.0, "nvmlDeviceSetComputeMode")
+    settled = (Step(EndFaults(), 0.0), Step(alone, 10.0))
+    return (*settled, Step(shared, 0.0), Step(killed, 10.0), Step(alone, 65.0))
+
+
+def _restart(day: Day) -> Steps:
+    return _then(day, Restart())
+
+
+def _reboot(day: Day) -> Steps:
+    return _then(day, Reboot())
+
+
+def _bad_plan(day: Day) -> Steps:
+    bad = BadPlan(day.rng.choice((*BAD_PLANS, None)))
+    if day.rng.random() < 0.5:
+        return _then(day, bad)
+    return (day.change((10.0,)), Step(bad, 2.0), Step(Reboot(), 10.0))
+
+
+def _jump_clock(day: Day) -> Steps:
+    return _then(day, JumpClock(day.rng.choice((-86400.0, -60.0, 60.0, 86400.0))))
+
+
+def _damage(day: Day) -> Steps:
+    how = day.rng.choice(("delete", "cut", "flip", "deleteAll"))
+    return _then(day, Damage(day.rng.choice(("run", "state")), how, day.rng.randrange(8)))
+
+
+def _damage_run(day: Day) -> Steps:
+    how = day.rng.choice(("delete", "cut", "flip", "deleteAll"))
+    return _then(day, Damage("run", how, day.rng.randrange(8)))
+
+
+def _full_disk(day: Day) -> Steps:
+    writes = day.rng.choice((0, day.rng.randint(1, 20)))
+    return _then(day, FullDisk(writes, day.rng.choice(("", "state"))))
+
+
+def _signal(day: Day) -> Steps:
+    name = day.rng.choice(("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP"))
+    return _then(day, Signal(name, day.rng.randrange(4)))
+
+
+Scenes = tuple[tuple[Callable[[Day], Steps], int], ...]
+SCENES: Scenes = (
+    (_change, 16),
+    (_bad_plan, 4),
+    (_occupy, 16),
+    (_unseen, 4),
+    (_leave, 8),
+    (_fault, 10),
+    (failure, 8),
+    (_hang, 4),
+    (_ignore, 3),
+    (_end_faults, 6),
+    (_lose, 4),
+    (_recover, 2),
+    (_xid, 2),
+    (_foreign, 6),
+    (_kill, 8),
+    (_restart, 2),
+    (_reboot, 1),
+    (_jump_clock, 2),
+    (_damage, 5),
+    (_full_disk, 2),
+)
+
+WITH_MPS: Scenes = (
+    (_signal, 14),
+    (_damage_run, 6),
+    (_kill, 10),
+    (_adoption, 8),
+    (_given_back, 8),
+)
