@@ -19,30 +19,32 @@ from tests.campaign.drive import play
 from tests.campaign.episode import Episode
 from tests.campaign.kept import KEPT
 from tests.campaign.outcomes import Outcome, parser, play_all, seeds
-from tests.campaign.processes import adopt_orphans
+from tests.campaign.processes import programs
 
 _BETWEEN_COLLECTIONS = 20  # episodes
+_played = count(1)
 
 
 def main(arguments: list[str]) -> int:
     """Play them all."""
     asked = parser("python -m tests.campaign", __doc__)
     asked.add_argument("--kept", action="store_true", help="those that once failed, first")
-    asked.add_argument("--faults", action="store_true", help="with faults in the program")
     options = asked.parse_args(arguments)
     if options.faults:
-        return faults.play_all(options.seeds or ["1-200"])
+        return faults.play_all(
+            "tests.campaign", options.seeds or ["1-200"], options.workers, faults.FAULTS
+        )
     days = [*(KEPT if options.kept else ()), *map(episode, seeds(options.seeds))]
+    programs()  # they are removed when this process ends, not when one that it forks does
     gc.disable()  # what dies with an episode is collected after some of them
-    numbers = count(1)
+    return play_all(days, _play, options)
 
-    def collecting(day: Episode) -> Outcome:
-        outcome = play(day)
-        if next(numbers) % _BETWEEN_COLLECTIONS == 0:
-            gc.collect()
-        return outcome
 
-    return play_all(days, collecting, options)
+def _play(day: Episode) -> Outcome:
+    outcome = play(day)
+    if next(_played) % _BETWEEN_COLLECTIONS == 0:
+        gc.collect()
+    return outcome
 
 
 if __name__ == "__main__":
@@ -50,5 +52,4 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets are in another order each time
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.campaign", *sys.argv[1:]])
-    adopt_orphans()
     sys.exit(main(sys.argv[1:]))

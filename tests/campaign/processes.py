@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nodeagent.simulation.mps.installation import install
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _AT_WORK = {"R", "D"}
 _UNREAPED = 0.05  # real seconds in which the one who waits for a process notices its end
 _ended: dict[int, float] = {}  # pids of zombies, and since when
@@ -29,6 +29,11 @@ _ended: dict[int, float] = {}  # pids of zombies, and since when
 def adopt_orphans() -> None:
     """What a process that ends leaves behind becomes a child of this one."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Have this process get SIGTERM when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 @cache

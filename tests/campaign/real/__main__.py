@@ -6,23 +6,23 @@ outside: by what the agent answers, the simulated cards' file, and /proc.
 
 from __future__ import annotations
 
-import signal
 import sys
-from typing import NoReturn
 
+from tests.campaign import faults
 from tests.campaign.outcomes import parser, play_all, seeds
-from tests.campaign.processes import adopt_orphans
 from tests.campaign.real.days import episode
 from tests.campaign.real.drive import play
 
+PLAYER = "tests.campaign.real"
 
-def end(*_: object) -> NoReturn:
-    """At SIGTERM: with all that a day started."""
-    sys.exit(1)
+
+def main() -> int:
+    """Play them all."""
+    options = parser(f"python -m {PLAYER}", __doc__).parse_args()
+    if options.faults:
+        return faults.play_all(PLAYER, options.seeds, options.workers, faults.REAL_FAULTS)
+    return play_all([*map(episode, seeds(options.seeds))], play, options)
 
 
 if __name__ == "__main__":
-    adopt_orphans()
-    signal.signal(signal.SIGTERM, end)
-    options = parser("python -m tests.campaign.real", __doc__).parse_args()
-    sys.exit(play_all(map(episode, seeds(options.seeds)), play, options))
+    sys.exit(main())

@@ -26,7 +26,8 @@ def leftovers(folder: Path) -> Iterator[str]:
         if path.name not in daemons:
             yield str(path)
     own = folder / "node.json.mps"
-    yield from map(str, (own / "claims").glob("*"))
+    for records in (own / "claims").glob("*"), (folder / "cdi").glob("nodeagent.io-claim*"):
+        yield from map(str, records)
     for path in (*(folder / "cdi").glob("*"), own / "earlier-modes.json"):
         yield from _devices(path, daemons)
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
