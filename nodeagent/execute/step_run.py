@@ -24,7 +24,6 @@ from nodeagent.execute.step_problems import (
     step_failed,
     unreachable,
 )
-from nodeagent.gpu.workers import end_of
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
@@ -43,6 +42,7 @@ from nodeagent.plan.steps import (
     Step,
 )
 from nodeagent.structs import replace
+from nodeagent.uncancelled import end_of
 
 # A daemon that does not end is not among them: what follows would take its device away.
 _SHARING = (StartMps, SetComputeMode, SetTimeSlice)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -40,7 +40,6 @@ from nodeagent.gpu.steps.instances import (
 )
 from nodeagent.gpu.steps.modes import set_compute_mode, set_mig_mode
 from nodeagent.gpu.users import UsageReading, UsageSource
-from nodeagent.gpu.workers import end_of
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import (
@@ -58,6 +57,7 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
+from nodeagent.uncancelled import uncancelled
 
 if TYPE_CHECKING:  # commands do without it
     from nodeagent.gpu.topology import Topology
@@ -156,9 +156,9 @@ class Driver(Observer):
                 change = partial(set_compute_mode, original=self.original)
                 await self._change(step, change, "setting the compute mode")
             case SetTimeSlice():
-                await _uncancelled(self._set_time_slice(step))
+                await uncancelled(self._set_time_slice(step))
             case ResetGpu():
-                await _uncancelled(self._reset(step))
+                await uncancelled(self._reset(step))
             case StartMps() | StopMps():
                 raise other_than_planned("the driver was asked to start or stop an MPS daemon")
             case _:
@@ -319,12 +319,3 @@ def _require_idle(gpu: Gpu) -> None:
     users = gpu.access_reason or "; ".join(str(usage) for usage in gpu.usages if usage.in_use)
     why = f"GPU {gpu.index} is not reset, because it is not proven idle: {users}"
     raise in_use(why, *gpu.usages)
-
-
-async def _uncancelled(change: Coroutine[object, object, None]) -> None:
-    """Run a change that has deadlines of its own; cancellation takes effect after it."""
-    task = asyncio.ensure_future(change)
-    if await end_of(task):
-        task.exception()  # retrieved, so that asyncio does not log it
-        raise asyncio.CancelledError
-    return task.result()

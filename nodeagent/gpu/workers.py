@@ -343,14 +343,3 @@ def _late(message: str, call: str = "") -> DeadlineExceeded:
         call=call,
         remedy="look at `dmesg | grep NVRM`; if it lasts, reboot the node",
     )
-
-
-async def end_of(running: asyncio.Future[None]) -> bool:
-    """Wait for the end of `running` whatever happens; True if cancelled meanwhile."""
-    cancelled = False
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError:
-            cancelled = True
-    return cancelled

@@ -14,11 +14,9 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from nodeagent.files.state import make_open_directory
 from nodeagent.mps.control.client import ControlClient, ControlError
@@ -28,9 +26,9 @@ from nodeagent.mps.processes import CONTROL, SERVER, mps_process, process_descri
 from nodeagent.mps.programs import Programs, run_program
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct
+from nodeagent.uncancelled import uncancelled
 
 _PREFIX = "probe-"
-_Made = TypeVar("_Made")
 
 
 class Scratch:
@@ -137,12 +135,12 @@ async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
     folder = Scratch(scratch)
     try:
         try:
-            await _to_the_end(folder.make)
+            await uncancelled(asyncio.to_thread(folder.make))
         except OSError as error:
             return _nothing(f"{scratch} cannot be used: {error.strerror}", "see its permissions")
         return await _Trials(programs, folder.path, deadline).all()
     finally:
-        await _to_the_end(folder.remove)
+        await uncancelled(asyncio.to_thread(folder.remove))
 
 
 def _made(folder: Path, opened: ExitStack) -> BinaryIO:
@@ -150,19 +148,6 @@ def _made(folder: Path, opened: ExitStack) -> BinaryIO:
     for directory in (folder, folder / "pipe", folder / "log"):
         directory.mkdir(mode=0o700)
     return opened.enter_context((folder / "said").open("wb"))
-
-
-async def _to_the_end(work: Callable[[], _Made]) -> _Made:
-    """Do the work in a thread; a cancellation waits for it, so that nothing is made in a directory
-    that is being removed, and no lock or file is left without an owner.
-    """
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        running.exception()  # seen; the cancellation is what counts
-        raise
 
 
 class _Trial(Struct, frozen=True):
@@ -245,7 +230,7 @@ class _Trials(Struct, frozen=True):
         """
         folder = self.folder / name
         with ExitStack() as opened:
-            said = await _to_the_end(partial(_made, folder, opened))
+            said = await uncancelled(asyncio.to_thread(_made, folder, opened))
             process = await asyncio.create_subprocess_exec(
                 *self.programs.control,
                 "-f",
