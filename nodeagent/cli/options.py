@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 class Options(argparse.Namespace):
-    """The parsed command line; which fields are set depends on the command."""
+    """The parsed command line; which fields are set depends on the command. Those that are settings
+    are in `command_settings`, but for what is also read here.
+    """
 
     command: str
     simulate: str | None
@@ -17,9 +19,7 @@ class Options(argparse.Namespace):
     no_color: bool
     file: str | None
     configuration: str | None
-    reset: str | None
     wait: float
-    parallel: int | None
     export_format: str
     watch: bool
     one_gpu: str | None
@@ -42,15 +42,7 @@ class Options(argparse.Namespace):
     lost: int | None
     clear: bool
     settings: Path | None
-    plan: Path | None
-    source: str | None
-    kubeconfig: Path | None
-    node_name: str | None
     listen: str | None
-    run_dir: Path | None
-    state_dir: Path | None
-    drift: str | None
-    resync: float | None
     force: bool
     timeout: float | None
     env: Path | None
