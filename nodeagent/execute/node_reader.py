@@ -6,7 +6,7 @@ The driver knows nothing of daemons. Here its readings are joined with what is k
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 from nodeagent.gpu.driver import Driver
@@ -50,13 +50,8 @@ class NodeReader:
         await self._driver.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._driver.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *error: object) -> None:
+        await self._driver.__aexit__(*error)
 
     async def observe(self) -> ObservedNode:
         """Every GPU as it is now, with its daemons; raises as the driver does.
