@@ -7,10 +7,11 @@ process at once.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -25,6 +26,7 @@ from nodeagent.settings import Settings
 log = structlog.get_logger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
+_M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def run(
@@ -45,6 +47,7 @@ def run(
         with stopped_by_signals(made.stop):
             await made.run()
 
+    _share_one_heap()
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
     for problem in settings.dra.without_effect(in_cluster=is_in_cluster(settings.kubernetes)):
@@ -61,6 +64,15 @@ def run(
     finally:
         if lock:
             lock.release()
+
+
+def _share_one_heap() -> None:
+    """glibc would give nearly each thread a heap of its own, whose gaps no other thread uses.
+
+    These took 8 MiB of 70. Python's threads hardly ever allocate at the same time.
+    """
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
