@@ -1,16 +1,17 @@
 """What clients of the API cost a reconciliation: none, and 200 slow ones beside 500 requests/s.
 
-The clients take processor time themselves. What that costs is seen beside a second agent that is
-asked in the place of the first.
+The clients are one process that does nothing but send and receive, since it shares the machine's
+cores with the agent. What it costs all the same, with the kernel, is seen beside a second agent
+that is asked in the place of the first; what the agent itself spends is its processor time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import multiprocessing
+import socket
 import time
-from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from statistics import median
 from typing import Self
@@ -29,24 +30,41 @@ LAYOUTS = ("{3g.40gb: 1, 2g.20gb: 1, 1g.10gb: 1}", "{1g.10gb: 7}")
 TURNS = 5  # from one layout to the other and back, for each of them
 
 
+@dataclass
+class _Measured:
+    """Of each series of reconciliations the mean seconds of one, the agent's seconds of processor
+    time in it, and the clients' requests a second and cores.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    spent: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+
+    def add(self, agent: Running, clients: _Clients | None = None) -> None:
+        before, began = cpu_seconds(agent.process.pid), time.perf_counter()
+        answered, busy = (clients.answered, clients.busy) if clients else (0, 0.0)
+        self.seconds.append(_recut(agent))
+        self.spent.append((cpu_seconds(agent.process.pid) - before) / len(LAYOUTS * TURNS))
+        if clients:
+            passed = time.perf_counter() - began
+            self.rates.append((clients.answered - answered) / passed)
+            self.cores.append((clients.busy - busy) / passed)
+
+
 def run() -> None:
     """Recut h100-80gb:8 again and again, with and without clients, and compare."""
+    quiet, beside, loaded = _Measured(), _Measured(), _Measured()
     agent, other = Running(), Running()
     try:
         agent.wait_until_in_sync()
         other.wait_until_in_sync()
-        quiet, beside, loaded, rates, cores = [], [], [], [], []
         for _ in range(PAIRS):
-            quiet.append(_recut(agent))
-            with _Clients(other.port):
-                beside.append(_recut(agent))
+            quiet.add(agent)
+            with _Clients(other.port) as clients:
+                beside.add(agent, clients)
             with _Clients(agent.port) as clients:
-                before, began = cpu_seconds(agent.process.pid), time.perf_counter()
-                answered = clients.answered
-                loaded.append(_recut(agent))
-                passed = time.perf_counter() - began
-                rates.append((clients.answered - answered) / passed)
-                cores.append((cpu_seconds(agent.process.pid) - before) / passed)
+                loaded.add(agent, clients)
     finally:
         agent.stop()
         other.stop()
@@ -54,19 +72,22 @@ def run() -> None:
         f"Reconciling h100-80gb:8 beside {SLOW} slow clients and {RATE} requests/s on /v1/status",
         ["figure", "value"],
         [
-            ["one reconciliation without clients, median s", median(quiet)],
-            ["the same with them, median s", median(loaded)],
-            ["the same beside another agent that has them, median s", median(beside)],
-            ["how much longer with them, median of pairs, %", _longer(quiet, loaded)],
-            ["how much longer than beside the other agent, %", _longer(beside, loaded)],
-            ["requests answered a second, median", median(rates)],
-            ["CPU of the agent with clients, median cores", median(cores)],
+            ["one reconciliation without clients, median s", median(quiet.seconds)],
+            ["the same with them, median s", median(loaded.seconds)],
+            ["the same beside another agent that has them, median s", median(beside.seconds)],
+            ["how much longer with them, median of pairs, %", _more(quiet, loaded)],
+            ["how much longer than beside the other agent, %", _more(beside, loaded)],
+            ["processor time of the agent in one without, median s", median(quiet.spent)],
+            ["the same with clients, median s", median(loaded.spent)],
+            ["requests answered a second, median", median(loaded.rates)],
+            ["CPU of the clients, median cores", median(loaded.cores)],
         ],
     )
 
 
-def _longer(without: list[float], with_clients: list[float]) -> float:
-    return 100 * median(b / a - 1 for a, b in zip(without, with_clients, strict=True))
+def _more(without: _Measured, with_clients: _Measured) -> float:
+    pairs = zip(without.seconds, with_clients.seconds, strict=True)
+    return 100 * median(b / a - 1 for a, b in pairs)
 
 
 def _recut(agent: Running) -> float:
@@ -91,12 +112,12 @@ class _Clients:
     """Clients in a process of their own while the block lasts; `answered` counts the fast ones'."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self._server = ("127.0.0.1", port)
         self._over: Event = multiprocessing.Event()
         self._answered = multiprocessing.Value("q", 0)
 
     def __enter__(self) -> Self:
-        self._process = multiprocessing.Process(target=lambda: asyncio.run(self._ask()))
+        self._process = multiprocessing.Process(target=self._ask)
         self._process.start()
         time.sleep(WARM_UP)
         return self
@@ -109,43 +130,67 @@ class _Clients:
     def answered(self) -> int:
         return int(self._answered.value)
 
-    async def _ask(self) -> None:
-        tasks = [asyncio.create_task(self._slow()) for _ in range(SLOW)]
-        tasks += [asyncio.create_task(self._fast(n / RATE)) for n in range(CONNECTIONS)]
-        while not self._over.is_set():  # noqa: ASYNC110 - it is set by another process
-            await asyncio.sleep(0.1)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    @property
+    def busy(self) -> float:
+        """Seconds of processor time that they took."""
+        return cpu_seconds(self._process.pid or 0)
 
-    async def _slow(self) -> None:
-        while True:
-            with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", self._port)
-                writer.write(b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\n")
-                writer.write(b"Content-Length: 60000\r\n\r\n")
-                try:
-                    while True:
-                        writer.write(b"a")
-                        await writer.drain()
-                        await asyncio.sleep(2)
-                finally:
-                    writer.close()
-            await asyncio.sleep(2)
+    def _ask(self) -> None:
+        """Each client in turn: the fast ones every 40 ms, the slow ones every two seconds."""
+        fast = [_Fast(self._server) for _ in range(CONNECTIONS)]
+        slow = [_Slow(self._server) for _ in range(SLOW)]
+        sent, began = 0, time.perf_counter()
+        while not self._over.is_set():
+            time.sleep(max(0.0, began + sent / RATE - time.perf_counter()))
+            self._answered.value += fast[sent % CONNECTIONS].ask()
+            sent += 1
+            if sent % (RATE * 2 // SLOW) == 0:
+                slow[sent // (RATE * 2 // SLOW) % SLOW].send()
 
-    async def _fast(self, offset: float) -> None:
-        clock = asyncio.get_running_loop().time
-        due = clock() + offset
-        while True:
-            with suppress(OSError, asyncio.IncompleteReadError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-                try:
-                    while True:
-                        await asyncio.sleep(due - clock())
-                        due = max(due + CONNECTIONS / RATE, clock() - 1)
-                        writer.write(b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                        head = await reader.readuntil(b"\r\n\r\n")
-                        await reader.readexactly(int(head.split(b"Content-Length: ")[1].split()[0]))
-                        self._answered.value += 1
-                finally:
-                    writer.close()
+
+class _Fast:
+    """Asks for the status again and again over one connection."""
+
+    _REQUEST = b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    def __init__(self, server: tuple[str, int]) -> None:
+        self._own = socket.create_connection(server)
+        self._own.sendall(self._REQUEST)
+
+    def ask(self) -> int:
+        """Read the answer to the last request, which is there by now, and ask again; 1."""
+        found = self._received()
+        while b"\r\n\r\n" not in found:
+            found += self._received()
+        head, _, body = found.partition(b"\r\n\r\n")
+        left = int(head.split(b"Content-Length: ")[1].split()[0]) - len(body)
+        while left:
+            left -= len(self._received())
+        self._own.sendall(self._REQUEST)
+        return 1
+
+    def _received(self) -> bytes:
+        data = self._own.recv(1 << 20)
+        if not data:
+            raise ConnectionError("the agent ended the connection of a client that is not slow")
+        return data
+
+
+class _Slow:
+    """Sends a plan byte by byte; each time that the agent gives up on it, from the beginning."""
+
+    def __init__(self, server: tuple[str, int]) -> None:
+        self._server = server
+        self._own: socket.socket | None = None
+
+    def send(self) -> None:
+        if self._own is None:
+            self._own = socket.create_connection(self._server)
+            head = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\n"
+            self._own.sendall(head + b"Content-Length: 60000\r\n\r\n")
+            return
+        try:
+            self._own.sendall(b"a")
+        except OSError:
+            self._own.close()
+            self._own = None
