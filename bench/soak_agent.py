@@ -1,11 +1,13 @@
 """An agent that counts its own memory: `python -m bench.soak_agent SECONDS run --simulate ...`.
 
 Every SECONDS one line of JSON on standard output: the rounds of samples so far, objects that the
-garbage collector follows, blocks that Python's allocator has given out, resident KiB.
+garbage collector follows, blocks that Python's allocator has given out, and KiB: what malloc has
+given out and what it holds for that, what is resident of anonymous memory and of files.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import json
@@ -42,6 +44,40 @@ def _objects() -> int:
     return next(map(len, map(gc.get_objects, [None])))
 
 
+class _Malloc(ctypes.Structure):
+    """glibc's `struct mallinfo2`, of all arenas: `uordblks` is given out, `hblkhd` mapped alone."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def _malloc() -> dict[str, int]:
+    """KiB that malloc has given out, and that it has from the kernel."""
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = _Malloc
+    found = ask()
+    return {
+        "malloc, given out, KiB": (found.uordblks + found.hblkhd) // 1024,
+        "malloc, held, KiB": (found.arena + found.hblkhd) // 1024,
+    }
+
+
+def _resident(own: psutil.Process) -> dict[str, int]:
+    """KiB in memory, by what they are of."""
+    maps = own.memory_maps(grouped=True)
+    files = sum(one.rss for one in maps if not one.path.startswith("["))
+    every = sum(one.rss for one in maps)
+    return {
+        "resident, anonymous, KiB": (every - files) // 1024,
+        "resident, of files, KiB": files // 1024,
+    }
+
+
 def _count(seconds: float) -> None:
     own = psutil.Process()
     while True:
@@ -54,7 +90,8 @@ def _count(seconds: float) -> None:
             "rounds": library.node.journal.total(ONCE_A_ROUND) // len(library.node.cards),
             "objects": _objects(),
             "blocks": sys.getallocatedblocks(),
-            "resident": own.memory_info().rss // 1024,
+            **_malloc(),
+            **_resident(own),
         }
         sys.stdout.write(f"{json.dumps(found)}\n")
         sys.stdout.flush()
