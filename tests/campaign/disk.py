@@ -13,6 +13,7 @@ from typing import Any
 from tests.campaign.library import Border
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_MAKES = {"open", "os.mkdir"}
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink"}
 _seen: list[tuple[str, Border]] = []  # at most one; a hook cannot be removed
 
@@ -43,10 +44,13 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
     if name.startswith("/") and not name.startswith(folder):
         return
     border.change()
-    if event in {"open", "os.mkdir"} and border.full_at is not None and _is_in(name, border):
+    if border.full_at is None or not (event in _MAKES or border.read_only):
+        return
+    if _is_in(name, border):
         border.full_at -= 1
         if border.full_at <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+            number = errno.EROFS if border.read_only else errno.ENOSPC
+            raise OSError(number, os.strerror(number), name)
 
 
 def _is_in(name: str, border: Border) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import assert_never
 
 from nodeagent.errors import UsageError
+from nodeagent.simulation.mps.knobs import Knobs
 from tests.campaign import invariants, node_actions, processes, truth
 from tests.campaign.clock import CLOCK
 from tests.campaign.episode import (
@@ -31,6 +32,7 @@ from tests.campaign.episode import (
     Kill,
     Leave,
     Lose,
+    Misbehave,
     Occupy,
     Pause,
     Plan,
@@ -86,7 +88,7 @@ class Player:
         self._witness = machine.witness
         self._file: Plan | None = None  # in the plan file, where that is one
         self._lost: set[int] = set()  # GPUs that were ever lost
-        self._is_well = True  # nothing was wrong so far with what all GPUs need
+        self._is_well = True  # nothing is wrong with what all GPUs need
 
     def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
         """Do it, at once."""
@@ -139,12 +141,15 @@ class Player:
                 CLOCK.jump += seconds
             case Damage(directory, how, number):
                 self._damage(machine.folder / directory, how, number)
-            case FullDisk(writes, directory):
-                border.full_at, border.full_in = writes, directory
+            case FullDisk(writes, directory, read_only):
+                border.full_at, border.full_in, border.read_only = writes, directory, read_only
                 self._witness.state_kept = False
                 self._witness.touch()
             case Signal(name, number):
                 self._signal(signal.Signals[name], number)
+            case Misbehave(knob, number):
+                node_actions.misbehave(processes.programs(), machine.folder, knob, number)
+                self._witness.touch()
             case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
                 pass  # there is no cluster
             case _:
@@ -153,7 +158,7 @@ class Player:
     def after(self, step: Step) -> None:
         """What belongs to the end of its step: an agent that was killed is started again."""
         machine, action = self._machine, step.action
-        if isinstance(action, Fault | Hang | Ignore | FullDisk | Xid):
+        if isinstance(action, Fault | Hang | Ignore | FullDisk | Xid | Misbehave):
             self._is_well = False
         if isinstance(action, Kill):
             machine.kill()
@@ -179,6 +184,9 @@ class Player:
         witness.touch()
         seconds = self._converge()
         if machine.has_mps and witness.wanted and not witness.violations:
+            for device, limit in processes.thread_limits(machine.folder).items():
+                if limit != truth.LIMIT:
+                    witness.violate(invariants.NOT_SO, f"the limit of {device} is {limit}")
             self._write(Plan(witness.wanted.layouts))  # nothing is shared any more
             self._converge()
         if not witness.violations:
@@ -218,8 +226,8 @@ class Player:
 
     def _write(self, plan: Plan | BadPlan) -> None:
         machine, witness = self._machine, self._witness
-        if isinstance(plan, BadPlan) and witness.in_sync_at is None:
-            witness.wanted = None  # the plan before may not have been read
+        if isinstance(plan, BadPlan) and (witness.in_sync_at is None or not witness.state_kept):
+            witness.wanted = None  # the plan before may not have been read, or not be kept
         self._file = plan if isinstance(plan, Plan) else None
         if isinstance(plan, Plan):
             witness.wanted = plan
@@ -236,7 +244,10 @@ class Player:
 
     def _end_faults(self) -> None:
         self._node.clear_faults()
+        if self._machine.has_mps:
+            Knobs(processes.programs()).clear()
         self._machine.border.end_faults()
+        self._is_well = not self._witness.sick
         self._witness.touch()
 
     def _recover(self, gpu: int) -> None:
@@ -274,5 +285,7 @@ class Player:
     def _damage(self, folder: Path, how: str, number: int) -> None:
         if folder.name == "state":
             self._witness.state_kept = False
+        if how == "earlier" and self._file is None:
+            self._witness.wanted = None  # it may be another node's plan
         self._witness.touch()
         node_actions.damage(folder, how, number)

@@ -157,8 +157,8 @@ class JumpClock:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file of the agent's, chosen by a number, is deleted, cut off or changed by a bit; or all of
-    a directory is deleted.
+    """A file of the agent's, chosen by a number, is deleted, cut off, changed by a bit, of a newer
+    version or another node's of an earlier release; or all of a directory is deleted.
     """
 
     directory: str
@@ -169,11 +169,12 @@ class Damage:
 @dataclass(frozen=True, slots=True)
 class FullDisk:
     """From the `writes`-th write on there is no room, in that directory of the agent's or in all of
-    them, until all faults end.
+    them, until all faults end; or it is `read_only`, and nothing can be deleted either.
     """
 
     writes: int
     directory: str = ""
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,16 @@ class Signal:
 
     name: str
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Misbehave:
+    """An MPS daemon, chosen by a number, does something wrong, or any that starts: what a knob of
+    the stand-in is for. What has to be cleared is, when all faults end.
+    """
+
+    knob: str
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +247,7 @@ Action = (
     | Damage
     | FullDisk
     | Signal
+    | Misbehave
     | ClusterAction
 )
 
@@ -261,6 +273,10 @@ class Episode:
     def has_mps(self) -> bool:
         """Whether any plan wants a daemon, which is a process of its own."""
         return any(isinstance(step.action, Plan) and step.action.mps for step in self.steps)
+
+    def has(self, kind: type[Action]) -> bool:
+        """Whether there is such an action on it."""
+        return any(isinstance(step.action, kind) for step in self.steps)
 
     @property
     def has_cluster(self) -> bool:

@@ -49,9 +49,10 @@ class Border:
     """What the machine does to the agent's process, and what it saw that process do.
 
     `kill_at`: the change of the machine at which the process is killed, counted from here.
-    `full_at`: the write from which on there is no room, below `full_in` or anywhere. `arrivals`:
-    what comes in the middle of its work. `ignored`: functions that report success and do nothing.
-    `failures`: the codes of changes of each GPU that failed since it began the last change.
+    `full_at`: the write from which on there is no room, below `full_in` or anywhere, or nothing may
+    be changed where it is `read_only`. `arrivals`: what comes in the middle of its work. `ignored`:
+    functions that report success and do nothing. `failures`: the codes of changes of each GPU that
+    failed since it began the last change.
     """
 
     node: SimulatedNode
@@ -60,6 +61,7 @@ class Border:
     kill_at: int | None = None
     full_at: int | None = None
     full_in: str = ""
+    read_only: bool = False
     ignored: list[str] = field(default_factory=list)
     failures: dict[int, list[int]] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
@@ -78,7 +80,7 @@ class Border:
         """The driver and the disk are well again."""
         self.holds.clear()
         self.ignored.clear()
-        self.full_at, self.full_in = None, ""
+        self.full_at, self.full_in, self.read_only = None, "", False
 
     def begin_work(self) -> None:
         """The agent says that it begins a change: it has to look for users from now on."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
 from pathlib import Path
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.codes import Refused
+from nodeagent.simulation.mps.knobs import Knobs
+from tests.campaign import processes
+
+_DATA = Path(__file__).parents[1] / "data" / "state"
+_NAMES = ("last-good-plan", "health.json", "earlier-modes.json")
+_EARLIER = [release / name for release in (_DATA, _DATA / "0.1.0") for name in _NAMES]
 
 
 def write_plan(file: Path, text: str | None) -> None:
@@ -53,9 +61,15 @@ def change_behind_its_back(node: SimulatedNode, gpu: int, number: int, *, create
 
 
 def damage(folder: Path, how: str, number: int) -> None:
-    """Delete a folder, or delete, cut or change one of the files in it."""
+    """Delete a folder, or delete, cut or change one of the files in it, or make it one that a newer
+    release wrote; or put a file there that an earlier release wrote.
+    """
     if how == "deleteAll":
         shutil.rmtree(folder, ignore_errors=True)
+        return
+    if how == "earlier":
+        if folder.exists():
+            shutil.copy(_EARLIER[number % len(_EARLIER)], folder)
         return
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not files:
@@ -66,6 +80,31 @@ def damage(folder: Path, how: str, number: int) -> None:
         file.unlink()
     elif how == "cut":
         file.write_bytes(content[: len(content) // 2])
+    elif how == "newer":
+        file.write_bytes(_of_newer_version(bytes(content)))
     elif content:
         content[number * 7 % len(content)] ^= 1 << number % 8
         file.write_bytes(content)
+
+
+def _of_newer_version(content: bytes) -> bytes:
+    """The same of a version that no release reads yet, with a checksum that is right; what has no
+    version stays as it is.
+    """
+    head, _, rest = content.partition(b"\n")
+    kind = re.match(rb"# nodeagent ([a-z-]+) ", head)
+    if kind is None:
+        return content
+    signed = kind[1] + b" 999"
+    digest = hashlib.sha256(signed + b"\n" + rest).hexdigest().encode()
+    return b"# nodeagent " + signed + b" sha256:" + digest + b"\n" + rest
+
+
+def misbehave(programs: Path, folder: Path, knob: str, number: int | None) -> None:
+    """One of the daemons does something wrong from now on, or all of them do."""
+    value = {"busy": "error", "start_error": "it has its reasons", "slow_start": 3}.get(knob, True)
+    if number is None:
+        Knobs(programs).turn(knob, value)
+    elif devices := sorted(processes.daemons(folder)):
+        pipes = folder / "run" / "mps" / devices[number % len(devices)] / "pipe"
+        Knobs(programs, pipes).turn(knob, value)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -22,6 +23,7 @@ from nodeagent.simulation.mps.installation import install
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _AT_WORK = {"R", "D"}
+_PATH = "/usr/bin:/bin"
 _UNREAPED = 0.05  # real seconds in which the one who waits for a process notices its end
 _ended: dict[int, float] = {}  # pids of zombies, and since when
 
@@ -99,6 +101,22 @@ def daemons(folder: Path) -> dict[str, list[int]]:
                 continue
             if device := _device(pid, folder):
                 found.setdefault(device, []).append(pid)
+    return found
+
+
+def thread_limits(folder: Path) -> dict[str, str]:
+    """What each of them answers, by device; real time passes meanwhile."""
+    found = {}
+    for device in daemons(folder):
+        asked = subprocess.run(
+            ["timeout", "20", programs() / "nvidia-cuda-mps-control"],
+            input="get_default_active_thread_percentage\n",
+            env={"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/run/mps/{device}/pipe", "PATH": _PATH},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found[device] = asked.stdout.strip() or asked.stderr.strip()
     return found
 
 

@@ -22,7 +22,9 @@ from tests.campaign.episode import (
     Kill,
     Leave,
     Lose,
+    Misbehave,
     Occupy,
+    Pause,
     Plan,
     Reboot,
     Recover,
@@ -70,6 +72,10 @@ _READS = (
     "nvmlDeviceGetUUID",
     "nvmlInit*",
     "nvmlEventSetWait*",
+)
+_KNOBS = (  # of the stand-ins; the last four are a tenant's or another program's doing
+    *("hang", "deaf", "busy", "start_error", "slow_start", "ignore_settings", "die"),
+    *("forget_limits", "forget_limits", "lose_pipes", "lose_logs"),
 )
 _IGNORED = (
     "nvmlGpuInstanceDestroy",
@@ -142,7 +148,9 @@ def _end_faults(day: Day) -> Steps:
 
 def _lose(day: Day) -> Steps:
     lost = Lose(day.gpu(), day.rng.choice(("GPU_IS_LOST", "RESET_REQUIRED")))
-    return (Step(lost, 2.0), day.change(LONG)) if day.gpus > 1 else _then(day, lost)
+    if day.gpus == 1:
+        return _then(day, lost)
+    return (Step(EndFaults(), 10.0), Step(lost, 2.0), day.change(LONG))  # the other one is well
 
 
 def _recover(day: Day) -> Steps:
@@ -187,6 +195,19 @@ def _restart(day: Day) -> Steps:
     return _then(day, Restart())
 
 
+def _pause(day: Day) -> Steps:
+    return _then(day, Pause(day.rng.choice((0.5, 5.0, 60.0))))
+
+
+def _other_release(day: Day) -> Steps:
+    """The next agent is of an earlier release than the one that wrote some of the files, or of a
+    later one.
+    """
+    how, files = day.rng.choice(("newer", "earlier")), day.rng.sample(range(8), 3)
+    written = tuple(Step(Damage("state", how, number), 0.0) for number in files)
+    return (day.change((10.0,)), *written, Step(Kill(0), day.rng.choice(ANY)))
+
+
 def _reboot(day: Day) -> Steps:
     return _then(day, Reboot())
 
@@ -213,13 +234,21 @@ def _damage_run(day: Day) -> Steps:
 
 
 def _full_disk(day: Day) -> Steps:
-    writes = day.rng.choice((0, day.rng.randint(1, 20)))
-    return _then(day, FullDisk(writes, day.rng.choice(("", "state"))))
+    writes, where = day.rng.choice((0, day.rng.randint(1, 20))), day.rng.choice(("", "state"))
+    return _then(day, FullDisk(writes, where, day.rng.random() < 0.4))
 
 
 def _signal(day: Day) -> Steps:
     name = day.rng.choice(("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP"))
     return _then(day, Signal(name, day.rng.randrange(4)))
+
+
+def _misbehave(day: Day) -> Steps:
+    number = day.rng.choice((None, day.rng.randrange(4)))
+    wrong = Misbehave(day.rng.choice(_KNOBS), number)
+    if day.rng.random() < 0.5:
+        return _then(day, wrong)
+    return (Step(wrong, 0.0), day.change((2.0, 10.0)))
 
 
 Scenes = tuple[tuple[Callable[[Day], Steps], int], ...]
@@ -240,6 +269,8 @@ SCENES: Scenes = (
     (_foreign, 6),
     (_kill, 8),
     (_restart, 2),
+    (_pause, 1),
+    (_other_release, 1),
     (_reboot, 1),
     (_jump_clock, 2),
     (_damage, 5),
@@ -248,6 +279,7 @@ SCENES: Scenes = (
 
 WITH_MPS: Scenes = (
     (_signal, 14),
+    (_misbehave, 12),
     (_damage_run, 6),
     (_kill, 10),
     (_adoption, 8),

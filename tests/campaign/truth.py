@@ -14,6 +14,7 @@ from nodeagent.simulation import SimulatedNode
 from tests.campaign import processes
 from tests.campaign.episode import Plan
 
+LIMIT = "50.0"  # per cent of the threads of a device that two share, as its daemon says
 _EXCLUSIVE = 3
 
 

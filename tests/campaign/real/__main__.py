@@ -10,8 +10,10 @@ import sys
 
 from tests.campaign import faults
 from tests.campaign.outcomes import parser, play_all, seeds
+from tests.campaign.processes import programs
 from tests.campaign.real.days import episode
 from tests.campaign.real.drive import play
+from tests.campaign.real.surroundings import clock_library
 
 PLAYER = "tests.campaign.real"
 
@@ -21,6 +23,7 @@ def main() -> int:
     options = parser(f"python -m {PLAYER}", __doc__).parse_args()
     if options.faults:
         return faults.play_all(PLAYER, options.seeds, options.workers, faults.REAL_FAULTS)
+    programs(), clock_library()  # they are removed when this process ends
     return play_all([*map(episode, seeds(options.seeds))], play, options)
 
 

@@ -192,6 +192,22 @@ class Cluster:
             if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
                 yield name, claims[name]
 
+    def waiting(self) -> list[str]:
+        """Pods that do not run, though there are devices for them; the node, where it has none."""
+        return self._do(lambda: list(self._waiting()))
+
+    def _waiting(self) -> Iterator[str]:
+        if not self._api.store.all("resourceslices"):
+            yield "the node offers no devices"
+        claims = self._api.store.all("resourceclaims", NAMESPACE)
+        allocated = {
+            one["metadata"]["name"] for one in claims if one.get("status", {}).get("allocation")
+        }
+        for pod in self._api.store.all("pods", NAMESPACE):
+            name, phase = pod["metadata"]["name"], pod["status"]["phase"]
+            if phase == "Pending" and name in allocated:
+                yield f"{name} does not run"
+
     def pods_and_claims(self) -> list[str]:
         """The names of those that are there."""
         if self._work.done():

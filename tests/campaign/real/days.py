@@ -13,14 +13,16 @@ from tests.campaign.episode import (
     Action,
     AddPod,
     BadPlan,
+    Damage,
     DeletePod,
+    EndFaults,
     Episode,
     Foreign,
-    FullDisk,
     Ignore,
     JumpClock,
     Kill,
     Lose,
+    Occupy,
     Pause,
     Plan,
     Reboot,
@@ -31,12 +33,17 @@ from tests.campaign.episode import (
     Xid,
 )
 
+CDI, RECORDS = "cdi", "node.json.mps/claims"  # directories of claims
+
+SETTLED = 12.0  # seconds of a step that ends before that, once all is as planned
+
 _MOST = 8  # steps
 _SECONDS = (0.0, 0.0, 0.02, 0.1, 0.3, 0.5, 1.0)
 _SECONDS_OF_PODS = (0.1, 0.5, 1.0, 2.0, 3.0)  # from a claim to a pod that runs it is longer
 _DOWN = 0.3  # seconds at most from a kill to the next start
+_LONGEST_PAUSE = 2.0  # seconds
 _SHARING = 0.3  # of the days are with MPS
-_IN_CLUSTERS = 0.4  # of the days of two cards, one of which is left to claims then
+_IN_CLUSTERS = 0.7  # of days of two cards, one of which is left to claims then
 
 
 def episode(seed: int) -> Episode:
@@ -49,14 +56,29 @@ def episode(seed: int) -> Episode:
         actions = list(_in_cluster(actions, rng))
     seconds = _SECONDS_OF_PODS if in_cluster else _SECONDS
     steps = tuple(Step(action, rng.choice(seconds)) for action in actions)
+    if day.has_mps and not in_cluster:
+        steps += tuple(_unshared(int(day.boards[-1])))
     return replace(day, strict=True, steps=steps)
+
+
+def _unshared(gpus: int) -> Iterator[Step]:
+    """Programs find their devices under MPS, and are there still when these shall not be shared any
+    more.
+    """
+    yield Step(EndFaults(), 0.0)
+    yield Step(Plan(({},) * gpus, tuple(range(gpus))), SETTLED)
+    for device in range(gpus):
+        yield Step(Occupy(device), 0.1)
+    yield Step(Plan(({},) * gpus), 3.0)
 
 
 def _here(action: Action, rng: random.Random) -> Action:
     """What there is of it on a machine that is not ours alone."""
     match action:
-        case JumpClock() | FullDisk() | Ignore():
-            return Pause(rng.choice((0.1, 0.5, 2.0)))
+        case Ignore():
+            return Pause(rng.choice((0.1, 0.5, _LONGEST_PAUSE)))
+        case Pause(seconds):
+            return Pause(min(seconds, _LONGEST_PAUSE))
         case Kill(changes, down):
             return Kill(changes, min(down, _DOWN))
         case _:
@@ -76,8 +98,11 @@ def _in_cluster(actions: list[Action], rng: random.Random) -> Iterator[Action]:
                 yield BadPlan(text)
             case Foreign() | Lose() | Recover() | Reboot() | Xid():
                 yield _change_of_pods(rng)
+            case JumpClock():  # gRPC's timers are by the wall clock of the machine
+                yield _damage_of_claims(rng)
+                yield Kill(0, _DOWN)
             case _:
-                yield action if rng.random() < 0.6 else _of_cluster(rng)
+                yield action if rng.random() < 0.4 else _of_cluster(rng)
 
 
 def _change_of_pods(rng: random.Random) -> Action:
@@ -88,4 +113,11 @@ def _of_cluster(rng: random.Random) -> Action:
     answers = ("409", "410", "429", "500", "garbage", "reset", "freeze")
     how = rng.choice((*answers, "cut", "restart", "expire"))
     kubelet = SpoilKubelet(rng.choice(("gone", "restart", "hold")))
+    if rng.random() < 0.2:
+        return _damage_of_claims(rng)
     return rng.choice((SpoilApi(how, rng.choice((1, 3, 10))), kubelet, _change_of_pods(rng)))
+
+
+def _damage_of_claims(rng: random.Random) -> Action:
+    how = rng.choice(("delete", "cut", "flip", "newer", "deleteAll"))
+    return Damage(rng.choice((CDI, CDI, RECORDS)), how, rng.randrange(8))

@@ -8,10 +8,12 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import assert_never
 
+from nodeagent.simulation.mps.knobs import Knobs
 from tests.campaign import invariants, node_actions, processes
 from tests.campaign.episode import (
     Action,
@@ -31,6 +33,7 @@ from tests.campaign.episode import (
     Kill,
     Leave,
     Lose,
+    Misbehave,
     Occupy,
     Pause,
     Plan,
@@ -44,6 +47,7 @@ from tests.campaign.episode import (
 )
 from tests.campaign.outcomes import Outcome
 from tests.campaign.real.cluster import Cluster
+from tests.campaign.real.days import CDI, RECORDS, SETTLED
 from tests.campaign.real.machine import Machine
 
 MOST = 120.0  # seconds from the end of all faults until the node is what its plan says
@@ -51,19 +55,24 @@ _OFTEN = 0.1  # seconds between looks whether it is
 _CHANGE = 0.01  # seconds for which each change before a kill counts
 
 
+def never() -> bool:
+    """A step takes as long as it says."""
+    return False
+
+
 def play(episode: Episode) -> Outcome:
     """Play it to its first violation."""
     outcome = Outcome(episode)
     folder = Path(tempfile.mkdtemp(prefix="day-", dir="/tmp"))  # sockets' paths are short
     folder.chmod(0o755)  # daemons run as another user
-    machine = Machine(folder, episode.boards, has_cluster=episode.has_cluster)
+    machine = Machine(folder, episode)
     try:
         player = Player(machine)
         machine.start()
         for step in episode.steps:
             outcome.actions[type(step.action).__name__] += 1
             player.act(step.action)
-            machine.run(step.seconds)
+            machine.run(step.seconds, player.is_settled if step.seconds == SETTLED else never)
             if machine.judge.violations:
                 break
         else:
@@ -72,6 +81,7 @@ def play(episode: Episode) -> Outcome:
         machine.close()
         shutil.rmtree(folder, ignore_errors=True)
     outcome.actions["(claims prepared)"] = len(machine.judge.prepared)
+    outcome.actions["(clients served)"] = machine.served
     outcome.violations = machine.judge.violations
     return outcome
 
@@ -85,6 +95,7 @@ class Player:
         ours = machine.node.cards[:-1] if machine.cluster else machine.node.cards
         self._plan = Plan(tuple({} for _ in ours))  # the newest that is one
         self._is_written = False
+        self._records_spoiled = False
 
     def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
         """Do it, at once."""
@@ -103,10 +114,7 @@ class Player:
                 node.inject(function, hang=True, skip=skip)
                 machine.judge.touch()
             case EndFaults():
-                node.clear_faults()
-                if machine.cluster:
-                    machine.cluster.recover()
-                machine.judge.touch()
+                self._end_faults()
             case Lose(gpu, code):
                 node.lose(gpu, error=code)
                 machine.judge.touch()
@@ -130,44 +138,108 @@ class Player:
             case Reboot():
                 self._reboot()
             case Damage(directory, how, number):
-                with suppress(OSError):  # the agent writes there at the same time
-                    node_actions.damage(machine.home.folder / directory, how, number)
+                self._damage(directory, how, number)
+            case JumpClock(seconds):
+                machine.clock.set_by(seconds)
+                machine.judge.touch()
+            case FullDisk(writes, directory, read_only):
+                self._spoil_disk(writes, directory, read_only=read_only)
+            case Misbehave(knob, number):
+                machine.forget_daemons()
+                node_actions.misbehave(machine.own / "bin", machine.home.folder, knob, number)
+                machine.judge.touch()
             case Signal(name, number):
                 self._signal(signal.Signals[name], number)
             case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
                 if machine.cluster:
                     self._act_in(machine.cluster, action)
-            case JumpClock() | FullDisk() | Ignore():
-                pass  # clock and disk are those of the whole machine, and cards obey
+            case Ignore():
+                pass  # cards obey
             case _:
                 assert_never(action)
 
+    def is_settled(self) -> bool:
+        """All is as planned."""
+        return not self._machine.judge.missing(self._plan)
+
     def end(self) -> float:
         """All faults end, and all who use anything; the seconds until all is as planned."""
-        machine, node = self._machine, self._node
+        machine, node, judge = self._machine, self._node, self._machine.judge
         machine.end_users()
-        node.clear_faults()
-        if machine.cluster:
-            machine.cluster.recover()
-            machine.cluster.delete_pods()
+        self._end_faults()
+        if cluster := machine.cluster:
+            if judge.claims_spoiled:
+                self._mend_claims(cluster)
+            self._wait(cluster.waiting, invariants.CLAIM)
+            cluster.delete_pods()
         for card in node.cards:
             self._recover(card.index)
         if not self._is_written:
             self._write(self._plan)
-        judge = machine.judge
         judge.touch()
-        began = time.monotonic()
-        while (missing := judge.missing(self._plan)) and not judge.violations:
-            if time.monotonic() - began > MOST:
-                judge.violate(invariants.NEVER, f"after {MOST:g} s: {missing}")
-            machine.run(_OFTEN)
-        seconds = time.monotonic() - began
+        seconds = self._wait(lambda: judge.missing(self._plan), invariants.NEVER)
         if not judge.violations:
             machine.stop()
             judge.look_at_rest(self._plan)
         return seconds
 
+    def _wait(self, missing: Callable[[], str | list[str]], kind: str) -> float:
+        """The seconds until nothing is missing; that it takes too long is a violation."""
+        machine, judge = self._machine, self._machine.judge
+        began = time.monotonic()
+        while (what := missing()) and not judge.violations:
+            if time.monotonic() - began > MOST:
+                judge.violate(kind, f"after {MOST:g} s: {what}")
+            machine.run(_OFTEN)
+        return time.monotonic() - began
+
+    def _mend_claims(self, cluster: Cluster) -> None:
+        """The next agent writes the CDI files anew that are not as they were. Where records were
+        changed, a person does what the agent advises: what they were of is taken down.
+        """
+        machine, judge = self._machine, self._machine.judge
+        machine.kill()
+        if self._records_spoiled:
+            cluster.delete_pods()
+            for file in (*(machine.own / "claims").glob("*"), *self._cdi_files()):
+                file.unlink()
+            card = self._node.cards[-1]
+            for number in range(len(card.state.instances)):
+                node_actions.change_behind_its_back(self._node, card.index, number, create=False)
+        machine.start()
+        self._wait(judge.wrong_claims, invariants.CLAIM)
+        judge.claims_spoiled = False
+
+    def _cdi_files(self) -> Iterable[Path]:
+        return (self._machine.home.folder / "cdi").glob("nodeagent.io-claim*")
+
     # --- what is done -----------------------------------------------------------------------------
+
+    def _end_faults(self) -> None:
+        machine = self._machine
+        self._node.clear_faults()
+        machine.disks.recover()
+        if (machine.own / "bin" / "knobs").exists():
+            Knobs(machine.own / "bin").clear()
+        if machine.cluster:
+            machine.cluster.recover()
+        machine.judge.touch()
+
+    def _damage(self, directory: str, how: str, number: int) -> None:
+        machine = self._machine
+        machine.judge.claims_spoiled |= directory in {CDI, RECORDS}
+        self._records_spoiled |= directory == RECORDS
+        with suppress(OSError):  # the agent writes there at the same time
+            node_actions.damage(machine.home.folder / directory, how, number)
+
+    def _spoil_disk(self, writes: int, directory: str, *, read_only: bool) -> None:
+        machine = self._machine
+        machine.forget_daemons()  # they write, too
+        if read_only:
+            machine.disks.make_read_only("state")
+        else:
+            machine.disks.fill(directory, writes)
+        machine.judge.touch()
 
     def _write(self, plan: Plan | BadPlan) -> None:
         machine = self._machine

@@ -6,10 +6,10 @@ import hashlib
 import http.client
 import json
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
 from tests.campaign.real.cluster import TOKEN, Cluster, capabilities
 from tests.campaign.real.rest import leftovers
+from tests.campaign.real.surroundings import WallClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +63,23 @@ class Judge:
     """Of one node. `plans` are all that were ever asked for, by their digests. `changed`: when
     another than the agent changed cards, daemons or the plan last. `in_sync`: the plan of which the
     agent said since then that the node is so, and it was. `prepared`: the serials of the instances
-    of each claim that a pod had, by its uid.
+    of each claim that a pod had, by its uid. `claims_spoiled`: whether another than the agent
+    changed CDI files or records of claims, and it need not have noticed yet.
     """
 
-    def __init__(self, home: Home, node: SimulatedNode, cluster: Cluster | None) -> None:
+    def __init__(
+        self, home: Home, node: SimulatedNode, cluster: Cluster | None, clock: WallClock
+    ) -> None:
         self.violations: list[Violation] = []
         self.phase = ""
         self.prepared: dict[str, list[int]] = {}
+        self.claims_spoiled = False
+        self._clock = clock
         self._home = home
         self._node = node
         self._cluster = cluster
         self._plans: dict[str, Plan] = {}
-        self._changed = datetime.now(UTC)
+        self._changed = self._now()
         self._in_sync: Plan | None = None
         self._doubt: tuple[str, str] | None = None  # the digest, and when it was observed
         self._read = 0  # bytes of the log
@@ -83,8 +89,12 @@ class Judge:
 
     def touch(self) -> None:
         """Something that the agent has to find out by itself was changed just now."""
-        self._changed = datetime.now(UTC)
+        self._changed = self._now()
         self._in_sync = self._doubt = None
+
+    def _now(self) -> datetime:
+        """As the agent's clock has it."""
+        return datetime.now(UTC) + timedelta(seconds=self._clock.jump)
 
     def wants(self, plan: Plan) -> None:
         """From now on this plan may be in force."""
@@ -128,6 +138,9 @@ class Judge:
         """What an agent that ended leaves behind is what the plan asks for."""
         left = (*self.differences(plan), *leftovers(self._home.folder))
         self.violations += [Violation(invariants.LEAK, one) for one in left]
+        for device, limit in processes.thread_limits(self._home.folder).items():
+            if limit != truth.LIMIT:
+                self.violate(invariants.NOT_SO, f"the limit of {device} is {limit}")
 
     def _status(self) -> dict[str, Any]:
         """What the agent says; empty while it does not answer."""
@@ -149,7 +162,8 @@ class Judge:
         if self.phase != "InSync" or plan is None or not observed:
             self._doubt = None
             return
-        if datetime.fromisoformat(observed) <= self._changed:
+        # After the clock was put back, what was observed before seems to come.
+        if not self._changed < datetime.fromisoformat(observed) <= self._now():
             return
         wrong = self.differences(plan, with_claims=self._cluster is not None)
         if not wrong:
@@ -179,18 +193,37 @@ class Judge:
                 self.violate(invariants.IN_USE, what)
 
     def _look_at_claims(self) -> None:
-        """A claim that was prepared has its instances as long as its pod runs."""
+        """A claim that was prepared has its instances as long as its pod runs, and a CDI file that
+        names them.
+        """
+        for wrong in self._lost_instances() if self.claims_spoiled else self.wrong_claims():
+            self.violate(invariants.CLAIM, wrong)
+
+    def wrong_claims(self) -> list[str]:
+        """Of pods that run: what is wrong with what they have."""
+        found = []
         running = self._cluster.prepared() if self._cluster else {}
         with self._node.looks():
             for pod, uid in running.items():
                 try:
                     parts = self._claimed(uid)
-                except OSError as error:
-                    self.violate(invariants.CLAIM, f"{pod} runs, and there is no {error.filename}")
+                except (OSError, ValueError, LookupError) as error:
+                    found.append(f"{pod} runs, and its CDI file is {error!r}")
                     continue
                 had = self.prepared.setdefault(uid, parts)
                 if not parts or had != parts:
-                    self.violate(invariants.CLAIM, f"{pod} has instances {parts} and had {had}")
+                    found.append(f"{pod} has instances {parts} and had {had}")
+        return found
+
+    def _lost_instances(self) -> Iterator[str]:
+        """Of pods that run, whatever their CDI files say."""
+        running = self._cluster.prepared() if self._cluster else {}
+        with self._node.looks():
+            pairs = chain.from_iterable(card.mig_devices() for card in self._node.cards)
+            there = {part.serial for pair in pairs for part in pair}
+        for pod, uid in running.items():
+            if lost := set(self.prepared.get(uid, ())) - there:
+                yield f"{pod} lost its instances {sorted(lost)}"
 
     def _claimed(self, uid: str) -> list[int]:
         """The serials of a claim's instances that there are; raises OSError."""

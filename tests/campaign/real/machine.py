@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import USER, Home
 from tests.campaign import invariants, node_actions, processes
+from tests.campaign.episode import Episode, FullDisk, JumpClock
 from tests.campaign.real.cluster import Cluster
 from tests.campaign.real.judge import Client, Judge, User, parts_of
+from tests.campaign.real.surroundings import Disks, WallClock
 
 _OFTEN = 0.1  # seconds between looks at what the agent says
 # Of the agent: so short that a day of a few seconds has many of each.
@@ -40,17 +43,25 @@ _SETTINGS = {
 class Machine:
     """One node, with a cluster around it or without."""
 
-    def __init__(self, folder: Path, boards: str, *, has_cluster: bool = False) -> None:
+    def __init__(self, folder: Path, day: Episode) -> None:
+        boards = day.boards
         self.home = Home(folder)
         self.home.boards = boards
         self.home.settings = {**_SETTINGS, "NODEAGENT_CDI_DIR": f"{folder}/cdi"}
-        self.cluster = Cluster(folder) if has_cluster else None
+        self.clock = WallClock(folder)
+        if day.has(JumpClock):
+            self.home.settings |= self.clock.settings
+        self.own = folder / "node.json.mps"  # what else the simulated agent keeps
+        disks = [folder / "state", folder / "run", self.own] if day.has(FullDisk) else []
+        self.disks = Disks(disks)
+        self.cluster = Cluster(folder) if day.has_cluster else None
         if self.cluster:
             self.home.settings |= self.cluster.settings
         self.node = SimulatedNode(boards, state=self.home.state)
         self.users: list[User] = []
         self.clients: list[Client] = []
-        self.judge = Judge(self.home, self.node, self.cluster)
+        self.served = 0  # clients that daemons accepted so far
+        self.judge = Judge(self.home, self.node, self.cluster, self.clock)
 
     def close(self) -> None:
         """Nothing of it is needed any more."""
@@ -61,6 +72,7 @@ class Machine:
         if self.cluster:
             self.cluster.close()
         self.node.close()
+        self.disks.close()
 
     # --- the agent's lives ------------------------------------------------------------------------
 
@@ -97,13 +109,13 @@ class Machine:
             time.sleep(seconds)
             self.home.agent.send_signal(signal.SIGCONT)
 
-    def run(self, seconds: float) -> None:
-        """Let the machine be for so long, and look at what the agent says."""
+    def run(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
+        """Let the machine be for so long, and look at what the agent says, until it is `enough`."""
         until = time.monotonic() + seconds
         while not self.judge.violations:
             self.look()
             left = until - time.monotonic()
-            if left <= 0:
+            if left <= 0 or enough():
                 return
             time.sleep(min(left, _OFTEN))
 
@@ -143,6 +155,7 @@ class Machine:
         except (NodeagentError, TimeoutError):
             program.close()
         else:
+            self.served += 1
             after = self._daemon(device)
             self.clients.append(Client(program, device, after if after == before else None))
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from tests.campaign import processes
+from tests.campaign.real.surroundings import DISK
 
 _DEVICE = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -31,7 +32,7 @@ def leftovers(folder: Path) -> Iterator[str]:
     for path in (*(folder / "cdi").glob("*"), own / "earlier-modes.json"):
         yield from _devices(path, daemons)
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        if str(folder) in line:
+        if str(folder) in line and DISK not in line:
             yield f"mount {line}"
 
 
