@@ -46,6 +46,7 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.log_events import SURE_AFTER, LogEvents
 from nodeagent.mps.processes import SERVER, age_of, processes_of
+from nodeagent.views.shapes import MpsWaiting
 
 if TYPE_CHECKING:
     from nodeagent.mps.supervisor import Supervisor
@@ -86,6 +87,7 @@ class DaemonMonitor:
         self._gate_fault = ""  # why its sockets cannot be moved, as reported
         self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._proofs = 0
+        self._shown: tuple[Seen | None, tuple[MpsWaiting, ...]] = (None, ())  # after the last poll
         self._reports_status = True
         log_size = context.settings.log_size << 20
         self.events = LogEvents(
@@ -229,7 +231,6 @@ class DaemonMonitor:
             self._next_poll = self._loop.time() + self._pauses.next()
             return
         self.keep_gate()  # a socket may have come since it was to be out of the way
-        before = self.seen
         try:
             await self._ask(state)
         except DaemonDead as error:
@@ -247,7 +248,8 @@ class DaemonMonitor:
         finally:
             self._last_poll = self._loop.time()
             self.polls += 1
-            self._supervisor.polled(changed=self.seen != before)
+            shown, self._shown = self._shown, (self.seen, self.events.blocked.waiting)
+            self._supervisor.polled(changed=self._shown != shown)
 
     async def _ask(self, state: State) -> None:
         hidden = self._sockets.hidden

@@ -60,13 +60,18 @@ async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
 async def test_a_client_of_another_user(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """A real one that hangs in its first call is named while it hangs."""
+    """A real one that hangs in its first call is named while it hangs; that it waits, and that it
+    no longer does, is a change that those who show the daemon hear of.
+    """
+    await until(lambda: bool(status(fleet).clients))
     with rig.client(uid=1234) as stranger:
         words = await rig.reported(Subject.FOREIGN_USER_WAITING)
         assert f"pid {stranger.pid}" in words
         assert f"of user {US} holds the device; run it as user {US}" in words
         assert [(w.pid, w.user) for w in status(fleet).waiting] == [(stranger.pid, 1234)]
+        while_it_waits = rig.changes
     assert status(fleet).waiting == ()
+    await until(lambda: rig.changes > while_it_waits)
     assert len(rig.said(Subject.FOREIGN_USER_WAITING)) == 1
 
 
