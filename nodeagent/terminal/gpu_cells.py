@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from nodeagent.plan.observed import Access, Gpu, GpuInstance
+from nodeagent.plan.observed import Access, Gpu, GpuInstance, MpsDaemon
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     DestroyComputeInstance,
@@ -68,7 +68,12 @@ def _fates(steps: Iterable[Step]) -> dict[int, _Fate]:
 
 def _cells(gpu: Gpu, fate_of: Callable[[GpuInstance], _Fate]) -> tuple[Cell, ...]:
     cells = tuple(_cell(instance, *fate_of(instance)) for instance in gpu.instances)
-    return cells or (Cell(0, slots_of(gpu), (mode_words(gpu),), Tone.DIM),)
+    labels = (mode_words(gpu), *_shared([gpu.mps]))
+    return cells or (Cell(0, slots_of(gpu), labels, Tone.DIM),)
+
+
+def _shared(daemons: Iterable[MpsDaemon | None]) -> tuple[str, ...]:
+    return ("MPS",) if any(daemons) else ()
 
 
 def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
@@ -77,7 +82,8 @@ def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
     if in_use and fate == "goes":
         states = ("in use", "in the way")
     place = instance.placement
-    labels = (devices_in(instance), *states)
+    shared = _shared(device.mps for device in instance.compute)
+    labels = (devices_in(instance), *shared, *states)
     return Cell(place.start, place.size, labels, Tone.IN_USE if in_use else tone)
 
 
