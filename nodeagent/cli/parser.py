@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -18,6 +18,22 @@ EXIT_CODES = (
     "card, or failed; 2 bad usage or bad document; 3 blocked by something in use. When GPUs end "
     "differently, 2 comes before 1, and 1 before 3."
 )
+
+
+# What nvidia-mig-parted has and nodeagent has not, with what does it here.
+_MIG_PARTED = {
+    "-s": "nothing is reset unless --reset whenIdle says so",
+    "-m": "write `mig: enabled` or `mig: disabled` in a plan",
+    "-k": "stop other users of the GPUs before, and start them after it",
+    "checkpoint": "`nodeagent export > FILE` writes every instance with its place",
+    "restore": "`nodeagent apply -f FILE` brings back what `nodeagent export` wrote",
+    "generate-config": "all-balanced and all-PROFILE are known without a file that has them",
+}
+_MIG_PARTED |= {
+    "--skip-reset": _MIG_PARTED["-s"],
+    "--mode-only": _MIG_PARTED["-m"],
+    "--hooks-file": _MIG_PARTED["-k"],
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,16 +66,16 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            from nodeagent.text import did_you_mean
-
-            meant = did_you_mean(str(value), map(str, action.choices or ()))
-            remedy = f"{meant} see {self.prog} --help".lstrip()
+            remedy = _meant(str(value), map(str, action.choices or ()), self.prog)
             raise UsageError(str(error), remedy=remedy) from None
 
 
 def parse(argv: list[str] | None) -> Options:
     """Read the command line; raises UsageError, or SystemExit after --help and --version."""
-    options = build_parser().parse_args(argv, namespace=Options())
+    options = Options()
+    _, unknown = build_parser().parse_known_args(argv, namespace=options)
+    if unknown:
+        raise _unrecognized(unknown, options)
     subcommands = COMMANDS[options.command].subcommands()
     if subcommands and options.subcommand is None:
         raise UsageError(
@@ -67,6 +83,27 @@ def parse(argv: list[str] | None) -> Options:
             remedy=f"see nodeagent {options.command} --help",
         )
     return options
+
+
+def _unrecognized(unknown: list[str], options: Options) -> UsageError:
+    """With the nearest of the command's options."""
+    command, words = COMMANDS[options.command], ["nodeagent", options.command]
+    subcommands = command.subcommands()
+    if subcommands and options.subcommand is not None:
+        command, words = subcommands[options.subcommand], [*words, options.subcommand]
+    known = (*GLOBAL_OPTIONS, *command.options, *command.one_of)
+    spellings = (name for names, _ in known for name in names if name.startswith("--"))
+    remedy = _meant(unknown[0].partition("=")[0], spellings, " ".join(words))
+    return UsageError(f"unrecognized arguments: {' '.join(unknown)}", remedy=remedy)
+
+
+def _meant(word: str, known: Iterable[str], program: str) -> str:
+    """What was probably meant, and where to read more."""
+    from nodeagent.text import did_you_mean
+
+    here = _MIG_PARTED.get(word)
+    meant = f"{here};" if here else did_you_mean(word, known, cutoff=0.7)
+    return f"{meant} see {program} --help".lstrip()
 
 
 def build_parser() -> Parser:

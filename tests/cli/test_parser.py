@@ -100,12 +100,28 @@ def test_bad_usage_is_two_lines_and_exit_code_2(
         (["simulate", "ocupy", "0"], "did you mean occupy? see nodeagent simulate --help"),
         (["plan", "-o", "jsn"], "did you mean json? see nodeagent plan --help"),
         (["destroy"], "see nodeagent --help"),
+        (["plan", "--fiel=x"], "did you mean --file? see nodeagent plan --help"),
+        (
+            ["simulate", "client", "--device", "0", "--secs", "5"],
+            "did you mean --seconds? see nodeagent simulate client --help",
+        ),
+        (["status", "3"], "see nodeagent status --help"),
+        (
+            ["apply", "-f", "x", "--skip-reset"],
+            "nothing is reset unless --reset whenIdle says so; see nodeagent apply --help",
+        ),
+        (
+            ["checkpoint"],
+            "`nodeagent export > FILE` writes every instance with its place; see nodeagent --help",
+        ),
     ],
 )
 def test_the_nearest_command_is_suggested(
     words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the nearest value of an option; nothing where nothing is near."""
+    """And the nearest option, or value of one; nothing where nothing is near. What
+    nvidia-mig-parted has beside is answered in words.
+    """
     assert main(words) == 2
     assert capsys.readouterr().err.splitlines()[1] == f"  {remedy}"
 
