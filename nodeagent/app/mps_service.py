@@ -29,7 +29,7 @@ from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import event_of
 from nodeagent.settings import MpsSettings
 from nodeagent.structs import replace
-from nodeagent.views.devices import gpu_of, located
+from nodeagent.views.devices import device_words, gpu_of, located
 from nodeagent.views.mps_problems import client_words, mps_problems
 from nodeagent.views.mps_state import ClientState, DaemonState, MpsOverview
 
@@ -157,8 +157,9 @@ class MpsService:
     def _publish(
         self, kind: EventType, device: str, message: str, facts: Mapping[str, object]
     ) -> None:
-        gpu = gpu_of(device, located(self.node.seen)) if self.node.seen else ""
-        self._events.add(kind, f"{device}: {message}", gpu=gpu, device=device, facts=facts)
+        where = located(self.node.seen or ObservedNode())
+        words, gpu = device_words(device, where), gpu_of(device, where)
+        self._events.add(kind, f"{words}: {message}", gpu=gpu, device=device, facts=facts)
 
     def _changed(self) -> None:
         self._stirred.set()

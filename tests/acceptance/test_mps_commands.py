@@ -118,6 +118,7 @@ def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
         client.allocate(GIB)
         events = home.until(lambda: [e for e in home.events() if "to be ended" in e["message"]])
         assert "has no share of the plan" in events[0]["message"]
+        assert events[0]["message"].startswith("GPU 0: MPS client ")
 
 
 @pytest.mark.full
