@@ -98,12 +98,13 @@ def _waiting(daemon: DaemonState, waiting: MpsWaiting, where: str, clients: str)
     holder = f"; server {server.pid} serves user {server.user}" if server else ""
     used = f", now {clients}" if clients else ""
     planned = daemon.wanted.account.uid if daemon.wanted else None
-    run_as = f"run it as user {planned}" if planned is not None else f"end it: `kill {waiting.pid}`"
+    run_as = f"run it as user {planned}, " if planned is not None else ""
     message = (
         f"pid {waiting.pid}{command} of user {waiting.user} waits for MPS on {where} and may wait "
         f"for ever{holder}{used}"
     )
-    return message, f"{run_as}, or set mps.user in the plan to {waiting.user}, or to any"
+    remedy = f"end it: `kill {waiting.pid}`; {run_as}or set mps.user in the plan to {waiting.user}"
+    return message, f"{remedy}, or to any"
 
 
 def _with_commands(remedy: str, clients: Iterable[ClientState]) -> str:

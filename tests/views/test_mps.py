@@ -195,7 +195,9 @@ def test_a_waiting_client_is_named_with_whom_it_waits_for() -> None:
     assert problem.code is Code.MPS_CLIENT
     for part in ("pid 99 (sleepy) of user 1001", "server 816 serves user 1000", "4712 (python)"):
         assert part in problem.message
-    assert "run it as user 1000" in problem.remedy
+    assert problem.remedy == (
+        "end it: `kill 99`; run it as user 1000, or set mps.user in the plan to 1001, or to any"
+    )
     in_sync = NodePlan(Verdict.IN_SYNC)
     assert phase_of(refused=False, plan=in_sync, problems=problems, mps=(READY,)) is Phase.IN_SYNC
 
