@@ -78,7 +78,8 @@ async def test_the_api_server_is_away(node: SimulatedNode, folder: Path) -> None
                 await claims.prepare(*claim)
             assert str(away.value) == (
                 f"{api.url} does not answer the ResourceClaim team/trainer: Connection refused "
-                "(the agent goes on with what it knows and tries again)"
+                "(`nodeagent check` says what is missing; the agent goes on with what it knows and "
+                "tries again)"
             )
             assert (laid_out(node), home.records()) == ([], [])
             await api.start()

@@ -114,7 +114,8 @@ def from_error(error: Exception, *, purpose: str, server: str, cut: bool = False
     kind = ConnectionCut if cut else ClusterUnreachable
     return kind(
         f"{server} does not answer {purpose}: {_what_happened(error, cut=cut)}",
-        remedy="the agent goes on with what it knows and tries again",
+        remedy="`nodeagent check` says what is missing; the agent goes on with what it knows and "
+        "tries again",
     )
 
 
