@@ -92,7 +92,7 @@ def _occupy(node: SimulatedNode, options: Options) -> _Done:
         memory=options.memory,
         follow=options.follow,
     )
-    return f"pid {process.pid} ({process.command}) is on {device}", {
+    return f"pid {process.pid} ({process.command}) is on {options.device}", {
         "device": device,
         "pid": process.pid,
         "command": process.command,
