@@ -130,9 +130,9 @@ def mode_lines(gpu: Json) -> tuple[Line, ...]:
 
 
 def room_lines(gpu: Json) -> tuple[Line, ...]:
-    """What could still be made."""
+    """What could still be made; nothing of a sick GPU, on which nothing new is placed."""
     room = gpu.get("free", {}).get("creatable") or {}
-    if not room:
+    if not room or (gpu.get("health") or {}).get("status") == "unhealthy":
         return ()
     return (line(dim("room for " + " or ".join(f"{n} x {name}" for name, n in room.items()))),)
 

@@ -8,7 +8,7 @@ from nodeagent.health.findings import Moment
 from nodeagent.health.readings import GpuReading, NodeReading
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, Memory, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, Memory, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
@@ -18,7 +18,16 @@ from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.mps_state import ClientState
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Pod
-from tests.views.example_node import AT, BLOCKED, DAEMON, FIRST, IN_SYNC, OBSERVED, SECOND
+from tests.views.example_node import (
+    AT,
+    BLOCKED,
+    DAEMON,
+    FIRST,
+    IN_SYNC,
+    OBSERVED,
+    SECOND,
+    WHOLE,
+)
 
 _GIB = 1 << 30
 MARKUP = "<img src=x onerror=alert(1)>"  # a process may call itself so
@@ -103,11 +112,37 @@ SICK = replace(BUSY, health=evaluate(HealthState(), _SICK, default_table()).stat
 _lost = replace(_divided, access=Access.LOST, access_reason="GPU_IS_LOST")
 LOST = replace(BUSY, observed=ObservedNode((_lost, _shared), OBSERVED.driver_version))
 
+_waits = resolve(read_document(WHOLE), OBSERVED)
+
+
+def _busy_gpu(index: int) -> Gpu:
+    """One more like the first."""
+    gpu = replace(_busy_node.gpus[0], index=index, uuid=f"{FIRST[:-1]}{index}")
+    return gpu.with_mig_devices(lambda _, old: replace(old, uuid=f"{old.uuid[:-1]}{index}"))
+
+
+_eight = ObservedNode(
+    (*_busy_node.gpus, *map(_busy_gpu, range(2, 8))),
+    OBSERVED.driver_version,
+)
+_all_wait = plan(
+    resolve(read_document(WHOLE.replace(b"[0]", b"[0, 2, 3, 4, 5, 6, 7]")), _eight),
+    _eight,
+    Policy(),
+)
+MANY = replace(
+    BLOCKED,
+    observed=_eight,
+    plan=_all_wait,
+    problems=tuple(problem for gpu in _all_wait.gpus for problem in gpu.problems),
+)
+
 STATES: dict[str, NodeState] = {
     "idle": IDLE,
     "busy": BUSY,
     "working": WORKING,
-    "blocked": BLOCKED,
+    "blocked": replace(BLOCKED, plan=plan(_waits, OBSERVED, Policy())),
     "sick": SICK,
     "lost": LOST,
+    "many": MANY,
 }

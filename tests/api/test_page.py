@@ -113,7 +113,7 @@ def test_the_whole_script_is_javascript() -> None:
 @needs_node
 def test_the_states_of_slices() -> None:
     """In use, idle, sick, lost: what is wrong comes first, and use is said beside it."""
-    states = "all.map((one) => boxesNow(one.gpus[0], []).map((box) => box.states))"
+    states = "all.map((one) => boxesNow(one.gpus[0], goalOf()).map((box) => box.states))"
     assert _computed(states, IDLE, BUSY, SICK, LOST) == [
         [["idle"], ["idle"], ["idle"]],
         [["idle"], ["idle"], ["used"]],
@@ -130,7 +130,7 @@ def test_what_goes_and_what_is_new() -> None:
         plan_json(WORKING.plan, digest="", source="file", policy=Policy())["gpus"][0]
     )
     now, then = _computed(
-        f"[boxesNow(all[0].gpus[0], {planned}.steps), boxesAfter({planned})]", WORKING
+        f"[boxesNow(all[0].gpus[0], goalOf({planned})), boxesAfter({planned})]", WORKING
     )
     assert [(box["start"], box["states"][0]) for box in now] == [
         (0, "going"),
@@ -161,6 +161,6 @@ def test_what_is_in_the_way_of_a_blocked_plan() -> None:
 def test_nothing_that_needs_a_hand_is_left_out() -> None:
     """What the headline says is not said again; all else is."""
     codes = "all.map((one) => handsNeeded(one).map((hand) => hand.code))"
-    assert _computed(codes, *STATES.values()) == [[]] * len(STATES)
+    assert _computed(codes, *STATES.values()) == [[]] * (len(STATES) - 1) + [["InUse"] * 6]
     twice = replace(SICK, problems=STATES["blocked"].problems)
     assert _computed("handsNeeded(all[0]).map((hand) => hand.code)", twice) == ["InUse"]

@@ -47,8 +47,9 @@ def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None) -> None:
-    """The headline is right, and nothing above the GPUs looks well unless all is; nothing has to be
-    scrolled sideways, and nothing goes wrong.
+    """The headline is right, and nothing above the GPUs looks well unless all is; what a blocked
+    plan waits for is marked, and what it wants is drawn; nothing has to be scrolled sideways, and
+    nothing goes wrong.
     """
     agent = Agent(OBSERVED)
     kind, after = EventType.CHANGED_FOR_CLAIM, "1g.10gb at 0"  # before the page was opened
@@ -64,6 +65,15 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             assert looks_well is (status["headline"]["severity"] == "ok"), name
             await page.until("byId('timeline').textContent.includes('beforeno instances')")
             assert await page.value("byId('timeline').textContent.includes('after1g.10gb at 0')")
+            waiting = await page.value("document.querySelectorAll('#gpus .is-blocking.box').length")
+            assert waiting == {"blocked": 1, "many": 7}.get(name, 0)
+            wanted = await page.value("byId('gpus').textContent.includes('wanted')")
+            assert wanted is (waiting > 0), name
+            assert not await page.value("byId('counts').textContent.includes('in use by')")
+            glances = await page.value("document.querySelectorAll('#overview a, details').length")
+            assert glances == (9 if name == "many" else 0)
+            room = await page.value("byId('gpus').textContent.includes('Room for')")
+            assert room is (name not in ("sick", "lost")), name
             await _fits_every_screen(page, name, pictures)
         assert page.errors == []
 

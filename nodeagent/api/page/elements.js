@@ -13,7 +13,7 @@ function element(tag, attributes = {}, ...children) {
 }
 
 /* Makes what is there like `fresh` without replacing it, so that focus and selection stay. A style
-   is set by property: the policy allows no attribute for it. */
+   is set by property: the policy allows no attribute for it. What a person unfolded stays so. */
 function morph(old, fresh) {
   if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
   if (old.nodeType === Node.TEXT_NODE) {
@@ -21,7 +21,7 @@ function morph(old, fresh) {
     return undefined;
   }
   for (const { name } of [...old.attributes]) {
-    if (!fresh.hasAttribute(name) && name !== "style") old.removeAttribute(name);
+    if (!fresh.hasAttribute(name) && !["style", "open"].includes(name)) old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value && name !== "style") old.setAttribute(name, value);

@@ -48,20 +48,31 @@ function isGoing(devices, steps) {
     && (step.scope === "gpuInstance" || devices.some((device) => device.uuid === step.uuid)));
 }
 
-/* All that is so of devices that share a place; the first gives them their look. */
-function statesOf(gpu, devices, steps) {
+/* What is to be done to a plan's GPU; to a blocked one, once nothing is in the way. */
+function goalOf(planned) {
+  return planned ? { ...planned, ...planned.onceFree } : { steps: [], after: [] };
+}
+
+/* All that is so of devices that share a place; the first gives them their look. While a GPU is
+   blocked nothing goes: only what it waits for is marked. */
+function statesOf(gpu, devices, goal) {
   if (!answers(gpu)) return [silentState(gpu)];
-  const states = [];
+  const states = [], isUsed = devices.some((device) => device.inUse);
   if (isSick(gpu, devices[0])) states.push("sick");
-  if (isGoing(devices, steps)) states.push("going");
+  if (isGoing(devices, goal.steps)) {
+    if (!goal.onceFree) states.push("going");
+    else if (isUsed) states.push("blocking");
+  }
   if (devices.every((device) => device.uuid === undefined)) states.push("half");
-  else states.push(devices.some((device) => device.inUse) ? "used" : "idle");
+  else states.push(isUsed ? "used" : "idle");
   return states;
 }
 
-/* A GPU as it is; `steps` are those that remain for it. */
-function boxesNow(gpu, steps) {
-  return byPlace(gpu.instances).map((devices) => box(devices, statesOf(gpu, devices, steps)));
+/* A GPU as it is, with what its goal makes of it. */
+function boxesNow(gpu, goal) {
+  const whole = { start: 0, size: 1, name: modeWords(gpu), states: wholeStates(gpu) };
+  if (!isDivided(gpu)) return [whole];
+  return byPlace(gpu.instances).map((devices) => box(devices, statesOf(gpu, devices, goal)));
 }
 
 /* The layouts of a plan's GPU: before its steps, and after them. Who uses what would have to go

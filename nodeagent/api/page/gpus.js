@@ -39,17 +39,13 @@ function picture(lanes, slots) {
     lanes.map(([name, boxes]) => lane(name, boxes, slots)));
 }
 
-function gpuPicture(gpu, planned) {
-  const isOld = isAway() || !answers(gpu);
-  if (!isDivided(gpu)) {
-    const whole = { start: 0, size: 1, name: modeWords(gpu), states: wholeStates(gpu) };
-    return picture([[isOld ? "last known" : "", [whole]]], 1);
-  }
-  const now = boxesNow(gpu, planned.steps);
-  if (isOld) return picture([["last known", now]], gpu.slots);
-  const changes = planned.steps.some((step) => step.kind.endsWith("Instance"));
-  if (!changes) return picture([["", now]], gpu.slots);
-  return picture([["now", now], ["planned", boxesAfter(planned)]], gpu.slots);
+function gpuPicture(gpu, goal) {
+  const now = boxesNow(gpu, goal), slots = isDivided(gpu) ? gpu.slots : 1;
+  if (isAway() || !answers(gpu)) return picture([["last known", now]], slots);
+  const changes = goal.steps.some((step) => step.kind.endsWith("Instance"));
+  if (!isDivided(gpu) || !changes) return picture([["", now]], slots);
+  const then = goal.onceFree ? "wanted" : "planned";
+  return picture([["now", now], [then, boxesAfter(goal)]], slots);
 }
 
 function legend() {
@@ -114,9 +110,9 @@ function deviceRow(gpu, device, states, node) {
   ];
 }
 
-function deviceTable(gpu, planned, node) {
+function deviceTable(gpu, goal, node) {
   const rows = byPlace(gpu.instances).flatMap((devices) => devices.map((device) =>
-    deviceRow(gpu, device, statesOf(gpu, [device], planned.steps), node)));
+    deviceRow(gpu, device, statesOf(gpu, [device], goal), node)));
   if (!isDivided(gpu) || gpu.users.length) rows.unshift(wholeRow(gpu, node));
   return rows.length ? table("Devices of GPU " + gpu.index, COLUMNS, rows) : "";
 }
@@ -170,20 +166,39 @@ function gpuFacts(gpu) {
 }
 
 function roomWords(gpu) {
+  if (isSick(gpu)) return "Nothing new is placed on what is sick.";
   const room = Object.entries(gpu.free.creatable).map(([name, count]) => count + " × " + name);
   return room.length ? "Room for " + room.join(" or ") + "." : "No room for another instance.";
 }
 
 function gpuCard(gpu, node) {
-  const planned = node.planned.get(gpu.index) || { steps: [], after: [] };
+  const goal = goalOf(node.planned.get(gpu.index));
   const id = "gpu-" + gpu.index, name = "GPU " + gpu.index + " " + (gpu.name || "");
   return element("article", { id, "aria-labelledby": id + "-name" },
     element("h3", { id: id + "-name" }, name + " ", gpuMark(gpu)),
-    gpuPicture(gpu, planned),
+    gpuPicture(gpu, goal),
     answers(gpu) && isDivided(gpu) ? element("p", { class: "faint" }, roomWords(gpu)) : "",
     list(gpu.health.findings.map((one) => findingItem(one, gpu.index)), { class: "plain" }),
-    deviceTable(gpu, planned, node),
+    deviceTable(gpu, goal, node),
     gpuFacts(gpu));
+}
+
+const FEW = 2; // GPUs, whose cards fit a screen
+
+/* More GPUs at a glance, each with the way to its card. */
+function overview(gpus, { planned }) {
+  if (gpus.length <= FEW) return "";
+  return list(gpus.map((gpu) => {
+    const { used, total } = gpu.memory || {};
+    const boxes = boxesNow(gpu, goalOf(planned.get(gpu.index)));
+    return [
+      element("a", { href: "#gpu-" + gpu.index }, "GPU " + gpu.index), " ", gpuMark(gpu),
+      element("span", { class: "faint" },
+        used === undefined || !total ? "" : " " + gibibytes(used) + " of " + gibibytes(total),
+        gpu.utilization === undefined ? "" : ", " + Math.round(gpu.utilization) + " %"),
+      picture([["", boxes]], isDivided(gpu) ? gpu.slots : 1),
+    ];
+  }), { class: "overview" });
 }
 
 /* `planned` has the plan's GPUs by index, `owners` the users of MPS clients by pid. */
@@ -194,5 +209,6 @@ function drawGpus(status, plan) {
     .map((client) => [client.pid, client.user]));
   const planned = new Map(plan.gpus.map((gpu) => [gpu.index, gpu]));
   const node = { claims, daemons, planned, owners };
+  show("overview", overview(status.gpus, node));
   show("gpus", status.gpus.map((gpu) => gpuCard(gpu, node)));
 }

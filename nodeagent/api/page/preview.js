@@ -5,7 +5,7 @@ const PREVIEW_WITHIN = 60000; // milliseconds; previews wait for each other
 
 function previewCard(gpu, slots) {
   const verdict = VERDICTS[gpu.verdict], isBlocked = gpu.onceFree !== undefined;
-  const goal = { ...gpu, ...gpu.onceFree };
+  const goal = goalOf(gpu);
   const [now, then] = isBlocked ? ["now", "wanted"] : ["before", "after"];
   const before = boxesBefore(goal);
   const lanes = goal.steps.length ? [[now, before], [then, boxesAfter(goal)]] : [["", before]];

@@ -19,7 +19,8 @@ function drawHead(status) {
   const now = mark(glyph, word + ":", "tone-" + severity);
   show("headline", isAway() ? mark("?", "Last known:", "tone-away") : now, " ", text);
   const shown = status.gpus.find((one) => one.uuid !== undefined && one.uuid === gpu);
-  const isSaid = text.toLowerCase().includes(status.message.toLowerCase());
+  const [first] = status.message.split(" (and ");
+  const isSaid = text.toLowerCase().includes(first.toLowerCase());
   const isBad = severity === "warning" || severity === "error";
   const link = shown && element("a", { href: "#gpu-" + shown.index }, "See GPU " + shown.index);
   show("remedy", prose(remedy), link ? [" ", link, "."] : "",
@@ -43,8 +44,13 @@ function problemItem({ where, code, path, message, evidence, remedy }) {
     remedy ? element("div", { class: "remedy" }, prose(remedy)) : ""];
 }
 
+const MOST_HANDS = 5; // that are shown unfolded, so that the GPUs stay near
+
 function drawHands(status) {
-  show("hands", list(handsNeeded(status).map(problemItem), { class: "plain" }));
+  const hands = handsNeeded(status), rest = hands.slice(MOST_HANDS);
+  const more = element("summary", {}, "and " + rest.length + " more");
+  show("hands", problemsList(hands.slice(0, MOST_HANDS)),
+    rest.length ? element("details", {}, more, problemsList(rest)) : "");
 }
 
 /* --- MPS --- */
@@ -135,9 +141,9 @@ function drawClaims(status) {
 
 /* --- the plan --- */
 
-function stepsTable(plan, caption) {
-  const rows = plan.gpus.flatMap((gpu) =>
-    gpu.steps.map((step) => ["GPU " + gpu.index, stepWords(step), step.reason]));
+function stepsTable(gpus, caption) {
+  const rows = gpus.flatMap((gpu) => goalOf(gpu).steps.map((step) =>
+    ["GPU " + gpu.index, stepWords(step), step.reason]));
   return rows.length ? table(caption, ["GPU", "Step", "Why"], rows) : "";
 }
 
@@ -147,7 +153,10 @@ function problemsList(problems) {
 
 function drawPlan(status, plan) {
   const { rejected } = status;
-  const steps = stepsTable(plan, "Steps that remain");
+  const steps = [
+    stepsTable(plan.gpus.filter((gpu) => !gpu.onceFree), "Steps that remain"),
+    stepsTable(plan.gpus.filter((gpu) => gpu.onceFree), "Steps once nothing is in the way"),
+  ].filter(Boolean);
   const none = status.digest ? element("p", { class: "faint" }, "No steps to take now.") : "";
   show("plan",
     facts([
@@ -156,7 +165,7 @@ function drawPlan(status, plan) {
       ["In force", status.digest ? copyable(status.digest, "the digest") : "no plan"],
       ["Refused", rejected && (rejected.digest || "the newest plan")],
     ], { class: "facts" }),
-    rejected ? problemsList(rejected.problems) : "", steps || none);
+    rejected ? problemsList(rejected.problems) : "", steps.length ? steps : none);
 }
 
 /* --- what changed --- */
