@@ -122,18 +122,11 @@ FAULTS: Faults = {  # ten, for days in one process
 
 # For days with real processes: what the others do not have.
 REAL_FAULTS: Faults = {
-    "clients of MPS do not keep their daemon": (
+    "the limits of MPS daemons are not read back": (
         Edit(
             "mps/monitor.py",
-            "not hidden or seen.clients or not seen.knows_clients:\n",
-            "not hidden:\n",
-        ),
-        Edit(
-            "plan/mps_users.py",
-            "    named = {user.pid for user in processes if user.pid}\n",
-            "    others = tuple(user for user in processes if user.pid not in clients)\n"
-            "    return replace(usage, processes=others)\n"
-            "    named = {user.pid for user in processes if user.pid}\n",
+            "        wrong = (*differences(seen, state.spec), *self._context.check(state.spec))\n",
+            "        wrong = tuple(self._context.check(state.spec))\n",
         ),
     ),
     "the CDI file of a claim outlives it": (

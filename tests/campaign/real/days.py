@@ -56,7 +56,7 @@ def episode(seed: int) -> Episode:
         actions = list(_in_cluster(actions, rng))
     seconds = _SECONDS_OF_PODS if in_cluster else _SECONDS
     steps = tuple(Step(action, rng.choice(seconds)) for action in actions)
-    if day.has_mps and not in_cluster:
+    if day.has_mps and not in_cluster and rng.random() < 0.5:
         steps += tuple(_unshared(int(day.boards[-1])))
     return replace(day, strict=True, steps=steps)
 

@@ -122,12 +122,16 @@ class Machine:
     # --- who uses it ------------------------------------------------------------------------------
 
     def occupy(self, number: int) -> None:
-        """A program comes to a device, chosen by a number."""
+        """A program comes to a device, chosen by a number: as a client of its MPS daemon, if there
+        is one.
+        """
         places = node_actions.devices(self.node)
         if not places:
             return
-        program = subprocess.Popen(["sleep", "1000"])
         device = places[number % len(places)]
+        if self._connect(device):
+            return
+        program = subprocess.Popen(["sleep", "1000"])
         try:
             with self.node.changes():
                 self.node.occupy(device, program.pid, command="sleep", memory=None, follow=True)
@@ -136,16 +140,17 @@ class Machine:
         except UsageError:  # its compute mode keeps it out, or it is gone meanwhile
             program.kill()
             program.wait()
-            self._connect(device)
 
-    def _connect(self, place: str) -> None:
-        """A program comes that runs under MPS, if there is a daemon."""
+    def _connect(self, place: str) -> bool:
+        """Whether a program could come that runs under MPS."""
         try:
             device = uuid_of(place, self.node)
             environment = self.home.env_of(device, "replica-0")
         except (UsageError, OSError):
-            return
+            return False
         before = self._daemon(device)
+        if before is None:
+            return False
         pipes = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
         program = SimulatedClient(
             pipes, uid=USER, environment=environment, state=self.home.state, device=place
@@ -154,10 +159,11 @@ class Machine:
             program.wait_until_accepted()
         except (NodeagentError, TimeoutError):
             program.close()
-        else:
-            self.served += 1
-            after = self._daemon(device)
-            self.clients.append(Client(program, device, after if after == before else None))
+            return False
+        self.served += 1
+        after = self._daemon(device)
+        self.clients.append(Client(program, device, after if after == before else None))
+        return True
 
     def _daemon(self, device: str) -> int | None:
         """The pid of the device's only one."""
