@@ -184,14 +184,21 @@ class Player:
         witness.touch()
         seconds = self._converge()
         if machine.has_mps and witness.wanted and not witness.violations:
-            for device, limit in processes.thread_limits(machine.folder).items():
-                if limit != truth.LIMIT:
-                    witness.violate(invariants.NOT_SO, f"the limit of {device} is {limit}")
+            self._wait_for_limits()
             self._write(Plan(witness.wanted.layouts))  # nothing is shared any more
             self._converge()
         if not witness.violations:
             machine.stop()
         return seconds
+
+    def _wait_for_limits(self) -> None:
+        """Daemons that were frozen, or lost their limits, have been noticed by then."""
+        until = CLOCK.now + MOST
+        while wrong := truth.wrong_limits(self._machine.folder):
+            if CLOCK.now > until or self._witness.violations:
+                self._witness.violate(invariants.NOT_SO, "; ".join(wrong))
+                return
+            self._machine.run(_SOON)
 
     def _converge(self) -> float:
         """The seconds until all is as planned."""

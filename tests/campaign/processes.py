@@ -109,7 +109,7 @@ def thread_limits(folder: Path) -> dict[str, str]:
     found = {}
     for device in daemons(folder):
         asked = subprocess.run(
-            ["timeout", "20", programs() / "nvidia-cuda-mps-control"],
+            ["timeout", "2", programs() / "nvidia-cuda-mps-control"],
             input="get_default_active_thread_percentage\n",
             env={"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/run/mps/{device}/pipe", "PATH": _PATH},
             capture_output=True,

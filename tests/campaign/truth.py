@@ -14,7 +14,7 @@ from nodeagent.simulation import SimulatedNode
 from tests.campaign import processes
 from tests.campaign.episode import Plan
 
-LIMIT = "50.0"  # per cent of the threads of a device that two share, as its daemon says
+_LIMIT = "50.0"  # per cent of the threads of a device that two share, as its daemon says
 _EXCLUSIVE = 3
 
 
@@ -87,6 +87,12 @@ def differences(
         if set(daemons) != shared or any(len(pids) != 1 for pids in daemons.values()):
             found.append(f"MPS daemons are {daemons} and not those of {sorted(shared)}")
     return found
+
+
+def wrong_limits(folder: Path) -> list[str]:
+    """What MPS daemons have for a limit other than the plan's, or that they do not answer."""
+    limits = processes.thread_limits(folder)
+    return [f"the limit of {one} is {limit}" for one, limit in limits.items() if limit != _LIMIT]
 
 
 def descriptors() -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import assert_never
 
 from nodeagent.simulation.mps.knobs import Knobs
-from tests.campaign import invariants, node_actions, processes
+from tests.campaign import invariants, node_actions, processes, truth
 from tests.campaign.episode import (
     Action,
     AddPod,
@@ -178,6 +178,7 @@ class Player:
             self._write(self._plan)
         judge.touch()
         seconds = self._wait(lambda: judge.missing(self._plan), invariants.NEVER)
+        seconds += self._wait(lambda: truth.wrong_limits(machine.home.folder), invariants.NOT_SO)
         if not judge.violations:
             machine.stop()
             judge.look_at_rest(self._plan)

@@ -138,9 +138,6 @@ class Judge:
         """What an agent that ended leaves behind is what the plan asks for."""
         left = (*self.differences(plan), *leftovers(self._home.folder))
         self.violations += [Violation(invariants.LEAK, one) for one in left]
-        for device, limit in processes.thread_limits(self._home.folder).items():
-            if limit != truth.LIMIT:
-                self.violate(invariants.NOT_SO, f"the limit of {device} is {limit}")
 
     def _status(self) -> dict[str, Any]:
         """What the agent says; empty while it does not answer."""
