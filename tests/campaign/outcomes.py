@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import signal
@@ -39,6 +40,7 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     made.add_argument("seeds", nargs="*", help="numbers and ranges, such as 1-1000")
     made.add_argument("--as-it-is", action="store_true", help="shorten no day that fails")
     made.add_argument("--until-found", action="store_true", help="end with the first violation")
+    made.add_argument("--seconds", type=float, default=math.inf, help="begin no day after so many")
     made.add_argument("--faults", action="store_true", help="with faults in the program")
     made.add_argument(
         "--workers", type=int, default=os.cpu_count(), help="processes that play side by side"
@@ -73,7 +75,8 @@ def _side_by_side(
     workers, readers, outcomes = [], list[connection.Connection](), dict[int, Outcome]()
     for _ in range(min(options.workers, len(days))):
         reader, writer = context.Pipe(duplex=False)
-        workers.append(context.Process(target=_work, args=(days, play, next_day, writer)))
+        work = (days, play, next_day, writer, time.perf_counter() + options.seconds)
+        workers.append(context.Process(target=_work, args=work))
         workers[-1].start()
         writer.close()
         readers.append(reader)
@@ -96,9 +99,13 @@ def _side_by_side(
 
 
 def _work(
-    days: Sequence[Episode], play: Player, next_day: Any, writer: connection.Connection
+    days: Sequence[Episode],
+    play: Player,
+    next_day: Any,
+    writer: connection.Connection,
+    until: float,
 ) -> None:
-    """In a worker: play days until there is none left."""
+    """In a worker: play days until there is none left, or that time has come."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with all that a day started
     end_with_parent()
     adopt_orphans()
@@ -106,7 +113,7 @@ def _work(
         with next_day.get_lock():
             number = next_day.value
             next_day.value += 1
-        if number >= len(days):
+        if number >= len(days) or time.perf_counter() > until:
             return
         writer.send((number, play(days[number])))
 
