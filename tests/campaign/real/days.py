@@ -56,9 +56,17 @@ def episode(seed: int) -> Episode:
         actions = list(_in_cluster(actions, rng))
     seconds = _SECONDS_OF_PODS if in_cluster else _SECONDS
     steps = tuple(Step(action, rng.choice(seconds)) for action in actions)
-    if day.has_mps and not in_cluster and rng.random() < 0.5:
+    if in_cluster and rng.random() < 0.5:
+        steps += _forgotten(rng)
+    elif day.has_mps and not in_cluster and rng.random() < 0.5:
         steps += tuple(_unshared(int(day.boards[-1])))
     return replace(day, strict=True, steps=steps)
+
+
+def _forgotten(rng: random.Random) -> tuple[Step, ...]:
+    """What comes after an API server that knows no earlier version of anything."""
+    plan = Plan(({"1g.10gb": rng.randint(1, 6)},))
+    return (Step(SpoilApi("restart"), 1.0), Step(plan, 1.0))
 
 
 def _unshared(gpus: int) -> Iterator[Step]:
