@@ -101,7 +101,11 @@ def _of_newer_version(content: bytes) -> bytes:
 
 
 def misbehave(programs: Path, folder: Path, knob: str, number: int | None) -> None:
-    """One of the daemons does something wrong from now on, or all of them do."""
+    """One of the daemons does something wrong from now on, or all of them do, unless there can be
+    none yet: an installation would not be made where there is a file of it.
+    """
+    if not (programs / "nvidia-cuda-mps-control").exists():
+        return
     value = {"busy": "error", "start_error": "it has its reasons", "slow_start": 3}.get(knob, True)
     if number is None:
         Knobs(programs).turn(knob, value)
