@@ -22,6 +22,7 @@ from tests.campaign.episode import (
     JumpClock,
     Kill,
     Lose,
+    Misbehave,
     Occupy,
     Pause,
     Plan,
@@ -58,8 +59,8 @@ def episode(seed: int) -> Episode:
     steps = tuple(Step(action, rng.choice(seconds)) for action in actions)
     if in_cluster and rng.random() < 0.5:
         steps += _forgotten(rng)
-    elif day.has_mps and not in_cluster and rng.random() < 0.5:
-        steps += tuple(_unshared(int(day.boards[-1])))
+    elif day.has_mps and not in_cluster and rng.random() < 0.8:
+        steps += tuple(rng.choice((_unshared, _tampered))(int(day.boards[-1])))
     return replace(day, strict=True, steps=steps)
 
 
@@ -67,6 +68,13 @@ def _forgotten(rng: random.Random) -> tuple[Step, ...]:
     """What comes after an API server that knows no earlier version of anything."""
     plan = Plan(({"1g.10gb": rng.randint(1, 6)},))
     return (Step(SpoilApi("restart"), 1.0), Step(plan, 1.0))
+
+
+def _tampered(gpus: int) -> Iterator[Step]:
+    """Daemons of which all is well lose their limits, and nothing else happens."""
+    yield Step(EndFaults(), 0.0)
+    yield Step(Plan(({},) * gpus, tuple(range(gpus))), SETTLED)
+    yield from (Step(Misbehave("forget_limits", gpu), 0.5) for gpu in range(gpus))
 
 
 def _unshared(gpus: int) -> Iterator[Step]:
