@@ -91,6 +91,7 @@ class Border:
     def came(self, process: Process, gpu: int) -> None:
         """A process is on a device from now on."""
         self._came[process.pid] = (CLOCK.now, self._looks[gpu])
+        self._there.discard(process.pid)  # of one that ended since
 
     def change(self) -> None:
         """The process is about to change something; raises Killed."""
