@@ -49,6 +49,7 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
     if _is_in(name, border):
         border.full_at -= 1
         if border.full_at <= 0:
+            border.was_full = border.was_full or not border.full_in
             number = errno.EROFS if border.read_only else errno.ENOSPC
             raise OSError(number, os.strerror(number), name)
 

@@ -132,6 +132,7 @@ class Player:
                 self._kill(changes or None, before)
             case Pause(seconds):
                 CLOCK.pass_to(CLOCK.now + seconds)
+                self._witness.changed += seconds  # in which nothing could be noticed
             case Restart():
                 machine.stop()
                 machine.start()
@@ -233,8 +234,12 @@ class Player:
 
     def _write(self, plan: Plan | BadPlan) -> None:
         machine, witness = self._machine, self._witness
-        if isinstance(plan, BadPlan) and (witness.in_sync_at is None or not witness.state_kept):
-            witness.wanted = None  # the plan before may not have been read, or not be kept
+        unread = witness.in_sync_at is None or not witness.state_kept
+        lost = any(card.state.failure for card in machine.node.cards)
+        if isinstance(plan, BadPlan) and (unread or lost):
+            # The plan before may not have been read, or not be kept; and what a lost GPU cannot
+            # be is found out when it is back.
+            witness.wanted = None
         self._file = plan if isinstance(plan, Plan) else None
         if isinstance(plan, Plan):
             witness.wanted = plan

@@ -50,9 +50,10 @@ class Border:
 
     `kill_at`: the change of the machine at which the process is killed, counted from here.
     `full_at`: the write from which on there is no room, below `full_in` or anywhere, or nothing may
-    be changed where it is `read_only`. `arrivals`: what comes in the middle of its work. `ignored`:
-    functions that report success and do nothing. `failures`: the codes of changes of each GPU that
-    failed since it began the last change.
+    be changed where it is `read_only`. `was_full`: whether a write anywhere failed so in this life.
+    `arrivals`: what comes in the middle of its work. `ignored`: functions that report success and
+    do nothing. `failures`: the codes of changes of each GPU that failed since it began the last
+    change.
     """
 
     node: SimulatedNode
@@ -62,6 +63,7 @@ class Border:
     full_at: int | None = None
     full_in: str = ""
     read_only: bool = False
+    was_full: bool = False
     ignored: list[str] = field(default_factory=list)
     failures: dict[int, list[int]] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import selectors
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from tests.campaign import processes
 from tests.campaign.clock import CLOCK, turn_of_this_thread
 
 _GLANCE = 0.0005  # real seconds between looks whether other processes are done
+_TICK = 1e-6  # seconds: what a timer takes at least, as on any clock that goes on by itself
 MOST_TURNS = 200_000  # of the loop without any time passing: it would go on for ever
 
 
@@ -33,6 +35,16 @@ class MachineLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return CLOCK.now
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        # What is so small that it is lost in the sum would let no time pass, for ever.
+        return super().call_later(max(delay, _TICK), callback, *args, context=context)
 
     def run_for(self, seconds: float) -> None:
         """Run so long, unless it is stopped before."""

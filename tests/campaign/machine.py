@@ -113,7 +113,7 @@ class Machine:
     def start(self) -> None:
         """As after a boot or by systemd, which starts it again whenever it ended."""
         if self._life is None:
-            self.border.dead, self.border.kill_at = False, None
+            self.border.dead, self.border.kill_at, self.border.was_full = False, None, False
             self.witness.begin_life()
             self._life = _Life(self, self._settings)
 
@@ -162,11 +162,10 @@ class Machine:
         self._judge()
 
     def _ended(self) -> None:
-        """It ended without a signal, as it may where it cannot even make its lock."""
+        """It ended without a signal, as it may where it cannot make its lock or its socket."""
         life, self._life = self._life, None
         assert life is not None
-        full = self.border.full_at is not None and not self.border.full_in
-        if not full or not isinstance(life.error, NodeagentError):
+        if not self.border.was_full or not isinstance(life.error, NodeagentError):
             words = f"{type(life.error).__name__}: {life.error}" if life.error else "no error"
             self.witness.violate(invariants.CRASH, words)
         life.close()
