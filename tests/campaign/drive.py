@@ -150,7 +150,7 @@ class Player:
                 self._signal(signal.Signals[name], number)
             case Misbehave(knob, number):
                 node_actions.misbehave(processes.programs(), machine.folder, knob, number)
-                self._witness.touch()
+                self._witness.spoil()
             case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
                 pass  # there is no cluster
             case _:
@@ -292,12 +292,12 @@ class Player:
         pid = processes.daemon(self._machine.folder, which)
         if pid is not None:
             processes.send(pid, number)
-            self._witness.touch()
+            self._witness.spoil()
 
     def _damage(self, folder: Path, how: str, number: int) -> None:
         if folder.name == "state":
             self._witness.state_kept = False
         if how == "earlier" and self._file is None:
             self._witness.wanted = None  # it may be another node's plan
-        self._witness.touch()
+        self._witness.spoil()
         node_actions.damage(folder, how, number)

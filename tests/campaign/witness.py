@@ -33,7 +33,8 @@ class Witness:
     """`wanted`: the plan in force, None while that is not certain. `changed`: when another than the
     agent changed the cards or the plan last. `in_sync_at`: when the agent reported that all is so,
     and it was. `state_kept`: whether all that the agent wrote down for its next life is as it wrote
-    it. `sick`: whether the agent may hold a GPU for unhealthy.
+    it. `sick`: whether the agent may hold a GPU for unhealthy. `spoiled`: when a daemon or a file
+    was tampered with last.
     """
 
     def __init__(self, node: SimulatedNode, border: Border, folder: Path) -> None:
@@ -45,6 +46,7 @@ class Witness:
         self.phase = ""
         self.in_sync_at: float | None = None
         self._work: _Work | None = None
+        self.spoiled = -_STALE
         self._daemons: dict[str, list[int]] | None = None  # when all was so last
         self._node = node
         self._border = border
@@ -55,6 +57,11 @@ class Witness:
         self.changed = CLOCK.now
         self.in_sync_at = None
         self._work = self._daemons = None
+
+    def spoil(self) -> None:
+        """The same, of MPS daemons or of files."""
+        self.touch()
+        self.spoiled = CLOCK.now
 
     def begin_life(self) -> None:
         """An agent that has said nothing yet."""
@@ -107,6 +114,8 @@ class Witness:
     def _judge_daemons(self) -> None:
         """One that was well when all was so is not replaced: it may have clients."""
         if self.wanted is None or not self.wanted.mps or self._border.is_hindered:
+            return
+        if CLOCK.now - self.spoiled < _STALE:  # one that is not well any more is to be replaced
             return
         before, self._daemons = self._daemons, processes.daemons(self._folder)
         if before is not None and before != self._daemons:
