@@ -130,6 +130,9 @@ _VALUES: tuple[Any, ...] = (
 )
 
 
+_MOST_VALUES = 200_000
+
+
 def mutated(rng: Random, seeds: Sequence[bytes]) -> bytes:
     """One of the seeds with some changes; of its structure where it is JSON."""
     text = rng.choice(seeds)
@@ -238,18 +241,21 @@ def _restructured(rng: Random, text: bytes, changes: int) -> bytes:
             places = _places(tree)
             holder, key = rng.choice(places)
             _change(rng, holder, key, places)
+        _places(tree)
         whole = json.dumps(tree[0] if tree else None, ensure_ascii=rng.random() < 0.5)
-    except (ValueError, RecursionError):  # it is no JSON, or has become too deep
+    except (ValueError, RecursionError):  # it is no JSON, or has become too large or too deep
         return text
     return whole.encode("utf-8", "surrogatepass")
 
 
 def _places(tree: list[Any]) -> list[tuple[Any, Any]]:
-    """Each value by what holds it and its key or number there."""
+    """Each value by what holds it and its key or number there; raises ValueError for too many."""
     found: list[tuple[Any, Any]] = []
     left: list[Any] = [tree]
     while left:
         holder = left.pop()
+        if len(found) > _MOST_VALUES:  # lists of what is repeated in turn grow without end
+            raise ValueError("more than is to be read")
         for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
             found.append((holder, key))
             if isinstance(holder[key], dict | list):
