@@ -140,14 +140,16 @@ class Border:
 
     # --- who must not be harmed -------------------------------------------------------------------
 
-    def take_away(self, name: str, handle: Handle, enabled: bool) -> None:
-        """The driver is asked to take a device away. Where it is not strict it does, and the
-        programs there end.
+    def take_away(self, name: str, handle: Handle, enabled: bool, asked: float) -> None:
+        """The driver takes a device away, as it was `asked` to then: it may have hung since. Where
+        it is not strict it does so under programs, which end.
         """
         card = self.node.cards[handle.gpu]
         users = [p for p in card.state.processes if self._concerns(p, name, handle, enabled)]
         for user in users:
             came, looks = self._came[user.pid]
+            if came > asked:
+                continue
             was_there = user.pid in self._there and not enabled  # which only the driver refuses
             if was_there or self._looks[handle.gpu] > looks or CLOCK.now - came > _PROOF:
                 self.attempts.append(f"{name} under process {user.pid} on GPU {handle.gpu}")
@@ -198,9 +200,11 @@ class BorderLibrary:
             handle = None
             if concerns and isinstance(first, HandleIn):
                 handle = first.handle(session, first.take(given[0], name), name)
+            asked = CLOCK.now
             border.call(name, handle)
             if name in _TAKING and handle is not None:
-                border.take_away(name, handle, name.endswith("MigMode") and bool(given[1]))
+                enabled = name.endswith("MigMode") and bool(given[1])
+                border.take_away(name, handle, enabled, asked)
             if name == "nvmlSystemEventSetWait":
                 given[0]._obj.timeoutms = 0  # or it would wait in real time
             code = 0 if border.ignored and border.ignores(name) else function(*given)

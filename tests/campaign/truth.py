@@ -96,11 +96,12 @@ def wrong_limits(folder: Path) -> list[str]:
 
 
 def descriptors() -> dict[str, str]:
-    """What this process has open, by number."""
+    """What this process has open, by number; a file by its name, also when it was deleted since."""
     found = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - quick
         try:
-            found[name] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - quick
+            what = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - quick
+            found[name] = what.removesuffix(" (deleted)")
         except OSError:  # the listing's own
             continue
     return found
