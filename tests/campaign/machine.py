@@ -17,7 +17,7 @@ from nodeagent.app.paths import Paths, Simulation
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.service import Agent
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.writer_lock import FILE_NAME, WriterLock
+from nodeagent.execute.writer_lock import FILE_NAME, OtherWriter, WriterLock
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.setup import MpsPlaces
 from nodeagent.settings import Settings, load_settings
@@ -162,10 +162,15 @@ class Machine:
         self._judge()
 
     def _ended(self) -> None:
-        """It ended without a signal, as it may where it cannot make its lock or its socket."""
+        """It ended without a signal, as it may where it cannot have its lock or its socket; it is
+        started again.
+        """
         life, self._life = self._life, None
         assert life is not None
-        if not self.border.was_full or not isinstance(life.error, NodeagentError):
+        full = self.border.was_full and isinstance(life.error, NodeagentError)
+        # A program that a killed agent was about to start has its lock until the exec.
+        locked = self.has_mps and isinstance(life.error, OtherWriter)
+        if not (full or locked):
             words = f"{type(life.error).__name__}: {life.error}" if life.error else "no error"
             self.witness.violate(invariants.CRASH, words)
         life.close()
