@@ -142,6 +142,9 @@ class Machine:
             return
         before = CLOCK.now
         life.run_for(0.0)  # it may not have begun
+        if life.ended and not self.border.dead:
+            self._ended()
+            return
         if not self.border.dead:
             life.stop()
             life.run_for(ENDING)
