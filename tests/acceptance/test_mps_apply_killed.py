@@ -121,11 +121,15 @@ def test_apply_killed_at_any_moment(home: Home, moments: int) -> None:
         served = {device: home.processes(CONTROL)[device] for device in (whole, used)}
         for moment in range(moments):
             plan = plans[(moment + 1) % 2]
+            with SimulatedNode(state=home.state) as node:
+                slow = node.inject(delay=0.005, times=None)  # so that it lasts, however quick it is
             process = home.start("apply", "-f", str(plan), "-o", "json")
             time.sleep(0.3 + moment / moments * 0.9)
             process.kill()
             process.communicate()
             cut_short += process.returncode != 0
+            with SimulatedNode(state=home.state) as node:
+                node.clear_faults(slow)
             for client in (one, other):
                 client.free(client.allocate(1 << 20))
             done = home.apply(plan)
