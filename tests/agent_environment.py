@@ -1,8 +1,11 @@
-"""What an agent in a process of its own has in its environment."""
+"""What an agent in a process of its own has in its environment, and where it may listen."""
 
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
@@ -17,3 +20,13 @@ def agent_environment(**more: str) -> dict[str, str]:
         "SSL_CERT_FILE": os.devnull,
         **more,
     }
+
+
+@contextmanager
+def port_kept_free() -> Iterator[int]:
+    """A port that can be listened at, and that the kernel gives no other program meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as those who listen do
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        yield port

@@ -18,6 +18,7 @@ from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
 from nodeagent.api.metrics_listener import MetricsListener
 from nodeagent.errors import NodeagentError
+from tests.agent_environment import port_kept_free
 from tests.api.serving import SCRAPED, Agent
 from tests.cluster.client.test_access import certificate
 
@@ -245,20 +246,20 @@ async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path
 async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
     """Once, with the setting that names it; when the other lets go of it, metrics are there."""
     served = Served(None)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        served.listener.port = taken.getsockname()[1]
-        running = asyncio.create_task(served.listener.run())
-        await until(lambda: served.reported)
-        await asyncio.sleep(0.1)
-        assert len(served.reported) == 1
-        assert "metrics.listen" in str(served.reported[0])
-    try:
-        await until(lambda: served.reported[-1] is None)
-        async with asyncio.timeout(30):
-            while True:
-                with suppress(ClientConnectionError):
-                    assert await served.status() == 200
-                    break
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    with port_kept_free() as served.listener.port:
+        with socket.create_server(("127.0.0.1", served.listener.port)):
+            running = asyncio.create_task(served.listener.run())
+            await until(lambda: served.reported)
+            await asyncio.sleep(0.1)
+            assert len(served.reported) == 1
+            assert "metrics.listen" in str(served.reported[0])
+        try:
+            await until(lambda: served.reported[-1] is None)
+            async with asyncio.timeout(30):
+                while True:
+                    with suppress(ClientConnectionError):
+                        assert await served.status() == 200
+                        break
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

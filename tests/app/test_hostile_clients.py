@@ -13,6 +13,7 @@ from pathlib import Path
 
 import bcrypt
 
+from tests.agent_environment import port_kept_free
 from tests.app.test_service import Process, agent, write_plan
 
 SOON = 60.0  # seconds that anything may take on a busy machine
@@ -39,15 +40,13 @@ def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
 def test_garbage_fills_no_log(tmp_path: Path) -> None:
     """On both listeners, before the password: counted, one line each, no traceback anywhere."""
     write_plan(tmp_path, "{3g.40gb: 2}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        metrics = free.getsockname()[1]
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     (tmp_path / "web.yaml").write_text(f"basic_auth_users: {{prometheus: {hashed}}}\n")
-    settings = {
-        "NODEAGENT_METRICS_LISTEN": f"127.0.0.1:{metrics}",
-        "NODEAGENT_METRICS_WEB_CONFIG": f"{tmp_path}/web.yaml",
-    }
-    with agent(tmp_path, **settings) as process:
+    settings = {"NODEAGENT_METRICS_WEB_CONFIG": f"{tmp_path}/web.yaml"}
+    with (
+        port_kept_free() as metrics,
+        agent(tmp_path, NODEAGENT_METRICS_LISTEN=f"127.0.0.1:{metrics}", **settings) as process,
+    ):
         process.until_phase("InSync")
         port = port_of(process)
         until_listening(metrics)

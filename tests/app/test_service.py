@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from nodeagent.simulation import SimulatedNode
-from tests.agent_environment import agent_environment
+from tests.agent_environment import agent_environment, port_kept_free
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
 SOON = 60.0  # seconds that anything may take
@@ -179,13 +179,11 @@ def _explain(events: Any, process: Process) -> None:
 def test_metrics_have_a_listener_of_their_own(tmp_path: Path) -> None:
     """The whole agent exports what it did and what its GPUs do, and nothing else there."""
     write_plan(tmp_path, "{1g.10gb: 2}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {
-        "NODEAGENT_METRICS_LISTEN": f"127.0.0.1:{port}",
-        "NODEAGENT_SAMPLE_INTERVAL": "100ms",
-    }
-    with agent(tmp_path, **settings) as process:
+    settings = {"NODEAGENT_SAMPLE_INTERVAL": "100ms"}
+    with (
+        port_kept_free() as port,
+        agent(tmp_path, NODEAGENT_METRICS_LISTEN=f"127.0.0.1:{port}", **settings) as process,
+    ):
         process.until_phase("InSync")
         wanted = (
             'nodeagent_steps_total{kind="createInstance",result="done"} 2\n',
