@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -295,11 +296,10 @@ async def test_a_refusal_waits_for_the_passwords_that_wait(hashing: Hashing) -> 
         for guess in guesses
     }
     async with asyncio.timeout(30):
-        while not hashing.asked:
-            await asyncio.sleep(0.001)
-        hashing.go_on.set()
-        hashing.go_on.clear()  # for this one alone
         while len(hashing.asked) < 2:
+            if hashing.asked:  # again, for it may not have begun to wait
+                hashing.go_on.set()
+                hashing.go_on.clear()  # for this one alone
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
     assert not asking[hashing.asked[0]].done()
@@ -326,7 +326,11 @@ async def test_a_password_that_waits_too_long_is_turned_away(hashing: Hashing) -
     found = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(one) for one in found] == [TooManyAsk] * 3
     hashing.go_on.set()
-    assert await check.accepts(_basic(b"prometheus:right:one"))
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(TooManyAsk):  # a busy machine may take longer than is waited for here
+                assert await check.accepts(_basic(b"prometheus:right:one"))
+                break
     check.close()
 
 
