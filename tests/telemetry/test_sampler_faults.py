@@ -109,7 +109,7 @@ async def test_what_cannot_be_read_is_logged_once(known: Driver, node: Simulated
     for function in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetPcieReplayCounter"):
         node.inject(function, gpu=0, error="UNKNOWN", times=None)
     found: list[tuple[str, ...]] = []
-    settings = SampleSettings(interval=0.02, slow_interval=0.05)
+    settings = SampleSettings(interval=0.02, slow_interval=0.3)
     service = SamplingService(known, settings, begin=lambda: asyncio.sleep(0))
     service.on_samples.append(lambda batch: found.extend(batch.problems.values()))
     with capture_logs() as lines:

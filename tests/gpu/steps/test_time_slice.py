@@ -186,7 +186,8 @@ async def test_cancellation_waits_for_the_end_of_the_change(
 ) -> None:
     """So that the next look sees what is."""
     body = f"""case $4 in --list) echo "| 0 Timeslice $(cat {tmp_path}/is || echo Default) |" ;;
-    *) touch {tmp_path}/begun; sleep 0.3; echo Long > {tmp_path}/is ;; esac"""
+    *) touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done
+    echo Long > {tmp_path}/is ;; esac"""
     smi = program(tmp_path, body)
     async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
         gpu = (await driver.observe()).gpus[0]
@@ -194,6 +195,9 @@ async def test_cancellation_waits_for_the_end_of_the_change(
         while not (tmp_path / "begun").exists():
             await asyncio.sleep(0.01)
         change.cancel()
+        await asyncio.sleep(0.02)
+        assert not change.done()
+        (tmp_path / "go").touch()
         with pytest.raises(asyncio.CancelledError):
             await change
         assert await driver.time_slice(gpu.uuid) is TimeSlice.LONG
