@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,15 +118,19 @@ async def test_dead(front_end: FrontEnd) -> None:
 
 async def test_hung(front_end: FrontEnd) -> None:
     """At the deadline the front-end is killed; the next question is asked as if nothing was."""
-    front_end.will("hang")
-    client = front_end.client(deadline=0.3)
-    with pytest.raises(DaemonSilent, match=r"did not answer within 0.3 s"):
-        await client.ask(get_server_list())
+    client = front_end.client()
+    for deadline in (0.3, 3, 30):  # a busy machine may start it late
+        front_end.will("hang")
+        with pytest.raises(DaemonSilent, match=f"did not answer within {deadline} s"):
+            await client.ask(get_server_list(), deadline=deadline)
+        with suppress(FileNotFoundError):
+            front_end.reconnect()
+        if front_end.noted("pid"):
+            break
     [pid] = front_end.noted("pid")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
-    front_end.reconnect()
-    assert await client.ask(get_client_list(1), deadline=60) == (11, 12)
+    assert await client.ask(get_client_list(1)) == (11, 12)
 
 
 async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import time
 
 from nodeagent.mps.adoption import survey
 from nodeagent.mps.fleet import Fleet
@@ -124,13 +123,12 @@ async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
 
 async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:
     """Each leaves lines in the log; if these led to another question, there would be no end."""
-    async with rig.fleet(quick(check_interval=0.8)) as fleet:
+    async with rig.fleet(quick(check_interval=60.0)) as fleet:
         await fleet.start(GPU, wanted())
-        await asyncio.sleep(0.3)
-        began, before = time.monotonic(), rig.log().read_text().count("NEW UI")
-        await until(lambda: rig.log().read_text().count("NEW UI") >= before + 2)
-        asked = rig.log().read_text().count("NEW UI") - before
-        assert asked <= (time.monotonic() - began) / 0.8 + 1
+        asked = 0
+        async with asyncio.timeout(30):
+            while asked < (asked := rig.log().read_text().count("NEW UI")):
+                await asyncio.sleep(1.0)  # in which there would be many
 
 
 async def test_the_log_is_bounded(rig: FleetRig) -> None:

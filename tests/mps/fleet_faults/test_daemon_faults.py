@@ -107,7 +107,6 @@ async def test_deaf(rig: FleetRig, fleet: Fleet) -> None:
     """One that ignores signals and hangs ends all the same."""
     before = status(fleet).pid
     rig.knobs().turn("deaf")
-    await asyncio.sleep(0.15)
     rig.knobs().turn("hang")
     await rig.reported(Subject.SILENT)
     rig.knobs().clear()

@@ -114,7 +114,6 @@ async def test_server_hang(rig: FleetRig, fleet: Fleet) -> None:
         [server] = rig.servers()
     await until(lambda: not status(fleet).clients)
     rig.knobs().turn("server_hang")
-    await asyncio.sleep(1.0)  # twenty times what the server needs to notice on an idle machine
     await fleet.stop(GPU)
     assert "did not end within 1.5 s of being asked to" in rig.said(Subject.SILENT)[-1]
     assert gone(server)
@@ -151,7 +150,6 @@ async def test_terminate_code(rig: FleetRig, fleet: Fleet, code: int) -> None:
     with served(rig):
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("terminate_code", code)
-        await asyncio.sleep(0.15)
         assert await fleet.drain(GPU, seconds=0.1, force=True) == ()
     assert status(fleet).phase == "Down"
     assert rig.processes() == []
