@@ -1,0 +1,208 @@
+"""Agents come to records that cannot be used, or to none: daemons and clients go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from socket import AF_UNIX, SOCK_SEQPACKET, socket
+
+import pytest
+
+from nodeagent.errors import StillInUse
+from nodeagent.mps.adoption import survey
+from nodeagent.mps.files.directories import make_directories
+from nodeagent.mps.files.sockets import SOCKETS
+from nodeagent.mps.fleet import Fleet
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL
+from tests.mps.conftest import as_root
+from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, wanted
+from tests.simulation.mps.rig import gone
+
+UNUSABLE = ["", '{"version": 9}']  # what else there is: test_records
+
+
+async def _spoilt(rig: FleetRig, content: str) -> int:
+    """The pid of a daemon that was Ready, whose record cannot be used."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+    (rig.pipes().parent / "record.json").write_text(content)
+    assert pid is not None
+    return pid
+
+
+@pytest.mark.parametrize("content", UNUSABLE)
+async def test_a_record_that_cannot_be_used(rig: FleetRig, content: str) -> None:
+    """Beside a living daemon with a client: it is reported, and the daemon is adopted as it is, so
+    that a plan that wants it keeps it, with its client.
+    """
+    pid = await _spoilt(rig, content)
+    with rig.client() as client:
+        await asyncio.to_thread(client.wait_until_accepted)
+        asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
+        assert (asked.pid, [user.pid for user in asked.clients.processes]) == (pid, [client.pid])
+        async with rig.fleet() as fleet:
+            words = await rig.reported(Subject.RECORD_UNUSABLE)
+            assert f"the daemon there (pid {pid}) is taken over" in words
+            assert "the file is now" in words
+            daemon = fleet.daemon_of(GPU)
+            assert daemon is not None
+            assert [user.pid for user in daemon.clients.processes] == [client.pid]
+            assert fleet.running() == ()  # which shares it has is not known
+            with pytest.raises(StillInUse, match=f"pid {client.pid}"):
+                await fleet.stop(GPU)
+            await fleet.start(GPU, wanted(2048))
+            assert [one.clients for one in fleet.running()] == [daemon_clients(fleet)]
+        async with rig.fleet() as fleet:
+            assert (await ready(fleet)).pid == pid
+            [running] = fleet.running()
+            assert running.wanted == wanted(2048)
+        client.allocate(1 << 20)
+
+
+def daemon_clients(fleet: Fleet) -> tuple[tuple[int, int], ...]:
+    """As its daemon names them."""
+    return tuple(
+        (server.pid, client.pid)
+        for state in fleet.statuses()
+        if (server := state.server) is not None
+        for client in state.clients
+    )
+
+
+async def test_a_record_that_cannot_be_used_and_no_plan_for_it(rig: FleetRig) -> None:
+    """Its daemon has no client, so it goes like any other; nothing of it is left."""
+    pid = await _spoilt(rig, "{")
+    async with rig.fleet() as fleet:
+        await fleet.stop(GPU)
+        assert gone(pid)
+        assert fleet.statuses() == ()
+        await fleet.start(GPU, wanted())
+    assert len(rig.processes(CONTROL)) == 1
+
+
+async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) -> None:
+    """The server that it left is ended, and the device is free for any plan."""
+    pid = await _spoilt(rig, "{")
+    with rig.client() as client:
+        await asyncio.to_thread(client.wait_until_accepted)
+        [orphan] = rig.servers()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        async with rig.fleet() as fleet:
+            assert "no daemon runs there" in await rig.reported(Subject.RECORD_UNUSABLE)
+            assert gone(orphan)
+            assert fleet.statuses() == ()
+            await fleet.start(GPU, wanted())
+
+
+@as_root
+async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
+    """Is not taken for it: another user's process of that name, with that directory."""
+    pid = await _spoilt(rig, "{")
+    like = await asyncio.create_subprocess_exec(
+        CONTROL,
+        *("-f", "-c", "sleep 60"),
+        executable="/bin/sh",
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+        user=4242,
+        extra_groups=(),
+    )
+    try:
+        async with rig.fleet() as fleet:
+            assert f"(pid {pid})" in await rig.reported(Subject.RECORD_UNUSABLE)
+            assert (await ready(fleet)).pid == pid
+        assert like.returncode is None
+    finally:
+        like.kill()
+        await like.wait()
+
+
+@as_root
+async def test_who_has_no_socket_is_no_daemon(rig: FleetRig) -> None:
+    """The plan's user can name a process like that, and would keep the device without a daemon."""
+    tenant = wanted(uid=1234)
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, tenant)
+        pid = status(fleet).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (rig.pipes().parent / "record.json").write_text("{")
+    like = await asyncio.create_subprocess_exec(
+        *(CONTROL, "-f"),
+        executable="/bin/sh",
+        stdin=asyncio.subprocess.PIPE,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+        user=1234,
+        extra_groups=(),
+    )
+    try:
+        assert await survey(rig.run_dir, programs=rig.programs) == {}
+    finally:
+        like.kill()
+        await like.wait()
+
+
+async def test_directories_without_a_record(rig: FleetRig) -> None:
+    """What an agent left that was killed while it made or removed them goes; where a daemon runs
+    they stay, and so does what is no device's.
+    """
+    account = wanted().account
+    left = make_directories(rig.run_dir, OTHER_GPU, uid=account.uid, gid=account.gid)
+    (rig.run_dir / "mps" / "notes").mkdir()
+    async with rig.fleet() as fleet:
+        assert not Path(left.pipe).parent.exists()
+        await fleet.start(GPU, wanted())
+    rig.pipes().with_name("record.json").unlink()
+    async with rig.fleet():
+        pass
+    assert sorted(path.name for path in (rig.run_dir / "mps").iterdir()) == [GPU, "notes"]
+
+
+async def test_a_daemon_without_a_record(rig: FleetRig) -> None:
+    """An agent was killed after it set an unusable record aside: its daemon is taken over as it is,
+    since no other could be started beside it.
+    """
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+    rig.pipes().with_name("record.json").unlink()
+    with rig.client() as client:
+        await asyncio.to_thread(client.wait_until_accepted)
+        async with rig.fleet() as fleet:
+            assert "it has no record" in await rig.reported(Subject.RECORD_UNUSABLE)
+            await fleet.start(GPU, wanted(2048))
+            assert status(fleet).pid == pid
+        client.allocate(1 << 20)
+
+
+async def test_a_daemon_without_a_record_that_takes_no_connection(rig: FleetRig) -> None:
+    """It cannot be proven to be the one there, and neither that it is not: its files stay."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+    assert pid is not None
+    record = rig.pipes().with_name("record.json")
+    kept = record.rename(rig.folder / "record.json")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ExitStack() as stack:
+            for name in SOCKETS:
+                with suppress(BlockingIOError):
+                    while True:
+                        one = stack.enter_context(socket(AF_UNIX, SOCK_SEQPACKET))
+                        one.setblocking(False)
+                        one.connect(str(rig.pipes() / name))
+            async with rig.fleet():
+                assert f"(pid {pid}, " in await rig.reported(Subject.CANNOT_BE_ENDED)
+            assert (rig.pipes() / "control").is_socket()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    kept.rename(record)
+    async with rig.fleet() as fleet:
+        assert (await ready(fleet)).pid == pid
