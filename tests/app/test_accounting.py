@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.acceptance.metrics_rig import Series, parsed
-from tests.app.test_service import SOON, agent, write_plan
+from tests.app.agent_process import SOON, agent, write_plan
 
 HELD = "nodeagent_slice_seconds_held_total"
 USED = "nodeagent_slice_seconds_used_total"

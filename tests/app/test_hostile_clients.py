@@ -14,7 +14,7 @@ from pathlib import Path
 import bcrypt
 
 from tests.agent_environment import port_kept_free
-from tests.app.test_service import Process, agent, write_plan
+from tests.app.agent_process import Process, agent, write_plan
 
 SOON = 60.0  # seconds that anything may take on a busy machine
 SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\na"

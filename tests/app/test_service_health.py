@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.app.agent_process import agent, profiles, write_plan
 from tests.app.test_accounting import until_scraped
-from tests.app.test_service import agent, profiles, write_plan
 
 
 def _findings(status: Any) -> list[Any]:

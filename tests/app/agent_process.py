@@ -1,0 +1,107 @@
+"""The agent as a process on a simulated node, and what it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.agent_environment import agent_environment
+
+SOON = 60.0  # seconds that anything may take
+
+
+def write_plan(folder: Path, mig: str) -> None:
+    """Replace the plan as most programs do."""
+    new = folder / "plan.new"
+    new.write_text(f"version: v1\ngpus:\n- devices: all\n  mig: {mig}\n")
+    new.replace(folder / "plan.yaml")
+
+
+class Process:
+    """One `nodeagent run` on a simulated node that a state file keeps; without `boards` on this
+    machine.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, boards: str = "h100-80gb:1", **env: str):
+        self.folder = folder
+        self.errors = (folder / "stderr").open("ab")
+        simulated = ["--simulate", boards, "--state", f"{folder}/node.json"] if boards else []
+        folders = ["--run-dir", f"{folder}/run", "--state-dir", f"{folder}/state"]
+        plan = ["--plan", f"{folder}/plan.yaml", "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "nodeagent", "run"]
+        self.popen = subprocess.Popen(
+            [*command, *simulated, *plan, *folders, *arguments],
+            stderr=self.errors,
+            env=agent_environment(**env),
+        )
+
+    def ask(self, path: str = "/v1/status") -> tuple[int, Any]:
+        """Over the Unix socket; 0 while there is no answer."""
+        connection = http.client.HTTPConnection("localhost", timeout=SOON)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        try:
+            connection.sock.connect(str(self.folder / "run" / "agent.sock"))
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)
+        except OSError:
+            return 0, None
+        finally:
+            connection.close()
+
+    def until(self, condition: Callable[[Any], bool]) -> Any:
+        """Wait until the status is so."""
+        deadline = time.monotonic() + SOON
+        while time.monotonic() < deadline:
+            status, body = self.ask()
+            if status == 200 and condition(body):
+                return body
+            assert self.popen.poll() is None, self.said()
+            time.sleep(0.01)
+        raise AssertionError(f"not within {SOON} s: {self.ask()}")
+
+    def until_phase(self, phase: str) -> Any:
+        """Wait for a phase."""
+        return self.until(lambda body: body["phase"] == phase)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end."""
+        self.popen.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code."""
+        code = self.popen.wait(SOON)
+        self.errors.close()
+        return code
+
+    def said(self) -> str:
+        """What it, and every agent that ran in this folder before it, wrote to standard error."""
+        return (self.folder / "stderr").read_text()
+
+
+@contextlib.contextmanager
+def agent(folder: Path, *arguments: str, **options: str) -> Iterator[Process]:
+    """Run an agent; it is gone in the end."""
+    process = Process(folder, *arguments, **options)
+    try:
+        yield process
+    finally:
+        if process.popen.poll() is None:
+            process.popen.kill()
+            process.wait()
+
+
+def profiles(status: Any, index: int = 0) -> list[str]:
+    """The profiles of one GPU's devices, by slice."""
+    found = sorted(status["gpus"][index]["instances"], key=lambda i: i["start"])
+    return [instance["profile"] for instance in found]
