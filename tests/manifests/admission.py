@@ -5,6 +5,7 @@ Objects are given as the API server hands them to a policy: without keys that ar
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,18 @@ from celpy.adapter import json_to_cel
 from celpy.celtypes import MapType, StringType, Value
 from celpy.evaluation import CELEvalError
 
+from tests.manifests.rendering import one, written
+
 AGENT = "system:serviceaccount:nodeagent:nodeagent"
 NODE_NAME = "authentication.kubernetes.io/node-name"
+POLICIES = {
+    "nodeagent-own-node": "base/node-policy.yaml",
+    "nodeagent-own-events": "base/event-policy.yaml",
+    "nodeagent-plugin-pods": "components/plugin-pod-deletion/policy.yaml",
+    "nodeagent-evictions": "components/evictions/policy.yaml",
+    "nodeagent-own-claims": "components/dra/policy.yaml",
+    "nodeagent-own-slices": "components/dra/policy.yaml",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +109,9 @@ def _value(program: celpy.Runner, context: dict[str, Value]) -> Value:
     if isinstance(found, CELEvalError):
         raise found
     return found
+
+
+@functools.cache
+def policy(name: str) -> AdmissionPolicy:
+    """One of POLICIES, compiled."""
+    return AdmissionPolicy(one(written(POLICIES[name]), "ValidatingAdmissionPolicy", name))

@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.manifests.admission import Asked
-from tests.manifests.test_policies import policy
+from tests.manifests.admission import Asked, policy
 from tests.simulated_cluster.agent import (
     NAME,
     PLAN,

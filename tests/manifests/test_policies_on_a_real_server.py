@@ -1,4 +1,4 @@
-"""The same changes as in test_policies, judged by a real API server with the shipped rights.
+"""The same changes as in test_node_policy, judged by a real API server with the shipped rights.
 
 Runs where KUBEBUILDER_ASSETS names a folder with kube-apiserver and etcd.
 """

@@ -1,0 +1,192 @@
+"""The admission policy of Nodes lets an agent write what it has to, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.drain.changes import CLIENTS
+from tests.manifests.admission import AGENT, Asked, policy
+from tests.manifests.node_changes import ALLOWED, DENIED, NODE, PAUSED, Change, annotated
+from tests.simulated_cluster.patching import merged
+
+
+def _without_empty(node: dict[str, Any]) -> dict[str, Any]:
+    """As the API server hands it on: empty maps and lists below the top are left out."""
+    return {
+        part: {key: value for key, value in content.items() if value not in ({}, [])}
+        for part, content in node.items()
+    }
+
+
+def _asked(change: Change, user: str = AGENT) -> Asked:
+    after = merged(copy.deepcopy(change.before), change.patch)
+    if change.status:
+        after["spec"] = change.before["spec"]
+    else:
+        after["status"] = change.before["status"]
+    return Asked(
+        "UPDATE",
+        "nodes/status" if change.status else "nodes",
+        _without_empty(after),
+        _without_empty(change.before),
+        node=change.node,
+        user=user,
+    )
+
+
+@pytest.mark.parametrize("change", ALLOWED, ids=lambda change: change.name)
+def test_what_an_agent_has_to_write_is_let_through(change: Change) -> None:
+    """Each thing that the agent writes on its Node passes."""
+    assert policy("nodeagent-own-node").denials(_asked(change)) == []
+
+
+@pytest.mark.parametrize("change", DENIED, ids=lambda change: change.name)
+def test_everything_else_is_denied(change: Change) -> None:
+    """What is not the agent's to write is denied, with words that name it."""
+    denials = policy("nodeagent-own-node").denials(_asked(change))
+    assert change.denied in "".join(denials[:1])  # the API server reports the first
+    assert denials
+
+
+# --- managedFields ------------------------------------------------------------------------------
+
+KUBELET = {
+    "manager": "kubelet",
+    "operation": "Update",
+    "subresource": "status",
+    "fieldsV1": {"f:status": {"f:conditions": {'k:{"type":"Ready"}': {"f:status": {}}}}},
+}
+CONTROLLER = {
+    "manager": "kube-controller-manager",
+    "operation": "Update",
+    "fieldsV1": {"f:metadata": {"f:labels": {"f:a": {}}}, "f:spec": {"f:podCIDR": {}}},
+}
+HAND = {
+    "manager": "kubectl-annotate",
+    "operation": "Update",
+    "fieldsV1": {"f:metadata": {"f:annotations": {".": {}, "f:nodeagent.io/status": {}}}},
+}
+OURS = {
+    "manager": "nodeagent",
+    "operation": "Update",
+    "fieldsV1": {"f:metadata": {"f:annotations": {"f:nodeagent.io/layout": {}}}},
+}
+ANCIENT = {
+    "manager": "ancient-changes",
+    "operation": "Update",
+    "fieldsV1": CONTROLLER["fieldsV1"],
+}
+MANAGERS = [KUBELET, CONTROLLER, HAND, OURS]
+
+
+def _ancient(spec: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+    """The entry of those of old, once a writer of the spec and one of the status are in it."""
+    return {
+        **ANCIENT,
+        "fieldsV1": {
+            "f:metadata": {"f:labels": {"f:a": {}}},
+            **({"f:spec": spec} if spec else {}),
+            **({"f:status": status} if status else {}),
+        },
+    }
+
+
+def _of_managers(
+    after: list[Any] | None, *, before_it: list[Any] = MANAGERS, status: bool = False
+) -> list[str]:
+    """The policy's answer to a write of the agent's status that leaves these managers."""
+    before = copy.deepcopy(NODE)
+    before["metadata"]["managedFields"] = before_it
+    patch = annotated(nodeagent__status="{}")
+    patch["metadata"]["managedFields"] = after
+    change = Change("", patch, before=before, status=status)
+    return policy("nodeagent-own-node").denials(_asked(change))
+
+
+def test_what_a_write_does_to_managed_fields_is_let_through() -> None:
+    """The API server moves and joins managers by itself."""
+    cases: list[list[Any]] = [
+        MANAGERS,
+        [KUBELET, CONTROLLER, OURS],  # the agent took over what was written by hand
+        [KUBELET, HAND, OURS, ANCIENT],  # one was joined to those of old
+        [KUBELET, CONTROLLER, HAND],  # its own
+    ]
+    for after in cases:
+        assert _of_managers(after) == []
+
+
+def test_managed_fields_are_not_wiped() -> None:
+    """Not all of them, not one manager's, and not a part of one's."""
+    cases: list[tuple[list[Any] | None, str]] = [
+        (None, "kubelet"),
+        ([{}], "kubelet"),
+        ([OURS], "kubelet"),
+        ([KUBELET, HAND, OURS], "kube-controller-manager"),
+        ([KUBELET, {**CONTROLLER, "fieldsV1": {"f:spec": {"f:podCIDR": {}}}}], "kube-controller"),
+        ([{**KUBELET, "fieldsV1": {"f:status": {}}}, CONTROLLER, HAND], "kubelet"),
+        ([KUBELET, {**CONTROLLER, "fieldsV1": {}}, HAND], "kube-controller-manager"),
+    ]
+    for after, whose in cases:
+        (denied,) = _of_managers(after)
+        assert f"not an agent's to change: those of {whose}" in denied
+
+
+ONE_CIDR: dict[str, Any] = {"f:podCIDRs": {".": {}, 'v:"10.0.0.0/24"': {}}}
+TWO_CIDRS: dict[str, Any] = {"f:podCIDRs": {**ONE_CIDR["f:podCIDRs"], 'v:"fd00::/64"': {}}}
+READY: dict[str, Any] = {"f:conditions": {'k:{"type":"Ready"}': {"f:status": {}}}}
+READY_AND_MORE: dict[str, Any] = {"f:conditions": READY["f:conditions"], "f:images": {}}
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        _ancient(TWO_CIDRS, READY),
+        _ancient(ONE_CIDR, READY_AND_MORE),
+        _ancient({**ONE_CIDR, "f:taints": {}}, READY),
+    ],
+    ids=["within a field of the spec", "in the status", "by a field of the spec"],
+)
+def test_the_managers_of_old_may_become_more(grown: dict[str, Any]) -> None:
+    """The API server joins an eleventh manager into the entry that is there already."""
+    before = [_ancient(ONE_CIDR, READY), KUBELET, HAND, OURS]
+    assert _of_managers([grown, KUBELET, OURS], before_it=before) == []
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        [],
+        [_ancient({}, READY)],
+        [_ancient(ONE_CIDR, {})],
+        [_ancient({"f:podCIDR": {}}, READY_AND_MORE)],
+    ],
+    ids=["nothing", "no spec", "no status", "another field of the spec"],
+)
+def test_the_managers_of_old_are_not_wiped(left: list[Any]) -> None:
+    """What they set stays theirs, although their entry may grow."""
+    before = [_ancient(ONE_CIDR, READY), KUBELET, HAND, OURS]
+    (denied,) = _of_managers([*left, KUBELET, HAND, OURS], before_it=before)
+    assert "not an agent's to change: those of ancient-changes" in denied
+
+
+def test_a_status_cannot_touch_managed_fields() -> None:
+    """The API server ignores what a write of a sub-resource says of them."""
+    assert _of_managers([], status=True) == []
+
+
+def test_no_other_user_is_concerned() -> None:
+    """Who is not the agent may do all this, as far as this policy goes."""
+    for change in DENIED:
+        asked = _asked(change, user="system:serviceaccount:other:nodeagent")
+        assert policy("nodeagent-own-node").denials(asked) == []
+
+
+def test_every_label_that_is_paused_may_be() -> None:
+    """The policy knows the same labels of the GPU Operator as the agent."""
+    for label in CLIENTS:
+        before = {**NODE, "metadata": {"name": "gpu-0", "labels": {label: "true"}}}
+        pause = {"metadata": {"labels": {label: PAUSED}}}
+        assert policy("nodeagent-own-node").denials(_asked(Change("", pause, before=before))) == []
