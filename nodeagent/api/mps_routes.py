@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +12,7 @@ from aiohttp import web
 from nodeagent.api.answers import Answers
 from nodeagent.api.guard import only_over_unix_socket
 from nodeagent.errors import UnknownDevice
+from nodeagent.uncancelled import uncancelled
 from nodeagent.views.shapes import Json
 
 _LONGEST_NAME = 100  # characters of a device's
@@ -34,7 +34,6 @@ class _MpsRoutes:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._under_way: set[asyncio.Task[Json]] = set()
 
     async def show(self, request: web.Request) -> web.Response:
         device = request.query.get("device")
@@ -47,7 +46,8 @@ class _MpsRoutes:
         given = _read(await request.read(), "device", "force")
         device = self._one_daemon(given["device"])
         force = bool(given.get("force"))
-        return web.json_response(await self._to_the_end(self._answers.restart_mps(device, force)))
+        # What was begun is finished although the client disconnects.
+        return web.json_response(await uncancelled(self._answers.restart_mps(device, force)))
 
     async def drain(self, request: web.Request) -> web.Response:
         """A client that disconnects gives the drain up: else the device would take no clients
@@ -57,18 +57,6 @@ class _MpsRoutes:
         device = self._one_daemon(given["device"])
         seconds, force = given.get("timeout"), bool(given.get("force"))
         return web.json_response(await self._answers.drain_mps(device, seconds, force))
-
-    async def _to_the_end(self, doing: Coroutine[Any, Any, Json]) -> Json:
-        """Finish what was begun although the client disconnects."""
-        task = asyncio.create_task(doing)
-        self._under_way.add(task)
-        task.add_done_callback(self._over)
-        return await asyncio.shield(task)
-
-    def _over(self, doing: asyncio.Task[Json]) -> None:
-        self._under_way.discard(doing)
-        if not doing.cancelled():
-            doing.exception()  # the client may be gone; the agent reports it elsewhere
 
     def _one_daemon(self, device: str) -> str:
         """The UUID of the device meant; raises UnknownDevice unless it has exactly one daemon."""
