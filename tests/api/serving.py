@@ -98,11 +98,11 @@ class Doing:
         try:
             await self.go_on.wait()
         except asyncio.CancelledError:
-            self.asked.append(("cancelled",))
+            self.asked.append(("cancelled", what))
             raise
         if self._answer:
             raise self._answer
-        self.asked.append(("done",))
+        self.asked.append(("done", what))
         return done_json(DaemonState(device, "Ready"), done, ObservedNode())
 
 

@@ -104,7 +104,7 @@ async def test_a_listener_beside_the_socket_changes_nothing(tmp_path: Path) -> N
         status, answer = await post(session, RESTART, {"device": "1"})
         assert status == 200
         assert_described(RESTART, 200, answer, "post")
-    assert doing.asked == [("restart", daemon.device, False), ("done",)]
+    assert doing.asked == [("restart", daemon.device, False), ("done", "restart")]
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ async def test_how_it_can_fail(error: NodeagentError, expected: int, tmp_path: P
 
 
 async def _leave_once_asked(doing: Doing, asking: Coroutine[Any, Any, object]) -> None:
-    task = asyncio.create_task(asking)
+    task, before = asyncio.create_task(asking), len(doing.asked)
     async with asyncio.timeout(30):
-        while not doing.asked:
+        while len(doing.asked) == before:
             await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -218,7 +218,7 @@ async def test_who_leaves_gives_up_a_drain(tmp_path: Path) -> None:
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
         await _leave_once_asked(doing, post(session, DRAIN, {"device": "1"}))
         async with asyncio.timeout(30):
-            while ("cancelled",) not in doing.asked:
+            while ("cancelled", "drain") not in doing.asked:
                 await asyncio.sleep(0.01)
 
 
@@ -229,7 +229,11 @@ async def test_who_leaves_does_not_stop_a_restart(tmp_path: Path) -> None:
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
         await _leave_once_asked(doing, post(session, RESTART, {"device": "1"}))
         assert doing.asked == [("restart", daemon.device, False)]
-        doing.go_on.set()
+        # That it left is noticed, once it is of a client that left after it.
+        await _leave_once_asked(doing, post(session, DRAIN, {"device": "1"}))
         async with asyncio.timeout(30):
-            while ("done",) not in doing.asked:
+            while ("cancelled", "drain") not in doing.asked:
+                await asyncio.sleep(0.01)
+            doing.go_on.set()
+            while ("done", "restart") not in doing.asked:
                 await asyncio.sleep(0.01)
