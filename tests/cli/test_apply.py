@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import threading
@@ -207,14 +208,17 @@ def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
     """The layout is restored around it; when it leaves, all is done, and the code is 0."""
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {1g.10gb: 7}}"))
     whole = h100.plan("{devices: [0], mig: {7g.80gb: 1}}")
-    h100.on("simulate", "fault", "nvmlComputeInstanceDestroy", "--latency", "0.1")
+    h100.on("simulate", "fault", "nvmlComputeInstanceDestroy", "--hang", "--count", "1")
     words = ("apply", "-f", whole, "--wait", "60", "--state", h100.state)
     with h100.process(*words, **_PIPES) as process:
         assert process.stdout is not None
-        lines = [""]
-        while "destroy" not in lines[-1]:
-            lines.append(process.stdout.readline())
+        deadline = time.monotonic() + 30
+        while json.loads(h100.state.read_text())["faults"][0]["times"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert h100.on("simulate", "occupy", "0:5", "--command", "train").code == 0
+        h100.on("simulate", "fault", "--clear")
+        lines = [""]
         while "restore" not in lines[-1] and "failed" not in lines[-1]:
             lines.append(process.stdout.readline())
         _release(h100)

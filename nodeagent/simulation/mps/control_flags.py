@@ -100,7 +100,10 @@ def _begin(version: Version, wanted: Start, knobs: Watched) -> Daemon:
         )
         nowhere = STDOUT if wanted.foreground else -1
         log, server_log = Log(nowhere, "Control"), Log(nowhere, "Other")
-    time.sleep(float(knobs.get("slow_start", 0)))
+    begun = time.monotonic()
+    while time.monotonic() - begun < float(knobs.get("slow_start", 0)):  # may be turned meanwhile
+        time.sleep(0.02)
+        knobs.look()
     files = Files(
         protocol.pipe_directory(),
         pid_file=version.pid_file,

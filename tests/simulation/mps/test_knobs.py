@@ -135,9 +135,10 @@ def test_start_error(rig: Rig, text: str, reported: str) -> None:
 
 def test_slow_start(rig: Rig) -> None:
     """Commands find no daemon until it listens."""
-    rig.knobs.turn("slow_start", 0.4)
+    rig.knobs.turn("slow_start", 600)
     child = rig.foreground(wait=False)
     assert rig.run(stdin="get_server_list").status == 1
+    rig.knobs.turn("slow_start", 0)
     until(lambda: rig.run(stdin="get_server_list").status == 0)
     assert child.poll() is None
 
