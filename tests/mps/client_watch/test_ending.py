@@ -123,7 +123,6 @@ async def test_no_signal_while_its_work_is_not_ended(
 ) -> None:
     """Killed with work on the device, it could take all the others along."""
     rig.knobs.turn("terminate_code", 999)
-    rig.settle()
     ending = await end(rig, target_of(client.pid), grace=0.1)
     assert ending == ClientEnd(
         False, "left alone: the daemon could not end its work, CUDA error 999"
@@ -137,7 +136,6 @@ async def test_a_daemon_that_does_not_answer(
 ) -> None:
     """Has its deadline, and the client is left alone."""
     rig.knobs.turn("terminate_code", -1)
-    rig.settle()
     ending = await end(rig, target_of(client.pid), deadline=0.3, grace=0.1)
     assert not ending.gone
     assert "left alone: the MPS daemon" in ending.words
@@ -182,7 +180,6 @@ async def test_a_daemon_that_does_not_tell_its_clients(
 ) -> None:
     """May have it as a client whose work is in flight."""
     rig.knobs.turn("server_busy")
-    rig.settle()
     ending = await end(rig, target_of(bystander.pid), grace=0.1)
     assert ending == ClientEnd(False, "left alone: the daemon does not list its clients")
     assert bystander.poll() is None

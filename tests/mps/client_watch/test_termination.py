@@ -147,7 +147,6 @@ async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
     start(rig, TERMINATE)
     client = start_client()
     rig.knobs.turn("terminate_code", 999)
-    rig.settle()
     control = asking(rig)
     async with Watch() as watch:
         for _ in range(3):
@@ -208,7 +207,6 @@ async def test_closing_ends_nothing(rig: Rig, start_client: Start) -> None:
     start(rig, TERMINATE)
     client = start_client()
     rig.knobs.turn("terminate_code", -1)
-    rig.settle()
     control = asking(rig)
     async with Watch() as watch:
         await look(watch, running(rig, TERMINATE, control))

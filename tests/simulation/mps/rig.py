@@ -174,10 +174,6 @@ class Rig:
         """Of this daemon."""
         return Knobs(self.programs.folder, self.pipes)
 
-    def settle(self) -> None:
-        """Wait until every process has looked at its knobs, of which nothing else can be seen."""
-        time.sleep(0.15)
-
     def log(self, name: str = "control") -> str:
         """The log without times and authors: the texts alone, a line each."""
         lines = (self.logs / f"{name}.log").read_text().splitlines()

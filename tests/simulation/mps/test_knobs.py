@@ -290,11 +290,9 @@ def test_terminate_code(rig: Rig, server: int) -> None:
         command = f"terminate_client {server} {client.pid}"
         rig.knobs.turn("terminate_code", 700)
         until(lambda: rig.ask(f"get_client_list {server}") == f"{client.pid}\n")
-        rig.settle()
         assert rig.ask(command) == "700\n"
         client.allocate(1)
         rig.knobs.turn("terminate_code", -1)
-        rig.settle()
         with pytest.raises(subprocess.TimeoutExpired):
             rig.run(stdin=command, timeout=0.5)
 
