@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from nodeagent.cli.parser import Parser, build_parser
+from nodeagent.runbook.lookup import runbook
+from nodeagent.simulation.boards import board_names
 
 
 class Word(NamedTuple):
     """An option, or an argument, which has no `names`. `value` names what it takes, "" for a flag;
-    `choices` are all that it takes, where there are some.
+    `choices` are all that it takes, where there are some, `suggested` some of what it takes;
+    `repeated`: it takes several.
     """
 
     names: tuple[str, ...]
     meaning: str
     value: str
     choices: tuple[str, ...]
+    suggested: tuple[str, ...] = ()
+    repeated: bool = False
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """What a shell completes."""
+        return self.choices or self.suggested
 
     @property
     def takes_file(self) -> bool:
@@ -75,4 +85,18 @@ def _command(parser: Parser, path: tuple[str, ...]) -> Command:
 def _word(action: argparse.Action) -> Word:
     choices = tuple(map(str, action.choices or ()))
     value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
-    return Word(tuple(action.option_strings), action.help or "", value, choices)
+    suggested = _SUGGESTED[action.dest]() if action.dest in _SUGGESTED else ()
+    names, repeated = tuple(action.option_strings), action.nargs == "*"
+    return Word(names, action.help or "", value, choices, suggested, repeated)
+
+
+def _codes() -> tuple[str, ...]:
+    """What `explain` knows, each in one word, as it takes them, too."""
+    spellings = (entry.code.replace("'", "").replace(" ", "-") for entry in runbook().entries)
+    return tuple(dict.fromkeys(spellings))
+
+
+_SUGGESTED: Mapping[str, Callable[[], tuple[str, ...]]] = {
+    "simulate": board_names,
+    "codes": _codes,
+}

@@ -34,6 +34,12 @@ LINES = {
     "nodeagent plan -f a.": "a.tar.gz",
     "nodeagent run --run-dir a": "a folder",
     "nodeagent run --node-name a": "",
+    "nodeagent explain InU": "InUse",
+    "nodeagent explain Blocked ecc inf": "inforom inforomCorrupt",
+    "nodeagent explain 7": "74 78 79",
+    "nodeagent explain mps-sh": "mps-shm",
+    "nodeagent --simulate gb3": "gb300",
+    "nodeagent plan --simulate = l4": "l40s",
 }
 
 
@@ -91,6 +97,7 @@ def test_fish_completes(program: Program) -> None:
     expected = {line.replace(" = ", "="): words for line, words in LINES.items()}
     expected |= {
         "nodeagent plan --reset=wh": "--reset=whenIdle",
+        "nodeagent plan --simulate=l4": "--simulate=l40s",
         "nodeagent plan -o ": "text json yaml",
         "nodeagent bundle a": "a.tar.gz a folder/",
         "nodeagent run --run-dir a": "a folder/",

@@ -74,8 +74,8 @@ def _case(command: Command) -> str:
 
 def _found(word: Word) -> str:
     """The statement that says what a value can be."""
-    if word.choices:
-        return f"words={shlex.quote(' '.join(word.choices))}"
+    if word.offered:
+        return f"words={shlex.quote(' '.join(word.offered))}"
     if word.takes_file or word.takes_directory:
         return f"files={'-f' if word.takes_file else '-d'}"
     return ":"

@@ -57,8 +57,8 @@ def _value(word: Word) -> str:
     """With `-r` it takes a value, which may be a file; with `-x` one that is none."""
     if not word.value:
         return ""
-    if word.choices:
-        return f" -x -a {_quoted(' '.join(word.choices))}"
+    if word.offered:
+        return f" -x -a {_quoted(' '.join(word.offered))}"
     if word.takes_file:
         return " -r -F"
     return " -x -a '(__fish_complete_directories)'" if word.takes_directory else " -x"

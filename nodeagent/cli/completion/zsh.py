@@ -76,14 +76,14 @@ def _with_value(name: str) -> str:
 
 def _arguments(command: Command) -> Iterator[str]:
     for number, word in enumerate(command.arguments, 1):
-        yield _quoted(f"{number}{_value(word)}")
+        yield _quoted(f"{'*' if word.repeated else number}{_value(word)}")
 
 
 def _value(word: Word) -> str:
     if not word.value:
         return ""
-    if word.choices:
-        return f":{word.value}:({' '.join(word.choices)})"
+    if word.offered:
+        return f":{word.value}:({' '.join(word.offered)})"
     action = {"FILE": "_files", "DIR": "_files -/"}.get(word.value, "")
     return f":{word.value}:{action}"
 
