@@ -53,6 +53,7 @@ _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 _IN_FULL = "nodeagent status --gpu N shows one GPU in full"
 _NOT_SHOWN = "the rest does not fit: see nodeagent status --gpu N, or -o json"
 _MOST_NAMED = 4  # users of a GPU in one line
+_MOST_RESERVED = 4  # rows for the last events; they get more where there is room
 
 
 def status_page(
@@ -81,10 +82,13 @@ def status_page(
         end = (*rows, line(dim(_NOT_SHOWN)))
         fits = (n for n in range(len(top), 0, -1) if rows_of((*top[:n], *end), width) <= height)
         return at_most((*top[: next(fits, 1)], *end), height, width, keep=2, more=_IN_FULL)
-    # However much needs a hand, a third of the room says who has the GPUs.
-    least = _details(status, spare(top, more, table) // 3 - 1, width)
-    hand = [*_first_that_fit(found, spare(top, more, table, least) - 1, width), *more]
-    rest = _details(status, spare(top, hand, table) - 1, width)
+    # However much needs a hand, a third of the room says who has the GPUs, and a few rows what
+    # happened.
+    room = spare(top, more, table)
+    newest = last_event_lines(status, events, min(room // 4, _MOST_RESERVED), width)
+    least = _details(status, room // 3 - 1, width)
+    hand = [*_first_that_fit(found, spare(top, more, table, least, newest) - 1, width), *more]
+    rest = _details(status, spare(top, hand, table, newest) - 1, width)
     last = last_event_lines(status, events, spare(top, hand, table, rest) - 1, width)
     return _joined(top, hand, table, rest, last)
 

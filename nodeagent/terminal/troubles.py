@@ -135,6 +135,8 @@ def _daemons(status: Json) -> Iterator[Trouble]:
         for message, tone in daemon_troubles(daemon):
             subject = f"MPS on {daemon_place_words(daemon)} is {daemon.get('state', '?')}:"
             remedy = f"nodeagent mps status {device} shows it"
+            if daemon.get("state") == "Down":  # drained on request, it stays so
+                remedy = f"nodeagent mps restart {device} starts it again"
             gpu = uuids.get(daemon.get("gpu"), "")
             yield Trouble(message, remedy, subject, gpu=gpu, tone=tone)
 

@@ -198,17 +198,20 @@ def _users_unknown(state: NodeState) -> Iterator[Headline]:
 
 
 def _mps_troubles(state: NodeState) -> Iterator[Headline]:
-    """Daemons that are started again, or take no new client."""
+    """Daemons that are drained, are started again, or take no new client."""
     where = located(state.observed)
     for daemon in state.mps:
         of = f"The MPS daemon of {device_words(daemon.device, where)}"
-        if daemon.wanted is not None and daemon.phase == "Backoff":
+        remedy = f"See the end of its log: `nodeagent mps status {daemon.device}`."
+        if daemon.wanted is not None and daemon.phase == "Down" and daemon.why:
+            text = f"{of} is down: {_end(daemon.why)}"
+            remedy = f"Start it again: `nodeagent mps restart {daemon.device}`."
+        elif daemon.wanted is not None and daemon.phase == "Backoff":
             text = f"{of} ended and is being restarted{f': {daemon.why}' if daemon.why else ''}."
         elif daemon.trouble:
             text = f"{of}: {_end(daemon.trouble)}"
         else:
             continue
-        remedy = f"See the end of its log: `nodeagent mps status {daemon.device}`."
         yield Headline(WARNING, text, remedy, gpu_of(daemon.device, where), Code.MPS.value)
 
 

@@ -63,6 +63,7 @@ FAILED = Problem(Code.STEP_FAILED, "a step failed", "mend it", gpu=FIRST)
 CLIENT = Problem(Code.MPS_CLIENT, "a client has no share")
 STRANGE = replace(OBSERVED.gpus[1], usage=Usage(known=False, reason="the kubelet is away"))
 BACKOFF = replace(DAEMON, phase="Backoff", why="it ended")
+DRAINED = replace(DAEMON, phase="Down", why="drained on request")
 HELD = "claim ml/trainer was allocated what is held already"
 WAITS = Claim(
     namespace="ml",
@@ -94,6 +95,7 @@ KINDS: tuple[tuple[Severity, str, dict[str, object]], ...] = (
     (WARNING, "InforomCorrupt", {"health": DEGRADED}),
     (WARNING, "MpsClient", {"problems": (CLIENT,)}),
     (WARNING, "Mps", {"mps": (BACKOFF,)}),
+    (WARNING, "Mps", {"mps": (DRAINED,)}),
     (WARNING, "ClaimRefused", {"claims": (WAITS,)}),
     (INFO, "Working", {"phase": Phase.WORKING}),
     (INFO, "XidApplication", {"health": health(xid=13)}),

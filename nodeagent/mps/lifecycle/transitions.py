@@ -201,7 +201,10 @@ class Transition(Struct):
     def _drained(self, before: State, report: Report) -> None:
         if before.ending is not Ending.QUITTING:
             self.actions.append(report)
-        self.report(Subject.DRAINED, "the daemon is drained and has ended")
+        again = before.wanted if before.drain.then_start else None
+        why = "for the plan" if before.drain.by_plan else "on request"
+        next_one = ", to be started again" if again is not None else ""
+        self.report(Subject.DRAINED, f"the daemon was drained {why} and has ended{next_one}")
         self.actions.append(SweepOrphans(before.spec))
         self.state = State(
             wanted=before.wanted,
@@ -209,8 +212,8 @@ class Transition(Struct):
             restarts=before.restarts,
             why="drained on request" if before.wanted is not None else "",
         )
-        if before.drain.then_start and before.wanted is not None:
-            self.start(before.wanted)
+        if again is not None:
+            self.start(again)
 
 
 # --- users ----------------------------------------------------------------------------------------

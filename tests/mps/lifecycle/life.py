@@ -80,6 +80,11 @@ def subjects(actions: tuple[Action, ...]) -> list[Subject]:
     return [action.subject for action in actions if isinstance(action, Report)]
 
 
+def messages(actions: tuple[Action, ...]) -> list[str]:
+    """In which words."""
+    return [action.message for action in actions if isinstance(action, Report)]
+
+
 def undone(actions: tuple[Action, ...]) -> list[Action]:
     """What is to be done besides reporting."""
     return [action for action in actions if not isinstance(action, Report)]

@@ -23,7 +23,7 @@ from nodeagent.mps.lifecycle.model import (
     Subject,
     SweepOrphans,
 )
-from tests.mps.lifecycle.life import SPEC, Life, subjects, undone
+from tests.mps.lifecycle.life import SPEC, Life, messages, subjects, undone
 
 
 def test_ready_to_draining_to_down(ready: Life) -> None:
@@ -34,6 +34,7 @@ def test_ready_to_draining_to_down(ready: Life) -> None:
     assert ready.tell(ClientsGone(1)) == (Quit(1, 10.0), Schedule(10.0))
     actions = ready.tell(Exited(1, "status 0", 100.0))
     assert (subjects(actions), undone(actions)) == ([Subject.DRAINED], [SweepOrphans(SPEC)])
+    assert messages(actions) == ["the daemon was drained for the plan and has ended"]
     assert ready.state == State(run=1)
 
 
@@ -74,7 +75,8 @@ def test_drained_on_request_it_stays_down(ready: Life) -> None:
     """Until it is asked for, or a plan is new."""
     ready.tell(DrainRequested(None))
     ready.tell(ClientsGone(1))
-    ready.tell(Exited(1, "status 0", 100.0))
+    actions = ready.tell(Exited(1, "status 0", 100.0))
+    assert messages(actions) == ["the daemon was drained on request and has ended"]
     assert (ready.phase(), ready.state.why) == (Phase.DOWN, "drained on request")
     assert Spawn(2, SPEC) in ready.tell(RetryRequested())
 
@@ -96,4 +98,8 @@ def test_a_restart_on_request(ready: Life) -> None:
     """Drained, then started again."""
     ready.tell(DrainRequested(None, then_start=True))
     ready.tell(ClientsGone(1))
-    assert Spawn(2, SPEC) in ready.tell(Exited(1, "status 0", 100.0))
+    actions = ready.tell(Exited(1, "status 0", 100.0))
+    assert Spawn(2, SPEC) in actions
+    assert messages(actions) == [
+        "the daemon was drained on request and has ended, to be started again"
+    ]
