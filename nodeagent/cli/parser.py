@@ -25,6 +25,11 @@ _MIG_PARTED = {
     "-s": "nothing is reset unless --reset whenIdle says so",
     "-m": "write `mig: enabled` or `mig: disabled` in a plan",
     "-k": "stop other users of the GPUs before, and start them after it",
+    "-a": "`nodeagent plan` checks the whole document and touches nothing",
+    "-d": "`nodeagent plan` has each step with its reason",
+    "-l": "the configuration is called current",
+    "--output-format": "-o has the format",
+    "--output-file": "write `> FILE`",
     "checkpoint": "`nodeagent export > FILE` writes every instance with its place",
     "restore": "`nodeagent apply -f FILE` brings back what `nodeagent export` wrote",
     "generate-config": "all-balanced and all-PROFILE are known without a file that has them",
@@ -33,6 +38,9 @@ _MIG_PARTED |= {
     "--skip-reset": _MIG_PARTED["-s"],
     "--mode-only": _MIG_PARTED["-m"],
     "--hooks-file": _MIG_PARTED["-k"],
+    "--valid-config": _MIG_PARTED["-a"],
+    "--debug": _MIG_PARTED["-d"],
+    "--config-label": _MIG_PARTED["-l"],
 }
 
 

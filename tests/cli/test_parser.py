@@ -111,6 +111,10 @@ def test_bad_usage_is_two_lines_and_exit_code_2(
             "nothing is reset unless --reset whenIdle says so; see nodeagent apply --help",
         ),
         (
+            ["assert", "-f", "x", "--debug"],
+            "`nodeagent plan` has each step with its reason; see nodeagent assert --help",
+        ),
+        (
             ["checkpoint"],
             "`nodeagent export > FILE` writes every instance with its place; see nodeagent --help",
         ),
