@@ -5,9 +5,9 @@
 # Debian's essential packages are enough besides: bash for probes, chroot for the driver's programs,
 # nsenter for the host's systemd.
 
-# By its exact version; for reproducible builds give it with its digest:
-# docker build --build-arg PYTHON=python:3.11.13-slim-bookworm@sha256:...
-ARG PYTHON=python:3.11.13-slim-bookworm
+# By the digest of its index of all platforms, as docker-library/repo-info records it; the version
+# before it is for people.
+ARG PYTHON=python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3
 
 FROM ${PYTHON} AS build
 WORKDIR /src
@@ -22,14 +22,16 @@ COPY nodeagent nodeagent
 #
 # Of the Kubernetes client the agent uses what reads a kubeconfig (nodeagent/cluster/client/
 # kubeconfig.py). Its API groups and their objects, which it loads one by one when they are asked
-# for, are 76 of the 137 MB of all packages, and nothing here asks for them: they are left out.
+# for, are 76 of the 137 MB of all packages, and nothing here asks for them: they are left out. So
+# are packages that others ask for and nothing here leads to: rich's for source code and Markdown,
+# and time zones, which are Debian's.
 RUN python -m pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/nodeagent/bin/pip install --no-index --no-deps --no-compile /wheels/*.whl \
- && /opt/nodeagent/bin/pip uninstall --yes pip setuptools \
+ && /opt/nodeagent/bin/pip uninstall --yes pygments markdown-it-py mdurl tzdata setuptools pip \
  && find /opt/nodeagent/lib -regex '.*/kubernetes/\(aio/\)?client/\(api\|models\)/[^/]*\.py' \
       ! -name __init__.py -delete \
  && /opt/nodeagent/bin/python -m compileall -q /opt/nodeagent/lib \
- && /opt/nodeagent/bin/python -c 'import nodeagent.cluster.client.access, kubernetes.aio.config'
+ && /opt/nodeagent/bin/python -c 'import nodeagent.cluster.client.access, kubernetes.aio.config, rich.live'
 
 FROM ${PYTHON}
 ARG PYTHON

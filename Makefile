@@ -124,6 +124,10 @@ man: $(RUN)  ## write a manual page for each command into build/man
 dist: $(RUN)  ## what is released, in dist/: wheel, sdist, image recipe, rendered manifests, SBOM
 	@$(BIN)/python -m tools.make_dist
 
+audit: $(BIN)/uv  ## ask PyPI for known vulnerabilities of what is locked; needs its JSON API
+	@for name in install run build dev; do $(BIN)/uv tool run pip-audit --strict --disable-pip \
+	  --require-hashes -r requirements/$$name.txt || exit 1; done
+
 lock:  ## pin what is installed anew, with hashes, from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-lock
 	@$(VENV)-lock/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/install.txt
@@ -157,4 +161,4 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes bench man dist lock clean
+  pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes bench man dist audit lock clean
