@@ -48,9 +48,12 @@ def check_free(listen: Address) -> None:
         socket.create_server((listen.host, listen.port), family=family).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            found = [f"process {pid} ({name})" for pid, name in listeners(listen.port).items()]
+            there = listeners(listen.port)
+            found = [f"process {pid} ({name})" for pid, name in there.items()]
+            end = f": `kill {' '.join(map(str, there))}`" if there else ""
             raise NodeagentError(
                 f"the API cannot listen on {listen}: {' and '.join(found) or 'another program'} "
                 "already does",
-                remedy="end it, or choose another address: --listen, or the setting api.listen",
+                remedy="choose another address, by the setting api.listen or `--listen "
+                f"{Address(listen.host, listen.port + 1)}`, or end it{end}",
             ) from error

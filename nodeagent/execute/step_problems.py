@@ -50,6 +50,7 @@ def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
     """Why a step failed; `seen` is the GPU right after it, for the names of its users."""
     what = f"{gpu_words(seen)}: could not {step_words(step)}"
     remedy = error.remedy if isinstance(error, NodeagentError) else ""
+    remedy = remedy.replace("-i GPU", f"-i {seen.pci_bus_id}")  # the driver's codes know no GPU
     if isinstance(error, GpuInUse):
         instance = _instance_of(step, seen)
         names = user_words(seen, instance)

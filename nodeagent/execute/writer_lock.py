@@ -90,10 +90,12 @@ class WriterLock:
         holder = ""
         with suppress(OSError, ValueError):
             holder = self._file.read_text(encoding="ascii").strip()
-        who = f"process {holder}" if holder.isdecimal() else "another process"
+        known = holder.isdecimal()
+        who = f"process {holder}" if known else "another process"
+        stop = "`systemctl stop nodeagent`" + (f", or `kill {holder}`" if known else "")
         return OtherWriter(
             f"{who} already changes this node's GPUs (it holds {path})",
-            remedy="change the running agent's plan, or stop the agent first",
+            remedy=f"change the running agent's plan, or stop the agent first: {stop}",
         )
 
 

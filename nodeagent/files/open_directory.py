@@ -177,7 +177,8 @@ class OpenDirectory:
             raise _symlink(path, self.remedies)
         if not stat.S_ISREG(found.st_mode):
             raise PathRefused(
-                f"{path} is not a plain file", remedy="find out what created it, and remove it"
+                f"{path} is not a plain file",
+                remedy=f"see `ls -ld {path}`; find out what created it, and remove it",
             )
         _check_owner(path, found, os.geteuid(), self.remedies)
         return found
@@ -225,13 +226,15 @@ def refusing(what: str, path: Path, remedies: Remedies) -> Iterator[None]:
 
 
 def _symlink(path: Path, remedies: Remedies) -> PathRefused:
-    return PathRefused(f"{path} is a symlink, which could lead anywhere", remedy=remedies.symlink)
+    remedy = f"see `ls -l {path}`; {remedies.symlink}"
+    return PathRefused(f"{path} is a symlink, which could lead anywhere", remedy=remedy)
 
 
 def _check_owner(path: Path, found: os.stat_result, uid: int, remedies: Remedies) -> None:
     if found.st_uid != uid:
         raise PathRefused(
-            f"{path} belongs to user {found.st_uid}, not {uid}", remedy=remedies.owner
+            f"{path} belongs to user {found.st_uid}, not {uid}",
+            remedy=f"see `ls -ld {path}`; {remedies.owner}",
         )
 
 

@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from nodeagent.errors import DeadlineExceeded, DriverError
@@ -72,7 +73,7 @@ async def run_nvidia_smi(
         raise _error(
             f"{nvidia_smi[0]} cannot be run: {error.strerror}",
             name="ProgramMissing",
-            remedy="install nvidia-smi, or set the path of it",
+            remedy="install nvidia-smi, or set nvidia_smi to its path",
         ) from error
     try:
         async with asyncio.timeout(deadline):
@@ -81,7 +82,7 @@ async def run_nvidia_smi(
         raise DeadlineExceeded(
             f"`{' '.join(command)}` did not end within {deadline:g} s and was ended",
             call="nvidia-smi",
-            remedy="check whether nvidia-smi answers at all; otherwise reboot the node",
+            remedy="if `timeout 60 nvidia-smi -L` does not answer either, reboot the node",
         ) from None
     finally:
         await _end(process)
@@ -120,7 +121,10 @@ async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: flo
     NVML must be shut down in this process: the driver resets only a GPU that no process has open.
     Raises DriverError with the program's output; a program that is late is killed.
     """
-    remedy = "end what holds the GPU (monitoring agents and display servers too), or reboot"
+    remedy = (
+        "`fuser -v /dev/nvidia*` shows what has the GPU open (monitoring agents and display "
+        "servers too): end it, or reboot"
+    )
     await run_nvidia_smi(
         nvidia_smi,
         ["--gpu-reset", "-i", pci_bus_id],
@@ -156,7 +160,7 @@ async def set_time_slice(
             f"{found or 'not shown by nvidia-smi compute-policy --list'}",
             name=_FAILED,
             call="nvidia-smi",
-            remedy="look at the output of `nvidia-smi compute-policy --list`",
+            remedy=f"read the output of `nvidia-smi compute-policy -i {gpu} --list`",
         )
 
 
@@ -165,7 +169,7 @@ async def _compute_policy(
 ) -> str:
     arguments = ["compute-policy", "-i", gpu, option]
     return await run_nvidia_smi(
-        nvidia_smi, arguments, deadline=deadline, failure=_FAILED, remedy=_remedy
+        nvidia_smi, arguments, deadline=deadline, failure=_FAILED, remedy=partial(_remedy, gpu)
     )
 
 
@@ -183,10 +187,10 @@ def listed_time_slice(output: str) -> TimeSlice | None:
     return known.pop() if len(known) == len(values) == 1 else None
 
 
-def _remedy(status: int) -> str:
+def _remedy(gpu: str, status: int) -> str:
     """nvidia-smi's exit status is NVML's code."""
     if status == NO_PERMISSION:
         return "run nodeagent as root"
     if status == NOT_SUPPORTED:
         return "leave timeSlice out of the plan for this GPU"
-    return "read the output of `nvidia-smi compute-policy --list` on this node"
+    return f"read the output of `nvidia-smi compute-policy -i {gpu} --list`"

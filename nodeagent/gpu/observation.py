@@ -138,8 +138,9 @@ def _read_instances(
     raise DriverError(
         "the driver's answers about the GPU's instances contradict each other",
         name="ChangedMeanwhile",
-        remedy="end other programs that manage MIG on this node; if there are none, the GPU has "
-        "an unknown kind of instance: destroy it with nvidia-smi mig",
+        remedy="`nodeagent check` finds other programs that manage MIG on this node; if there are "
+        "none, the GPU has an unknown kind of instance, which `nvidia-smi mig -lgi -i "
+        f"{gpu.index}` lists: destroy it with `nvidia-smi mig -dgi -i {gpu.index} -gi ID`",
     )
 
 

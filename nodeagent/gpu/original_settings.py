@@ -44,7 +44,9 @@ class OriginalSettings:
             _FORMAT,
             what="the modes of devices before they were changed",
             lost="compute modes and time slices that the agent changed are not restored",
-            remedy="set those that are wrong with nvidia-smi -c and nvidia-smi compute-policy",
+            remedy="`nvidia-smi -q -d COMPUTE` and `nvidia-smi compute-policy --list` show them; "
+            "set those that are wrong with `nvidia-smi -i GPU -c MODE` and `nvidia-smi "
+            "compute-policy -i GPU --set-timeslice=N`",
         )
         self._lock = threading.Lock()
         self._values: Values = (self.file.read() if read_only else self.file.load()) or {}

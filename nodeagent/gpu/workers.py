@@ -260,7 +260,8 @@ class Worker:
         except RuntimeError as error:
             raise DriverError(
                 f"{self.name}: no thread can be started for driver calls: {error}",
-                remedy="see TasksMax of the unit, pids.max of the pod, kernel.pid_max",
+                remedy="raise the limit: `systemctl show nodeagent -p TasksMax`, pids.max of the "
+                "pod, or `sysctl kernel.pid_max`",
             ) from error
         return thread
 

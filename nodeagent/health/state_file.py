@@ -101,5 +101,5 @@ def health_file(path: Path | None) -> StateFile[HealthState]:
         StateFormat("health", 2, _LARGEST, encode, decode),
         what="the state of health",
         lost="findings that were reported once and counts of XIDs begin anew after a restart",
-        remedy="look with nvidia-smi -q and dmesg for errors that need a reset or a reboot",
+        remedy="`nvidia-smi -q` and `dmesg | grep NVRM` show errors that need a reset or a reboot",
     )

@@ -45,7 +45,8 @@ async def started(supervisor: Supervisor) -> None:
     said = f"; its log ends: {' / '.join(supervisor.last_lines)}" if supervisor.last_lines else ""
     raise NotReady(
         f"the MPS daemon of {supervisor.device} is {state.phase}: {state.why or 'not Ready'}{said}",
-        remedy="read its log; a running agent goes on restarting it"
+        remedy=f"read its log (`tail {supervisor.log_directory}/*.log`); a running agent goes on "
+        "restarting it"
         if state.phase is not Phase.FAILED
         else f"mend the cause; to restart it at once: `nodeagent mps restart {supervisor.device}`",
     )

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from nodeagent.plan.users import Usage
 
+# For users that the driver counts and does not name.
+SHOW_USERS = "`fuser -v /dev/nvidia*` shows what uses it"
+
 _MOST = 8  # pods, or processes, in one command; the rest are named when these are gone
 
 
@@ -37,7 +40,7 @@ def in_use_remedy(*usages: Usage) -> str:
         return f"run {commands}, or wait for its end"
     if not all(usage.known for usage in usages):
         return "run `nodeagent check`: until it is known who uses it, it counts as in use"
-    return "end what uses it, or wait for its end"
+    return f"{SHOW_USERS}: end it, or wait for its end"
 
 
 def reset_remedy(pci_bus_id: str, *, mode_off_first: bool = False) -> str:

@@ -33,7 +33,7 @@ def last_good_plan(path: Path | None) -> StateFile[PlanText]:
         _FORMAT,
         what="the accepted plan",
         lost="only the plan's own source counts after a restart",
-        remedy="check with nodeagent status that the plan in force is the one you want",
+        remedy="check with `nodeagent status` that the plan in force is the one you want",
     )
 
 

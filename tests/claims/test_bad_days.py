@@ -196,7 +196,8 @@ async def test_a_driver_that_refuses_to_destroy(node: SimulatedNode, home: Home)
         assert str(caught.value) == (
             "claim team/trainer-0: GPU 0: could not destroy 1g.10gb at 2: GPU 0: the GPU "
             "instance is still in use, or still has compute instances "
-            "[nvmlGpuInstanceDestroy: InUse, NVML code 19] (end what uses it, or wait for it)"
+            "[nvmlGpuInstanceDestroy: InUse, NVML code 19] (`fuser -v /dev/nvidia*` shows what "
+            "uses it: end it, or wait for its end)"
         )
         assert laid_out(node) == [(2, 1)]
         await claims.prepare(*home.claim(1, (pool_of(node), "mig-1g-10gb-5")))

@@ -106,5 +106,6 @@ def test_a_taken_address_is_code_1(program: Program) -> None:
     assert failed.err.startswith(
         f"nodeagent: the API cannot listen on 127.0.0.1:{port}: process {os.getpid()} ("
     )
+    assert f"`--listen 127.0.0.1:{port + 1}`, or end it: `kill {os.getpid()}`" in failed.err
     assert len(failed.err.splitlines()) == 2
     assert list(program.directory.iterdir()) == []

@@ -244,6 +244,18 @@ async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:
             assert well.problems == ()
 
 
+async def test_a_step_that_needs_a_reset_names_the_gpu() -> None:
+    """The driver says so by a code alone; the command that is given has the GPU's address."""
+    with simulated("h100-80gb:2") as node:
+        async with open_driver() as driver:
+            made = await planned(driver, "{3g.40gb: 2}")
+            node.inject(CREATE, error="RESET_REQUIRED", gpu=1, times=1)
+            outcome = (await execute(made, driver, parallel=1)).gpus[1]
+            assert codes(outcome) == [Code.GPU_LOST]
+            command = f"`nvidia-smi --gpu-reset -i {outcome.after.pci_bus_id}`"
+            assert command in outcome.problems[0].remedy
+
+
 async def test_a_pending_mode_is_left_for_a_reset() -> None:
     """On Ampere the mode is set, and nothing more is tried before a reset."""
     with simulated("a100-40gb:1"):

@@ -29,8 +29,9 @@ def test_a_second_writer_learns_who_the_first_is(tmp_path: Path) -> None:
     try:
         assert holder.stdout
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(NodeagentError, match=f"process {holder.pid} already"):
+        with pytest.raises(NodeagentError, match=f"process {holder.pid} already") as caught:
             writer_lock(path).__enter__()
+        assert f"`kill {holder.pid}`" in caught.value.remedy
     finally:
         holder.kill()
         holder.communicate()

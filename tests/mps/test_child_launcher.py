@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -149,9 +150,15 @@ async def test_a_trap_in_place_of_the_log(
             log.hardlink_to(victim)
         case "directory":
             log.mkdir()
-    with pytest.raises(StartError, match="remove what is in its place"):
+    with pytest.raises(StartError, match=r"cannot be written|is not a plain file") as caught:
         await ChildLauncher(programs).launch(spec)
     assert victim.read_text() == "untouched"
+    _, command = re.findall(r"`(.+?)`", caught.value.remedy)
+    program, source, target = command.split()
+    assert (program, source) == ("mv", str(log))
+    log.rename(target)
+    async with running(spec, programs):
+        assert victim.read_text() == "untouched"
 
 
 @pytest.mark.skipif(not _has_capability(24), reason="needs CAP_SYS_RESOURCE")

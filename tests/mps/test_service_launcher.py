@@ -291,7 +291,7 @@ async def test_a_log_that_leads_elsewhere(
     log = Path(spec.log_directory) / "daemon.log"
     log.symlink_to(victim)
     launcher = ServiceLauncher(programs, host=False, deadline=60)
-    with pytest.raises(StartError, match="remove what is in its place"):
+    with pytest.raises(StartError, match="cannot be written"):
         await launcher.launch(spec)
     log.unlink()
     async with service(spec, programs):

@@ -23,8 +23,10 @@ def test_pods_are_deleted_and_other_processes_killed() -> None:
 
 
 def test_who_is_not_known_by_name() -> None:
-    """Gets no command; where nobody can say who it is, that comes first."""
-    assert in_use_remedy(Usage((NAMELESS,))) == "end what uses it, or wait for its end"
+    """Is to be found first; where nobody can say who it is, that comes before."""
+    assert in_use_remedy(Usage((NAMELESS,))) == (
+        "`fuser -v /dev/nvidia*` shows what uses it: end it, or wait for its end"
+    )
     unknown = Usage(known=False, reason="the kubelet is away")
     assert in_use_remedy(unknown).startswith("run `nodeagent check`: ")
     assert "kill 99" in in_use_remedy(unknown, Usage((BARE,)))

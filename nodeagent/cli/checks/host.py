@@ -101,7 +101,9 @@ def kubelet_findings(
         held = event_loop.run(client.allocations())
     except KubeletError as failure:
         message = f"{failure.message}; so every device counts as in use"
-        yield error("kubelet", message, failure.remedy or "look at the kubelet's log")
+        yield error(
+            "kubelet", message, failure.remedy or "read the kubelet's log: `journalctl -u kubelet`"
+        )
     else:
         holdings = {(one.pod, one.container, one.resource) for one in held if one.resource}
         yield ok("kubelet", f"answers; {len(holdings)} devices are allocated")

@@ -56,7 +56,7 @@ class DisruptionRefused(ClusterFault):
 class NotAuthenticated(ClusterFault):
     """The server does not accept who we say we are (401)."""
 
-    usual_remedy = "check the token or the client certificate"
+    usual_remedy = "check the token or the client certificate; `nodeagent check` tries it"
 
 
 class NotAllowed(ClusterFault):
@@ -123,7 +123,7 @@ def strange_answer(purpose: str, what: str) -> ClusterUnreachable:
     """For an answer that no API server gives; `what` is wrong with it."""
     return ClusterUnreachable(
         f"the answer to {purpose} is not an API server's: {what}",
-        remedy="is there a proxy in between?",
+        remedy="see whether a proxy is in between (`env | grep -i proxy`)",
     )
 
 

@@ -101,12 +101,13 @@ class PodResourcesClient:
             case grpc.StatusCode.UNAVAILABLE:
                 return KubeletError(
                     f"the kubelet's socket {self._socket} does not answer: {details}",
-                    remedy="check whether the kubelet runs; a restarted one has a new socket",
+                    remedy="see whether the kubelet runs, `systemctl status kubelet`; a restarted "
+                    "one has a new socket",
                 )
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return KubeletError(
                     f"the kubelet did not answer List within {self._deadline:g} s",
-                    remedy="look at the kubelet's log and at the node's load",
+                    remedy="read the kubelet's log, `journalctl -u kubelet`, and the node's load",
                 )
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return KubeletBusy(
@@ -133,12 +134,13 @@ def _check_socket(socket: Path) -> None:
         mode = socket.stat().st_mode
     except PermissionError as error:
         raise KubeletError(
-            f"no right to look at the kubelet's socket {socket}", remedy="its folder is root's"
+            f"no right to look at the kubelet's socket {socket}", remedy="run as root"
         ) from error
     except OSError as error:
         raise KubeletError(
             f"the kubelet's socket {socket} does not exist: {error.strerror}",
-            remedy="check whether the kubelet runs; mount its pod-resources folder, not the file",
+            remedy="see whether the kubelet runs, `systemctl status kubelet`; mount its "
+            "pod-resources folder, not the file",
         ) from error
     if not stat.S_ISSOCK(mode):
         raise KubeletError(

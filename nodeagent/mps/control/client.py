@@ -162,7 +162,7 @@ class ControlClient:
         except OSError as error:
             raise FrontEndFailed(
                 f"{program[0]} cannot be run: {error.strerror}",
-                remedy="install it, or set its path",
+                remedy="install it, or set mps.path to where it is",
             ) from error
         return said.stdout, said.stderr.strip()
 

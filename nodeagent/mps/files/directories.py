@@ -185,7 +185,7 @@ def remove_directories(run_dir: Path, device: str) -> None:
     except OSError as error:
         raise PathRefused(
             f"{error.filename or top} cannot be removed: {error.strerror}",
-            remedy=f"remove {top} by hand",
+            remedy=f"`lsof +D {top}` shows what holds it; then remove it by hand: `rm -r {top}`",
         ) from error
 
 
@@ -230,14 +230,18 @@ def _check_contents(pipe: OpenDirectory, uid: int) -> None:
             if entry.is_symlink():
                 raise PathRefused(
                     f"{path / entry.name} is a symlink, which no daemon makes",
-                    remedy="find out what created it, and remove it",
+                    remedy=_remove(path / entry.name),
                 )
             owner = entry.stat(follow_symlinks=False).st_uid
             if owner not in {uid, 0, os.geteuid()}:
                 raise PathRefused(
                     f"{path / entry.name} belongs to user {owner}, not {uid}",
-                    remedy="find out what created it, and remove it",
+                    remedy=_remove(path / entry.name),
                 )
+
+
+def _remove(path: Path) -> str:
+    return f"`fuser -v {path}` shows what has it open; where nothing has, remove it: `rm {path}`"
 
 
 def may_pass(found: os.stat_result, uid: int, gid: int) -> bool:

@@ -113,7 +113,8 @@ class ChildLauncher(Launcher):
             await asyncio.to_thread(_kill_started, starting)
             raise StartError(
                 f"the daemon of {start.spec.device} cannot be watched: {error.strerror}",
-                remedy="see how many files the agent may have open (LimitNOFILE)",
+                remedy="raise how many files the agent may have open (LimitNOFILE; now: `grep "
+                f"'open files' /proc/{os.getpid()}/limits`)",
             ) from error
 
 
@@ -139,8 +140,8 @@ def _spawned(start: Start) -> MpsProcess:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StartError(
             f"{start.command[0]} cannot be run as user {spec.uid}: {reason}",
-            remedy="install it, or set its path; run as root to run it as another user, "
-            "under systemd with systemd/mps-children.conf",
+            remedy="install it, or set mps.path to where it is; run as root to run it as another "
+            "user, under systemd with systemd/mps-children.conf",
         ) from error
     finally:
         os.close(log)

@@ -104,10 +104,14 @@ def open_log(spec: DaemonSpec) -> int:
         log = os.open(path, flags, 0o640)
     except OSError as error:
         raise StartError(
-            f"{path} cannot be written: {error.strerror}", remedy="remove what is in its place"
+            f"{path} cannot be written: {error.strerror}", remedy=_in_its_place(path)
         ) from error
     found = os.fstat(log)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(log)
-        raise StartError(f"{path} is not a plain file", remedy="remove what is in its place")
+        raise StartError(f"{path} is not a plain file", remedy=_in_its_place(path))
     return log
+
+
+def _in_its_place(path: Path) -> str:
+    return f"`ls -ld {path}` shows what is in its place; `mv {path} {path}.old` makes room"

@@ -159,7 +159,8 @@ def _is_there(server: MpsProcess, processes: Iterable[MpsProcess]) -> bool:
 def _not_known(server: MpsProcess, why: str, processes: Iterable[MpsProcess]) -> OrphansLeft:
     return OrphansLeft(
         f"whether pid {server.pid}, of an earlier daemon, has ended is not known: {why}",
-        remedy="where it stays so, restart the agent; daemons go on meanwhile",
+        remedy="where it stays so, restart the agent (`systemctl restart nodeagent`, or delete its "
+        "pod); daemons go on meanwhile",
         processes=processes,
     )
 
