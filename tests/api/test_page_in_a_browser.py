@@ -20,6 +20,9 @@ from tests.views.example_node import FIRST, OBSERVED
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 
 HOST = "127.0.0.1"
+# A browser that is slow to paint; `paint` has what waits for that.
+NO_FRAMES = "window.requestAnimationFrame = (then) => { window.paint = then; };"
+ANSWERED = "performance.getEntriesByType('resource').filter((one) => one.responseEnd).length >= 2"
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
@@ -81,12 +84,22 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
 async def test_the_page_follows_the_agent_and_says_when_it_is_gone(
     tmp_path: Path, pictures: Path | None
 ) -> None:
-    """An event brings the new state, and focus stays; without an agent nothing looks well."""
+    """Nothing is drawn before the first paint, which says that the agent is asked, and no state. An
+    event brings the new state, and focus stays; without an agent nothing looks well.
+    """
     agent = Agent(OBSERVED)
     agent.state = IDLE
     async with AsyncExitStack() as agents, tab(tmp_path) as page:
         port = await agents.enter_async_context(listen(agent, HOST, 0, Refusals()))
+        await page.call("Page.addScriptToEvaluateOnNewDocument", source=NO_FRAMES)
         await page.open(f"http://{HOST}:{port}/")
+        await page.until(ANSWERED)
+        await page.value("fetch('/v1/plan').then((answer) => answer.text())")  # a later answer
+        assert await page.value("document.querySelector('header').innerText.split('\\n')[0]") == (
+            "Asking the agent."
+        )
+        assert await page.value("byId('main').hidden")
+        await page.value("paint()")
         await page.until("byId('gpus').querySelectorAll('.box.is-idle').length === 4")
         await page.value("byId('gpus').querySelector('button').focus()")
 

@@ -96,6 +96,8 @@ function draw() {
   const { status, plan } = page;
   drawConnection();
   if (!status) return;
+  byId("main").hidden = false;
+  byId("zone").textContent = ", " + zoneOf(new Date());
   drawHead(status);
   drawHands(status);
   drawGpus(status, plan);
@@ -118,10 +120,18 @@ function later(milliseconds) {
   asking.timer = setTimeout(refresh, milliseconds);
 }
 
+/* Until the browser painted what is in the HTML, which drawing would delay. Hidden pages are not
+   painted. */
+const painted = new Promise((done) => {
+  if (document.hidden) done();
+  else requestAnimationFrame(() => setTimeout(done));
+});
+
 async function update() {
   const began = new Date();
   try {
-    const [status, plan] = await Promise.all([askJson("/v1/status"), askJson("/v1/plan")]);
+    const answers = [askJson("/v1/status"), askJson("/v1/plan")];
+    const [status, plan] = await Promise.all([...answers, painted]);
     Object.assign(page, { status, plan, awaySince: undefined, failures: 0 });
   } catch (error) {
     page.awaySince = page.awaySince || began;
@@ -187,7 +197,6 @@ function endStream() {
 
 function start() {
   byId("legend").append(legend());
-  byId("zone").textContent = zoneOf(new Date());
   byId("retry").addEventListener("click", refresh);
   document.addEventListener("visibilitychange", () => (document.hidden ? endStream() : refresh()));
   window.addEventListener("unhandledrejection", ({ reason }) =>

@@ -55,10 +55,11 @@ function twoDigits(number) {
   return String(number).padStart(2, "0");
 }
 
-const ZONES = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
+let zones; // made when the first time is shown: that takes longer than all else before the first paint
 
 function zoneOf(date) {
-  return ZONES.formatToParts(date).find((part) => part.type === "timeZoneName").value;
+  zones ||= new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
+  return zones.formatToParts(date).find((part) => part.type === "timeZoneName").value;
 }
 
 /* "03:04:05 CET", in the browser's zone. */
