@@ -230,22 +230,31 @@ def _require_unused(gpu: Gpu, wanted: Sequence[WantedInstance], target: Target, 
     if not blockers:
         return
     missing = [p.division.profile for p in target.placed if p.existing is None]
-    purpose = f"to make room for {counted(missing)}" if missing else "because the plan has none"
+    purpose = "because the plan has none"
+    if missing:
+        purpose = f"to make room for {counted(missing)} ({_free_words(gpu)})"
     path = next((w.path for w in wanted if w.profile in missing), "") or path
-    slots = ", ".join(map(str, free_slots(gpu))) or "none"
     raise PlanRefused(
         *(
             _in_use(
                 gpu,
                 f"{device.profile} at slice {instance.placement.start} of {gpu.title} would have "
-                f"to go {purpose} (free memory slices: {slots}), but is in use by "
-                f"{_users(gpu, device)}",
+                f"to go {purpose}, but is in use by {_users(gpu, device)}",
                 path,
                 device.usage if device.usage.in_use else gpu.usage,
             )
             for instance, device in blockers
         )
     )
+
+
+def _free_words(gpu: Gpu) -> str:
+    slots = [str(slot) for slot in free_slots(gpu)]
+    if not slots:
+        return "no memory slice is free"
+    if len(slots) == 1:
+        return f"only memory slice {slots[0]} is free"
+    return f"only memory slices {', '.join(slots[:-1])} and {slots[-1]} are free"
 
 
 def _users(gpu: Gpu, device: ComputeInstance) -> str:

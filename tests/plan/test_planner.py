@@ -74,7 +74,8 @@ def test_blocked_names_blocker_and_purpose() -> None:
     assert result.steps == ()
     (problem,) = result.problems
     assert Code.IN_USE is problem.code
-    for part in ("1g.10gb at slice", "room for 3g.40gb", "pid 4711 (python)", "free memory slices"):
+    free = "(only memory slices 1, 2, 3, 5, 6 and 7 are free)"
+    for part in ("1g.10gb at slice", f"room for 3g.40gb + 1g.10gb {free}", "pid 4711 (python)"):
         assert part in problem.message
 
 
