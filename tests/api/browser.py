@@ -94,6 +94,7 @@ class Tab:
 
     async def picture(self, path: Path) -> None:
         """Write the whole page, also what has to be scrolled to, as a PNG."""
+        await self.value("scrollTo(0, 0)")  # a banner that stays in view is at the top
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         taken = await self.call(
             "Page.captureScreenshot",

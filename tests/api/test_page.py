@@ -15,6 +15,7 @@ import pytest
 
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.plan.plan import Policy
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.preview import preview
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
@@ -22,7 +23,7 @@ from nodeagent.views.plan_report import plan_json
 from nodeagent.views.status_report import status_json
 from tests.api.page_states import BUSY, IDLE, LOST, SICK, STATES, WANTED, WORKING
 from tests.api.serving import api
-from tests.views.example_node import OBSERVED
+from tests.views.example_node import FIRST, OBSERVED
 
 TEXT = PAGE.decode()
 NODE = shutil.which("node")
@@ -163,4 +164,5 @@ def test_nothing_that_needs_a_hand_is_left_out() -> None:
     codes = "all.map((one) => handsNeeded(one).map((hand) => hand.code))"
     assert _computed(codes, *STATES.values()) == [[]] * (len(STATES) - 1) + [["InUse"] * 6]
     twice = replace(SICK, problems=STATES["blocked"].problems)
-    assert _computed("handsNeeded(all[0]).map((hand) => hand.code)", twice) == ["InUse"]
+    gone = Problem(Code.GPU_LOST, "GPU 0 does not answer", gpu=FIRST)  # as a check found, too
+    assert _computed(codes, twice, replace(LOST, problems=(gone,))) == [["InUse"], []]

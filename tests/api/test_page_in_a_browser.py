@@ -23,6 +23,14 @@ HOST = "127.0.0.1"
 # A browser that is slow to paint; `paint` has what waits for that.
 NO_FRAMES = "window.requestAnimationFrame = (then) => { window.paint = then; };"
 ANSWERED = "performance.getEntriesByType('resource').filter((one) => one.responseEnd).length >= 2"
+# What a screen reader finds: no two buttons that copy differently sound alike, and a picture is
+# read as its sentence alone.
+BUTTONS = "[...document.querySelectorAll('.copy')]"
+ALIKE = (
+    f"new Set({BUTTONS}.map((one) => one.ariaLabel + one.dataset.copy)).size"
+    f" - new Set({BUTTONS}.map((one) => one.ariaLabel)).size"
+)
+READ_TWICE = "document.querySelectorAll('[role=img] > :not([aria-hidden])').length"
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
@@ -50,9 +58,9 @@ def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None) -> None:
-    """The headline is right, and nothing above the GPUs looks well unless all is; what a blocked
-    plan waits for is marked, and what it wants is drawn; nothing has to be scrolled sideways, and
-    nothing goes wrong.
+    """The headline is right, and nothing above the GPUs looks well unless all is, nor a claim on a
+    GPU that is not; what a blocked plan waits for is marked, and what it wants is drawn; nothing
+    has to be scrolled sideways, and nothing goes wrong.
     """
     agent = Agent(OBSERVED)
     kind, after = EventType.CHANGED_FOR_CLAIM, "1g.10gb at 0"  # before the page was opened
@@ -75,8 +83,12 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             assert not await page.value("byId('counts').textContent.includes('in use by')")
             glances = await page.value("document.querySelectorAll('#overview a, details').length")
             assert glances == (9 if name == "many" else 0)
+            ready = await page.value("byId('claims').querySelector('.tone-ok') !== null")
+            assert ready is (name == "busy"), "a claim on a GPU that is lost or sick looks well"
             room = await page.value("byId('gpus').textContent.includes('Room for')")
             assert room is (name not in ("sick", "lost")), name
+            assert await page.value(ALIKE) == 0
+            assert await page.value(READ_TWICE) == 0
             await _fits_every_screen(page, name, pictures)
         assert page.errors == []
 

@@ -105,9 +105,15 @@ function copyable(text, what) {
     element("code", {}, text), " ", element("button", button, "copy"));
 }
 
-/* A sentence of the agent; its commands stand between backticks, and each can be copied. */
-function prose(text) {
-  return (text || "").split("`").map((part, at) => (at % 2 ? copyable(part, "the command") : part));
+/* A text of the agent, with `show` of its commands, which stand between backticks. */
+function withCommands(text, show) {
+  return text.split("`").map((part, at) => (at % 2 ? show(part) : part));
+}
+
+/* A sentence whose commands can be copied. */
+function prose(text = "") {
+  const sentence = text.slice(0, 1).toUpperCase() + text.slice(1);
+  return withCommands(sentence, (command) => copyable(command, command));
 }
 
 function time(text) {

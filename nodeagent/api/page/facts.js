@@ -134,7 +134,8 @@ function countsOf(status) {
     const used = devices.filter((device) => device.inUse).length;
     const free = divided.reduce((sum, gpu) => sum + gpu.free.slots.length, 0);
     const slots = divided.reduce((sum, gpu) => sum + gpu.slots, 0);
-    facts.push(["Slices", [devices.length, used + " in use", devices.length - used + " idle"]]);
+    const idle = devices.length - used;
+    facts.push(["MIG devices", [devices.length, used + " in use", idle + " idle"]]);
     facts.push(["Free room", [free + " of " + slots + " memory slices"]]);
   }
   if (status.mps.length) {
@@ -174,6 +175,11 @@ function otherProblems(status) {
   return found;
 }
 
+/* What a check found is a problem of the plan, too, where that needs the GPU. */
+function isSame(problem, finding) {
+  return problem.code === finding.code && problem.gpu === finding.gpu;
+}
+
 /* All that needs a person, the worst first, besides what the headline says already. */
 function handsNeeded(status) {
   const { headline, problems } = status;
@@ -185,7 +191,8 @@ function handsNeeded(status) {
   const { problem } = status.cluster || {};
   const found = [
     ...findings.filter((one) => one.isSevere),
-    ...problems.map((one) => ({ ...one, where: names.get(one.gpu) })),
+    ...problems.filter((one) => !findings.some((other) => isSame(one, other)))
+      .map((one) => ({ ...one, where: names.get(one.gpu) })),
     ...(problem ? [{ ...problem, code: "Cluster", where: "cluster" }] : []),
     ...findings.filter((one) => !one.isSevere),
     ...otherProblems(status).filter((other) =>

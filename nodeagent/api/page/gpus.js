@@ -29,7 +29,8 @@ function lane(name, boxes, slots) {
     drawn.style.gridColumn = start + 1 + " / span " + size;
     row.append(drawn);
   }
-  return element("div", { class: "lane" }, name && element("div", { class: "when" }, name), row);
+  const look = { class: "lane", "aria-hidden": "true" };
+  return element("div", look, name && element("div", { class: "when" }, name), row);
 }
 
 /* Boxes over memory slices, one row for each moment; read out as one sentence for each. */
@@ -49,7 +50,7 @@ function gpuPicture(gpu, goal) {
 }
 
 function legend() {
-  return list(Object.keys(STATES).map(stateMark), { class: "legend" });
+  return list(Object.keys(STATES).map(stateMark), { class: "legend", "aria-label": "Legend" });
 }
 
 /* --- what is on it --- */
@@ -67,7 +68,7 @@ function usersCell(holder, isKnown, owners) {
 
 function memoryCell(used, total) {
   if (used === undefined || !total) return "not known";
-  return bar(used / total, gibibytes(used) + " of " + gibibytes(total));
+  return bar(used / total, shareWords(used, total));
 }
 
 function utilizationCell({ utilization }) {
@@ -82,14 +83,14 @@ function purposeCell(gpu, device, { claims, daemons }) {
   const words = claims.filter((claim) => claim.devices.some(isIts))
     .map((claim) => "claim " + claimName(claim));
   const daemon = daemons.find((one) => one.device === (device === undefined ? gpu : device).uuid);
-  if (daemon) words.push(["MPS: ", daemonMark(daemon)]);
-  return list(words) || "–";
+  if (daemon) words.push(["MPS: ", daemonMark(daemon, gpu)]);
+  return list(words) || "none";
 }
 
 const COLUMNS = ["Device", "State", "Used by", "Memory", "Utilization", "For", "UUID"];
 
-function uuidCell(uuid) {
-  return uuid ? copyable(uuid, "the UUID") : "none yet";
+function uuidCell({ uuid }, what) {
+  return uuid ? copyable(uuid, "the UUID of " + what) : "none yet";
 }
 
 function wholeRow(gpu, node) {
@@ -97,16 +98,17 @@ function wholeRow(gpu, node) {
   return [
     "whole GPU", wholeStates(gpu).map(stateMark), usersCell(gpu, answers(gpu), node.owners),
     memoryCell(used, total), utilizationCell(gpu), purposeCell(gpu, undefined, node),
-    uuidCell(gpu.uuid),
+    uuidCell(gpu, "GPU " + gpu.index),
   ];
 }
 
 function deviceRow(gpu, device, states, node) {
   const { used, total } = device.memory || {};
   return [
-    device.profile + " at " + sliceWords(device.start, device.size),
+    element("span", { class: "whole" }, placeWords(device)),
     states.map(stateMark), usersCell(device, answers(gpu), node.owners), memoryCell(used, total),
-    utilizationCell(device), purposeCell(gpu, device, node), uuidCell(device.uuid),
+    utilizationCell(device), purposeCell(gpu, device, node),
+    uuidCell(device, placeWords(device) + " of GPU " + gpu.index),
   ];
 }
 
@@ -124,24 +126,37 @@ const HEALTH = {
   unknown: ["?", "health not known", "tone-warning"], unhealthy: ["!", "sick", "is-sick"],
 };
 
-function findingItem(finding, index) {
+/* One word for the same: what is wrong with a lost GPU is that it is lost. */
+function findingMark(finding, gpu) {
+  const isLoss = GONE.has(finding.cause) && !answers(gpu);
+  return isLoss ? stateMark(silentState(gpu)) : nowMark(...HEALTH[finding.severity]);
+}
+
+function findingItem(finding, gpu) {
   const { start, size = 1 } = finding;
   const place = start === undefined ? "" : " in " + sliceWords(start, size);
   const pods = (finding.pods || []).map(podWords).join(", ");
   return [
-    nowMark(...HEALTH[finding.severity]),
-    " GPU " + index + " " + finding.message + place + ": " + finding.evidence,
+    findingMark(finding, gpu),
+    " GPU " + gpu.index + " " + finding.message + place + ": " + finding.evidence,
     finding.since ? [", since ", time(finding.since)] : "",
     finding.count > 1 ? ", seen " + finding.count + " times" : "",
     pods ? ", used then by " + pods : "", ". ", prose(finding.advice),
   ];
 }
 
-/* Nothing is said of a GPU that is well: whether it is, the headline says. */
+/* Nothing is said of a GPU that is well (whether it is, the headline says), or is not there. */
 function gpuMark(gpu) {
+  if (!gpu) return "";
   if (!answers(gpu)) return stateMark(silentState(gpu));
   const { status } = gpu.health;
   return status === "healthy" ? "" : nowMark(...HEALTH[status]);
+}
+
+/* How something is that lies on these GPUs: it does not look well while one of them is not. */
+function markOn(gpus, word) {
+  const isWell = gpus.every((gpu) => gpu && gpuMark(gpu) === "");
+  return TONES[word] === "ok" && !isWell ? nowMark("✓", word, "tone-plain") : toneMark(word);
 }
 
 function unusual(value) {
@@ -178,7 +193,7 @@ function gpuCard(gpu, node) {
     element("h3", { id: id + "-name" }, name + " ", gpuMark(gpu)),
     gpuPicture(gpu, goal),
     answers(gpu) && isDivided(gpu) ? element("p", { class: "faint" }, roomWords(gpu)) : "",
-    list(gpu.health.findings.map((one) => findingItem(one, gpu.index)), { class: "plain" }),
+    list(gpu.health.findings.map((one) => findingItem(one, gpu)), { class: "plain" }),
     deviceTable(gpu, goal, node),
     gpuFacts(gpu));
 }
@@ -194,7 +209,7 @@ function overview(gpus, { planned }) {
     return [
       element("a", { href: "#gpu-" + gpu.index }, "GPU " + gpu.index), " ", gpuMark(gpu),
       element("span", { class: "faint" },
-        used === undefined || !total ? "" : " " + gibibytes(used) + " of " + gibibytes(total),
+        used === undefined || !total ? "" : " " + shareWords(used, total),
         gpu.utilization === undefined ? "" : ", " + Math.round(gpu.utilization) + " %"),
       picture([["", boxes]], isDivided(gpu) ? gpu.slots : 1),
     ];

@@ -19,8 +19,9 @@ function drawHead(status) {
   const now = mark(glyph, word + ":", "tone-" + severity);
   show("headline", isAway() ? mark("?", "Last known:", "tone-away") : now, " ", text);
   const shown = status.gpus.find((one) => one.uuid !== undefined && one.uuid === gpu);
-  const [first] = status.message.split(" (and ");
-  const isSaid = text.toLowerCase().includes(first.toLowerCase());
+  const { message, phase, problems } = status;
+  const isSaid = (text + " " + phase).toLowerCase().includes(message.toLowerCase())
+    || problems.some((problem) => message.startsWith(problem.message)); // each is said below
   const isBad = severity === "warning" || severity === "error";
   const link = shown && element("a", { href: "#gpu-" + shown.index }, "See GPU " + shown.index);
   show("remedy", prose(remedy), link ? [" ", link, "."] : "",
@@ -28,7 +29,7 @@ function drawHead(status) {
   byId("node").textContent = status.node;
   document.title = (isAway() ? "not answering" : word) + ": " + status.node;
   show("counts", facts([
-    ["Plan", [phaseMark(status), isSaid ? "" : " " + status.message]],
+    ["Plan", [phaseMark(status), isSaid ? "" : " " + message]],
     ...countsOf(status),
     ["Driver", status.driverVersion],
     ["Cluster", status.cluster && clusterCell(status.cluster)],
@@ -81,27 +82,27 @@ function clientMemory({ used, limit }) {
 function clientsTable(daemon, where) {
   const rows = daemon.clients.map((client) => [
     userWords(client), client.user === undefined ? "not known" : String(client.user),
-    client.pod ? podWords(client.pod) : "–", client.slot || client.share || "none",
+    client.pod ? podWords(client.pod) : "none", client.slot || client.share || "none",
     clientMemory(client.memory || {}), threadsWords(client.threads),
-    list((client.findings || []).map((text) => [mark("▲", text, "tone-warning")])) || "–",
+    list((client.findings || []).map((text) => [nowMark("▲", text, "tone-warning")])) || "none",
   ]);
   const columns = ["Client", "User", "Pod", "Share", "Memory", "Threads", "What is wrong"];
   return rows.length ? table("Clients of MPS on " + where, columns, rows) : "";
 }
 
 /* A daemon may be Ready and take no new clients all the same. */
-function daemonMark({ state, trouble }) {
-  return trouble ? nowMark("▲", state, "tone-warning") : toneMark(state);
+function daemonMark({ state, trouble }, gpu) {
+  return trouble ? nowMark("▲", state, "tone-warning") : markOn(gpu ? [gpu] : [], state);
 }
 
-function daemonCard(daemon) {
+function daemonCard(daemon, gpu) {
   const where = daemonPlace(daemon), { server } = daemon;
   const troubles = [daemon.state === "Ready" ? "" : daemon.why, daemon.trouble].filter(Boolean);
   const waiting = (daemon.waiting || []).map((client) =>
     userWords(client) + " of user " + client.user + " waits");
-  return element("article", {},
-    element("h3", {}, "MPS on " + where + " ", daemonMark(daemon)),
-    list([...troubles, ...waiting].map((text) => [mark("▲", text, "tone-warning")])),
+  return element("article", { "aria-label": "MPS on " + where },
+    element("h3", {}, "MPS on " + where + " ", daemonMark(daemon, gpu), gpuMark(gpu)),
+    list([...troubles, ...waiting].map((text) => [nowMark("▲", text, "tone-warning")])),
     list((daemon.lastLines || []).map((text) => [element("code", {}, text)])),
     facts([
       ["Since", daemon.since && time(daemon.since)],
@@ -117,23 +118,25 @@ function daemonCard(daemon) {
 }
 
 function drawMps(status) {
-  show("mps", status.mps.map(daemonCard));
+  show("mps", status.mps.map((daemon) =>
+    daemonCard(daemon, status.gpus.find((gpu) => gpu.index === daemon.gpu))));
 }
 
 /* --- claims --- */
 
 function drawClaims(status) {
   const names = gpuNames(status.gpus);
+  const gpuOf = (device) => status.gpus.find((gpu) => gpu.uuid === device.gpu);
   const deviceWords = (device) => {
-    const what = device.profile ? device.profile + " at " + device.start : device.device;
-    return what + " of " + (names.get(device.gpu) || device.gpu);
+    const what = device.profile ? placeWords(device) : device.device;
+    return [what + " of " + (names.get(device.gpu) || device.gpu) + " ", gpuMark(gpuOf(device))];
   };
   const rows = (status.claims || []).map((claim) => [
-    claimName(claim), toneMark(claim.phase),
+    claimName(claim), markOn(claim.devices.map(gpuOf), claim.phase),
     list(claim.pods.map(podWords)) || "none",
     list(claim.devices.map(deviceWords)) || "none yet",
     claim.since ? time(claim.since) : "not known",
-    list([...(claim.refusal ? [claim.refusal] : []), ...claim.problems].map(problemItem)) || "–",
+    list([...(claim.refusal ? [claim.refusal] : []), ...claim.problems].map(problemItem)) || "none",
   ]);
   const columns = ["Claim", "State", "Pods", "Devices", "Since", "What is wrong"];
   show("claims", rows.length ? table("Claims of pods on this node", columns, rows) : "");
@@ -174,7 +177,8 @@ const MOST_ROWS = 100;
 
 function changeCell({ message, reason, count, since, before, after }) {
   const again = count ? [" (" + count + " times since ", time(since), ")"] : "";
-  const words = [message, reason ? " (why: " + reason + ")" : "", again];
+  const past = withCommands(message, (command) => element("code", {}, command)); // none to copy
+  const words = [...past, reason ? " (why: " + reason + ")" : "", again];
   if (!after || before === after) return words;
   const layouts = [["before", before || "not known"], ["after", after]];
   return [...words, facts(layouts, { class: "change" })];
@@ -187,8 +191,8 @@ function drawTimeline(events, gpus) {
   const shown = events.length > MOST_ROWS ? events.filter(({ routine }) => !routine) : events;
   const rows = shown.slice(0, MOST_ROWS).map((event) => [
     time(event.time), whole(event.type),
-    names.has(event.gpu) ? whole(names.get(event.gpu)) : event.gpu || "–", changeCell(event),
+    names.has(event.gpu) ? whole(names.get(event.gpu)) : event.gpu || "none", changeCell(event),
   ]);
   const columns = ["Time", "What", "GPU", "Message"];
-  show("timeline", rows.length ? table("The newest first", columns, rows) : "");
+  show("timeline", rows.length ? table("What happened, the newest first", columns, rows) : "");
 }

@@ -47,6 +47,11 @@ function gibibytes(bytes) {
   return (bytes / 2 ** 30).toFixed(1) + " GiB";
 }
 
+/* "9.0 of 30.0 GiB" */
+function shareWords(used, total) {
+  return gibibytes(used).replace(" GiB", "") + " of " + gibibytes(total);
+}
+
 function plural(count, word) {
   return count + " " + word + (count === 1 ? "" : "s");
 }
@@ -55,7 +60,7 @@ function twoDigits(number) {
   return String(number).padStart(2, "0");
 }
 
-let zones; // made when the first time is shown: that takes longer than all else before the first paint
+let zones; // made with the first time that is shown: it would delay the first paint
 
 function zoneOf(date) {
   zones ||= new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
@@ -97,8 +102,12 @@ function podWords(pod) {
   return pod.namespace + "/" + pod.name + (pod.container ? " (" + pod.container + ")" : "");
 }
 
+function placeWords({ profile, start, size }) {
+  return profile + " at " + sliceWords(start, size);
+}
+
 function stepWords(step) {
-  const at = step.profile ? step.profile + " at " + step.start : "";
+  const at = step.profile ? placeWords(step) : "";
   const on = at ? " on " + at : "";
   switch (step.kind) {
     case "setMigMode": return (step.mode === "enabled" ? "enable" : "disable") + " MIG mode";
@@ -124,6 +133,6 @@ function claimName(claim) {
 
 function daemonPlace(daemon) {
   if (daemon.gpu === undefined) return daemon.device;
-  const part = daemon.profile ? daemon.profile + " at " + daemon.start + " of " : "";
+  const part = daemon.profile ? placeWords(daemon) + " of " : "";
   return part + "GPU " + daemon.gpu;
 }
