@@ -112,7 +112,6 @@ class Card:
 
     def _activate(self, enabled: bool) -> None:
         self.state.mig = self.state.pending = enabled
-        self.state.accounting = False
         self.state.compute_mode = 0
         self._forget(list(self.state.instances))
         self._config_changed()
@@ -158,7 +157,6 @@ class Card:
         self.sensors.start_over()
         state.failure = 0
         state.compute_mode = state.time_slice = 0
-        state.accounting = False
         if before != (state.mig, state.pending, 0):
             self._config_changed()
 

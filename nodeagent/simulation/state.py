@@ -121,7 +121,6 @@ class CardState(msgspec.Struct):
     mig: bool = False
     pending: bool = False
     persistence: bool = True
-    accounting: bool = False
     compute_mode: Natural = 0
     time_slice: Natural = 0
     failure: Natural = 0

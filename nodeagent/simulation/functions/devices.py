@@ -23,13 +23,6 @@ from nodeagent.simulation.functions.registry import (
 )
 from nodeagent.simulation.nvml_session import Session
 
-_ARCHITECTURES = {
-    "Turing": pynvml.NVML_DEVICE_ARCH_TURING,
-    "Ampere": pynvml.NVML_DEVICE_ARCH_AMPERE,
-    "Ada": pynvml.NVML_DEVICE_ARCH_ADA,
-    "Hopper": pynvml.NVML_DEVICE_ARCH_HOPPER,
-    "Blackwell": pynvml.NVML_DEVICE_ARCH_BLACKWELL,
-}
 _NAMED = (Code.NOT_SUPPORTED, Code.INSUFFICIENT_SIZE)
 
 
@@ -107,13 +100,6 @@ def nvmlDeviceGetSerial(
 
 
 @c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetPdi(
-    session: Session, device: WholeGpuIn, pdi: Annotated[Any, Out(pynvml.c_nvmlPdi_t)]
-) -> None:
-    pdi.value = device.card.identity.pdi
-
-
-@c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetMinorNumber(session: Session, device: WholeGpuIn, minor: UIntOut) -> None:
     minor.value = device.card.index
 
@@ -139,12 +125,6 @@ def nvmlDeviceGetCudaComputeCapability(
     major.value, minor.value = device.card.board.compute_capability
 
 
-@c_function()
-def nvmlDeviceGetArchitecture(session: Session, device: DeviceIn, architecture: UIntOut) -> None:
-    family = device.card.board.architecture.split()[0]
-    architecture.value = _ARCHITECTURES.get(family, pynvml.NVML_DEVICE_ARCH_UNKNOWN)
-
-
 @c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetVirtualizationMode(session: Session, device: GpuIn, mode: ULongOut) -> None:
     switches = session.node.switches
@@ -153,16 +133,6 @@ def nvmlDeviceGetVirtualizationMode(session: Session, device: GpuIn, mode: ULong
         mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
     elif switches.passthrough:
         mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetNumGpuCores(session: Session, gpu: WholeGpuIn, cores: UIntOut) -> None:
-    """None with MIG on. 64 cores a multiprocessor up to compute capability 8.0, else 128."""
-    if gpu.card.state.mig:
-        raise Refused(Code.NOT_SUPPORTED)
-    board = gpu.card.board
-    each = 64 if board.compute_capability <= (8, 0) else 128
-    cores.value = board.multiprocessors * each
 
 
 def _working(card: Card) -> Device:

@@ -41,16 +41,6 @@ def nvmlDeviceGetGpuInstanceProfileInfoV(
     info.name = f"MIG {profile.name}".encode()
 
 
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetGpuInstanceProfileInfoByIdV(
-    session: Session, gpu: GpuIn, profile_id: UInt, info: ProfileInfoV2
-) -> None:
-    _require_reported(session, gpu)
-    profile = gpu.card.profile(profile_id)
-    _fill(info, profile)
-    info.name = f"MIG {profile.name}".encode()
-
-
 @c_function(*_ASKING)
 def nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     session: Session,

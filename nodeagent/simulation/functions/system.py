@@ -122,23 +122,6 @@ def nvmlDeviceSetComputeMode(session: Session, device: DeviceIn, mode: UInt) -> 
     holder.compute_mode = mode
 
 
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetAccountingMode(session: Session, gpu: WholeGpuIn, mode: UIntOut) -> None:
-    """Switching MIG on switches accounting off."""
-    mode.value = gpu.card.state.accounting and not gpu.card.state.mig
-
-
-@c_function(*_SETTING, changes=True)
-def nvmlDeviceSetAccountingMode(session: Session, gpu: WholeGpuIn, mode: UInt) -> None:
-    """Cannot be changed while MIG is on."""
-    session.require_privilege()
-    if gpu.card.state.mig:
-        raise Refused(Code.NOT_SUPPORTED)
-    if mode not in (0, 1):
-        raise Refused(Code.INVALID_ARGUMENT)
-    gpu.card.state.accounting = bool(mode)
-
-
 def _is_mig_parent(device: Device) -> bool:
     return device.card.state.mig and not isinstance(device, MigDevice)
 

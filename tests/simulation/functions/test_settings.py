@@ -105,14 +105,3 @@ def test_persistence_mode() -> None:
             pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
         with pytest.raises(pynvml.NVMLError_NoPermission):
             pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
-
-
-def test_accounting_goes_off_with_mig() -> None:
-    """It can be switched on without MIG only, and MIG switches it off for good."""
-    with calls.node_with("h100-80gb", mig=False):
-        pynvml.nvmlDeviceSetAccountingMode(calls.gpu(), 1)
-        assert pynvml.nvmlDeviceGetAccountingMode(calls.gpu()) == 1
-        pynvml.nvmlDeviceSetMigMode(calls.gpu(), 1)
-        assert pynvml.nvmlDeviceGetAccountingMode(calls.gpu()) == 0
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            pynvml.nvmlDeviceSetAccountingMode(calls.gpu(), 1)
