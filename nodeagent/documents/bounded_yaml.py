@@ -30,7 +30,8 @@ MOST_NODES = 6_000  # take some 50 ms; mig-parted's default file has about 1,000
 DEEPEST = 16  # a plan needs 8, a mig-parted file 6
 
 # What YAML 1.1 does not allow in a text (tab, line ends and NEL are allowed).
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_CONTROL_IN_ASCII = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f"
+_CONTROL = _CONTROL_IN_ASCII + "\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff"
 
 
 class Tree(Struct, frozen=True):
@@ -74,8 +75,7 @@ def _decoded(text: str | bytes) -> str:
                 f"0x{error.object[error.start]:02x})",
                 remedy="save it as UTF-8",
             ) from error
-    control = _CONTROL.search(text)
-    if control:
+    if control := _control_character(text):
         line = text.count("\n", 0, control.start()) + 1
         column = control.start() - text.rfind("\n", 0, control.start())
         raise refuse(
@@ -83,6 +83,11 @@ def _decoded(text: str | bytes) -> str:
             f"(line {line}, column {column}); it is binary, or not UTF-8"
         )
     return text
+
+
+def _control_character(text: str) -> re.Match[str] | None:
+    """The first; most texts are ASCII, whose pattern is compiled twenty times faster."""
+    return re.search(f"[{_CONTROL_IN_ASCII if text.isascii() else _CONTROL}]", text)
 
 
 class _Stop(Exception):
@@ -178,8 +183,7 @@ class _Reader:
             self._fault(event, path, f"the alias *{anchor} is not allowed", _NO_ALIASES)
             return None
         self._check(event, path)
-        control = _CONTROL.search(event.value)  # from an escape such as "\x1b"
-        if control:
+        if control := _control_character(event.value):  # from an escape such as "\x1b"
             message = f"the text holds the control character U+{ord(control[0]):04X}"
             self._fault(event, path, message)
         if event.style or event.tag:  # quoted, a block, or refused already

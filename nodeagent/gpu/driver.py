@@ -22,7 +22,6 @@ from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observer import Observer, answers
 from nodeagent.gpu.original_settings import OriginalSettings
-from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.steps.change import (
     Change,
@@ -59,7 +58,8 @@ from nodeagent.plan.steps import (
 )
 from nodeagent.uncancelled import uncancelled
 
-if TYPE_CHECKING:  # commands do without it
+if TYPE_CHECKING:  # commands do without them
+    from nodeagent.gpu.process_details import ProcessDetails
     from nodeagent.gpu.topology import Topology
 
 GpuChange = TypeVar("GpuChange", bound=GpuStep)

@@ -21,14 +21,14 @@ from nodeagent.gpu.nvml_processes import device_processes
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
-from nodeagent.gpu.process_details import ProcessDetails
 from nodeagent.gpu.steps.change import mig_device
 from nodeagent.gpu.users import UsageSource
 from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
 
-if TYPE_CHECKING:  # commands do without it
+if TYPE_CHECKING:  # commands do without them
+    from nodeagent.gpu.process_details import ProcessDetails
     from nodeagent.gpu.topology import Topology
 
 _LEAVING = 1.0  # seconds to wait at the end for a driver that hangs
