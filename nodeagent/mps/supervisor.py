@@ -16,7 +16,7 @@ from nodeagent.mps.adoption import proven_process
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.query import Seen
 from nodeagent.mps.files.directories import directories_of
-from nodeagent.mps.files.records import Record, write_record
+from nodeagent.mps.files.records import Record, RecordWriter, write_record
 from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.launcher import has_private_shm
 from nodeagent.mps.launch.process import DaemonProcess, StartError
@@ -51,7 +51,6 @@ from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import replace
 
 _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
-_RECORD_AGAIN = 1.0  # seconds until a record that could not be written is tried again
 
 
 class Supervisor:
@@ -84,8 +83,7 @@ class Supervisor:
         self._starting: deque[SweepOrphans | Spawn] = deque()
         self._starts: asyncio.Task[None] | None = None
         self._ends = False  # the agent, so nothing more is started
-        self._recorded: Record | None = None
-        self._rewrite: asyncio.TimerHandle | None = None  # while the record cannot be written
+        self._record = RecordWriter(context.run_dir, self._record_due, self._unrecordable)
 
     @property
     def seen(self) -> Seen | None:
@@ -132,7 +130,7 @@ class Supervisor:
         self.wanted = wanted
         spec = self.spec_of(wanted)
         self.state = State(wanted=spec, restarts=self.state.restarts, why="drained on request")
-        self._write_record()
+        self._record.write()
 
     def adopt(self, process: DaemonProcess, runs: WantedMps, wanted: WantedMps) -> None:
         """Take over what an earlier agent started as `runs`."""
@@ -176,16 +174,16 @@ class Supervisor:
         for action in actions:
             self._do(action)
         self._keep_gate()
-        self._write_record()
+        self._record.write()
         if self.state != before:
             self._notify()
 
     async def aclose(self) -> None:
         """Stop supervising. The daemon and its clients live on."""
         await self._end_starts()
-        for timer in (self._timer, self._rewrite):
-            if timer is not None:
-                timer.cancel()
+        self._record.close()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._waiter is not None:
             self._waiter.cancel()
             await asyncio.gather(self._waiter, return_exceptions=True)
@@ -258,7 +256,7 @@ class Supervisor:
         self.left_over, self._left = await clear_left_over(
             spec, self.sockets, grace=grace, known=self._left
         )
-        self._write_record()
+        self._record.write()
 
     async def _start(self, action: Spawn) -> None:
         context, spec = self.context, action.spec
@@ -325,26 +323,11 @@ class Supervisor:
             left=self._leaves,
         )
 
-    def _write_record(self) -> None:
-        """For the next agent, where it is different; nothing of a daemon that is to be no more."""
-        failed, self._rewrite = self._rewrite, None
-        if failed is not None:
-            failed.cancel()
+    def _record_due(self) -> Record | None:
+        """For the next agent; nothing is written of a daemon that is to be no more."""
         if self.wanted is None or (self.state.wanted is None and self.monitor is None):
-            return
-        record = self._record_now(self.state.running if self.monitor else None)
-        if record == self._recorded:
-            return
-        try:
-            write_record(self.context.run_dir, record)
-        except FileNotFoundError:
-            return  # the directory is made when the daemon is started, and it is written then
-        except OSError as error:
-            self._recorded = None  # what is there now is not known
-            self._rewrite = self._loop.call_later(_RECORD_AGAIN, self._write_record)
-            if failed is None:
-                why = error.strerror or error
-                words = f"its record for the next agent cannot be written: {why}"
-                self.context.report(self.device, Report(Subject.START_FAILED, words))
-        else:
-            self._recorded = record
+            return None
+        return self._record_now(self.state.running if self.monitor else None)
+
+    def _unrecordable(self, why: str) -> None:
+        self.context.report(self.device, Report(Subject.START_FAILED, why))
