@@ -21,11 +21,14 @@ from nodeagent.rate_limit import RateLimit
 
 Format = Literal["auto", "json", "console"]
 
+_BETWEEN_LINES = 10.0  # seconds, for lines of one kind of a library
+_LONGEST = 2000  # characters of such a line
 
-class _Lossy:
-    """A stream whose reader may be gone or whose disk may be full.
 
-    Lines are lost then; the work, in the middle of which they are written, goes on.
+class _LossyStream:
+    """Writes to a stream whose reader may be gone or whose disk may be full.
+
+    Lines are lost then; the work that logs them goes on.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -45,7 +48,8 @@ class _Lossy:
         try:
             yield
         except BrokenPipeError:
-            # For ever; what is buffered would still fail at the end, and be the exit code.
+            # The reader does not come back. What is buffered would fail again when the process
+            # ends, and change its exit code.
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(nowhere, self._out.fileno())
             os.close(nowhere)
@@ -56,13 +60,9 @@ class _Lossy:
 def _in_reading_order(
     _: object, __: str, entry: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """When, how bad and what come before the facts, for those who read JSON with their eyes."""
+    """Time, level and message come before the facts, for people who read the JSON."""
     first = [key for key in ("timestamp", "level", "message") if key in entry]
     return {key: entry[key] for key in first} | dict(entry)
-
-
-_BETWEEN_LINES = 10.0  # seconds, for lines of one kind of a library
-_LONGEST = 2000  # characters of such a line
 
 
 class LibraryLines(logging.Handler):
@@ -138,7 +138,7 @@ def configure_logging(
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Lossy(out))),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(out))),
         cache_logger_on_first_use=True,
     )
     _route_libraries()

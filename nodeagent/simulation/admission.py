@@ -1,7 +1,7 @@
-"""Whom a device lets in: its compute mode, as CUDA refuses programs, and its memory.
+"""Which processes a simulated device admits: by its compute mode, as CUDA does, and its memory.
 
 The compute mode decides only when a process comes: what is there stays, whatever it is set to.
-Programs that draw are not concerned.
+Graphics processes are exempt from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class ComputeMode(IntEnum):
 
 
 def admit(process: Process, place: Place, named: str | int) -> None:
-    """Raise UsageError when the device, as it was `named`, keeps the process out or has no room."""
+    """Raise UsageError where the device refuses the process or has no room; `named` is its name as
+    the caller gave it.
+    """
     card, instance, compute = place
     there = card.processes(instance, compute)
     if any(p.pid == process.pid and p.instance == instance for p in there):
@@ -56,17 +58,17 @@ def memory_of(card: Card, instance: GpuInstance | None = None) -> tuple[int, int
     return total * MIB, idle * MIB + sum(p.memory or 0 for p in there)
 
 
-def _admit_by_mode(mode: ComputeMode, who: Process, there: list[Process]) -> None:
-    """To a device that is exclusive, all clients of MPS are one process: their server."""
-    if who.kind is ProcessKind.GRAPHICS or mode is ComputeMode.DEFAULT:
+def _admit_by_mode(mode: ComputeMode, new: Process, there: list[Process]) -> None:
+    """An exclusive device takes all MPS clients for one process: their server."""
+    if new.kind is ProcessKind.GRAPHICS or mode is ComputeMode.DEFAULT:
         return
     if mode is ComputeMode.PROHIBITED:
         raise UsageError(
             f"the device's compute mode is PROHIBITED: {_BUSY}",
             remedy="set another compute mode, or take another device",
         )
-    of_mps = _is_of_mps(who)
-    others = [p for p in there if p.kind is not ProcessKind.GRAPHICS and p.pid != who.pid]
+    of_mps = _is_of_mps(new)
+    others = [p for p in there if p.kind is not ProcessKind.GRAPHICS and p.pid != new.pid]
     in_the_way = [p for p in others if not (of_mps and _is_of_mps(p))]
     if in_the_way:
         holder = in_the_way[0]

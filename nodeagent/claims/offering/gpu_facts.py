@@ -34,7 +34,10 @@ _PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 
 
 class FactsReader:
-    """`sysfs` is the kernel's, None where the GPUs are simulated."""
+    """Reads the facts of GPUs and keeps them for as long as NVML is not started anew.
+
+    `sysfs` is the kernel's directory, None where the GPUs are simulated.
+    """
 
     def __init__(self, pool: GpuPool, sysfs: Path | None) -> None:
         self._pool = pool
@@ -44,7 +47,7 @@ class FactsReader:
         self._known: dict[str, GpuFacts] = {}  # by UUID, as far as the driver has answered
 
     async def read(self, gpus: Iterable[Gpu]) -> dict[str, GpuFacts]:
-        """By UUID. Raises nothing for a driver that does not answer."""
+        """The facts by UUID, of the GPUs that answer. Raises nothing."""
         if self._session != self._pool.session:
             self._session = self._pool.session
             self._known.clear()
@@ -62,14 +65,14 @@ class FactsReader:
             facts = replace(facts, brand=await self._brand(gpu))
         except DriverError as error:
             if not is_unsupported(error):
-                return facts  # it is asked again
+                return facts  # not kept, so it is asked again
         self._known[gpu.uuid] = facts
         return facts
 
     async def _brand(self, gpu: Gpu) -> str:
         def brand(device: GpuDevice) -> str:
             number = int(nvml.call("nvmlDeviceGetBrand", device.handle))
-            return _BRANDS[number] if 0 < number < len(_BRANDS) else ""
+            return _BRANDS[number] if 0 < number < len(_BRANDS) else ""  # 0 is "Unknown"
 
         what = "asking for its brand"
         return await self._pool.visit(gpu.index, brand, what=what, deadline=_DEADLINE)

@@ -9,16 +9,16 @@ from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.findings import Severity
 
 
-def ecc(view: GpuView) -> Iterator[Observation]:
+def uncorrected_ecc(view: GpuView) -> Iterator[Observation]:
     """Uncorrected errors belong to the GPU instances that count them, the rest to the GPU.
 
     What is left in MIG mode degrades the GPU only: it lies somewhere, and not everywhere. A GPU for
     which the driver asks no recovery has contained them: it is degraded until a reset.
     """
-    read = view.gpu
+    gpu = view.gpu
     severity = Severity.DEGRADED if view.no_recovery else None
     of_instances = 0
-    for instance in view.gpu.instances or ():
+    for instance in gpu.instances or ():
         count = instance.uncorrected
         of_instances += count or 0
         yield Observation(
@@ -28,33 +28,32 @@ def ecc(view: GpuView) -> Iterator[Observation]:
             instance=instance.instance,
             severity=severity,
         )
-    total, where = read.ecc_uncorrected, ""
-    if view.gpu.mig:
+    total, where = gpu.ecc_uncorrected, ""
+    if gpu.mig:
         # The count of an instance goes with it, and its errors stay in the GPU's.
         severity, where = Severity.DEGRADED, ", some of them in instances that are gone"
-        if view.gpu.instances is None:
-            total = None  # whose errors they are is not known this time
+        if gpu.instances is None:
+            total = None  # without the instances' counts it is not known what is left of it
     yield Observation(
         "eccUncorrected",
         None if total is None else total > of_instances,
         f"{total} uncorrected errors since the last reset{where}",
         severity=severity,
     )
-    differs = None
-    if read.ecc_mode is not None and read.ecc_pending_mode is not None:
-        differs = read.ecc_mode != read.ecc_pending_mode
+
+
+def ecc_settings(view: GpuView) -> Iterator[Observation]:
+    """An ECC mode that waits for a reset, and the driver's own limit for errors in SRAM."""
+    gpu = view.gpu
+    current, pending = gpu.ecc_mode, gpu.ecc_pending_mode
     yield Observation(
         "eccModePending",
-        differs,
-        f"ECC is {_on(read.ecc_mode)} and will be {_on(read.ecc_pending_mode)} after a reset",
+        None if current is None or pending is None else current != pending,
+        f"ECC is {_on(current)} and will be {_on(pending)} after a reset",
     )
     yield Observation(
-        "sramThreshold", read.sram_threshold_exceeded, "the driver's SRAM error threshold is passed"
+        "sramThreshold", gpu.sram_threshold_exceeded, "the driver's SRAM error threshold is passed"
     )
-
-
-def _on(mode: bool | None) -> str:
-    return "on" if mode else "off"
 
 
 def rows(view: GpuView) -> Iterator[Observation]:
@@ -77,10 +76,10 @@ def rows(view: GpuView) -> Iterator[Observation]:
 
 def repairs(view: GpuView) -> Iterator[Observation]:
     """What waits for a reset, or cannot be repaired any more."""
-    read = view.gpu
-    yield Observation("bankRemapPending", read.bank_remap_pending, "bank remapping is pending")
-    yield Observation("memoryUnrepairable", read.memory_unrepairable, "the driver says so")
-    flags = {"channel": read.channel_repair_pending, "TPC": read.tpc_repair_pending}
+    gpu = view.gpu
+    yield Observation("bankRemapPending", gpu.bank_remap_pending, "bank remapping is pending")
+    yield Observation("memoryUnrepairable", gpu.memory_unrepairable, "the driver says so")
+    flags = {"channel": gpu.channel_repair_pending, "TPC": gpu.tpc_repair_pending}
     answers = [flag for flag in flags.values() if flag is not None]
     what = " and ".join(name for name, flag in flags.items() if flag)
     yield Observation("repairPending", any(answers) if answers else None, f"{what} repair pending")
@@ -101,4 +100,8 @@ def pages(view: GpuView) -> Iterator[Observation]:
     yield Observation("retiredPagesPending", retired.pending, "page retirement pending")
 
 
-CHECKS: tuple[GpuCheck, ...] = (ecc, rows, repairs, pages)
+def _on(mode: bool | None) -> str:
+    return "on" if mode else "off"
+
+
+CHECKS: tuple[GpuCheck, ...] = (uncorrected_ecc, ecc_settings, rows, repairs, pages)

@@ -23,12 +23,12 @@ CDI_VERSION = "0.6.0"  # the first with annotations; newer runtimes read it too
 FILE_NAME = "nodeagent.io-mps.json"
 SHM = "/dev/shm"  # noqa: S108  # where CUDA looks for the memory that it shares with the server
 
-_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_/.,:=@%+-]+")  # neither shell, systemd nor Docker touches these
-_SLOT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,98}[A-Za-z0-9])?")
+_SLOT_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,98}[A-Za-z0-9])?")
 # Starts and ends with a letter or digit, as CDI's specification has it.
-_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
-_SAFE = ("nosuid", "nodev", "noexec", "bind")  # nothing in it is run or is a device
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_MOUNT_OPTIONS = ("nosuid", "nodev", "noexec", "bind")  # nothing in it is run or is a device
 
 
 class NotPlain(NodeagentError):
@@ -36,8 +36,8 @@ class NotPlain(NodeagentError):
 
 
 def file_name(slot: str) -> str:
-    """Of a slot's file. Raises NotPlain for a slot whose name makes none."""
-    if not _SLOT.fullmatch(slot):
+    """The name of a slot's env file. Raises NotPlain where the slot's name is no file name."""
+    if not _SLOT_NAME.fullmatch(slot):
         raise NotPlain(
             f"the slot {slot!r} makes no file name",
             remedy="name shares with small letters, digits and -",
@@ -46,10 +46,10 @@ def file_name(slot: str) -> str:
 
 
 def env_file(environment: Mapping[str, str]) -> bytes:
-    """The file, a line for each variable, in order of their names. Raises NotPlain."""
+    """The content of an env file: a line for each variable, sorted by name. Raises NotPlain."""
     lines = []
     for name, value in sorted(environment.items()):
-        if not _NAME.fullmatch(name):
+        if not _VARIABLE.fullmatch(name):
             raise NotPlain(f"{name!r} is no name of a variable")
         if not is_plain(value):
             raise NotPlain(
@@ -72,24 +72,28 @@ def slot_device(spec: DaemonSpec, slot: Slot, *, shm: str) -> Device:
     """
     environment = client_environment(spec, slot)
     for what, path in (("pipe", spec.pipe_directory), ("shm", shm)):
-        if not (is_plain(path) and path.startswith("/")) or ".." in path.split("/"):
+        if not _is_mountable(path):
             raise NotPlain(
                 f"the {what} directory {path!r} cannot be mounted into containers",
                 remedy="use letters, digits, -, _, . and / in run.dir",
             )
     name = f"{spec.device}-{slot.name}"
-    if not _DEVICE.fullmatch(name):
+    if not _DEVICE_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a CDI device")
     # Read-only still lets a client connect. It keeps one, which has the same user as the daemon,
     # from putting something else in the place of its sockets.
-    pipes = Mount(spec.pipe_directory, spec.pipe_directory, ("ro", *_SAFE))
+    pipes = Mount(spec.pipe_directory, spec.pipe_directory, ("ro", *_MOUNT_OPTIONS))
     variables = tuple(f"{variable}={value}" for variable, value in sorted(environment.items()))
-    edits = Edits(env=variables, mounts=(pipes, Mount(shm, SHM, ("rw", *_SAFE))))
+    edits = Edits(env=variables, mounts=(pipes, Mount(shm, SHM, ("rw", *_MOUNT_OPTIONS))))
     return Device(name=name, annotations=_annotations(spec, slot), container_edits=edits)
 
 
+def _is_mountable(path: str) -> bool:
+    return is_plain(path) and path.startswith("/") and ".." not in path.split("/")
+
+
 def _annotations(spec: DaemonSpec, slot: Slot) -> Mapping[str, str]:
-    """For choosing among slots."""
+    """What a person or a program chooses a slot by."""
     share = slot.share
     found = {
         "nodeagent.io/device": spec.device,
