@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
-from nodeagent.simulation.mps import commands, front_end, processes, protocol
+from nodeagent.simulation.mps import commands, processes, protocol
 from nodeagent.simulation.mps.daemon import Daemon, Start
 from nodeagent.simulation.mps.files import Files, StartFailed, log_directory, open_logs
 from nodeagent.simulation.mps.knobs import Watched
@@ -28,15 +29,17 @@ CUDA MPS Control for Linux/Unix. (simulated)
 """
 
 
-def run(*, version: str, installation: str) -> int:
-    """Returns the exit status. `installation` is the folder that knobs are looked up in."""
+def run(front_end: Callable[[str | None], int], *, version: str, installation: str) -> int:
+    """Returns the exit status; `front_end` is what it is without flags of a daemon, and takes a
+    command. `installation` is the folder that knobs are looked up in.
+    """
     if sys.argv[1:2] and sys.argv[1] in commands.MODULES and "3" in VERSIONS[version].protocols:
-        return front_end.run(" ".join(sys.argv[1:]))
+        return front_end(" ".join(sys.argv[1:]))
     wanted = _read_flags(sys.argv[1:], VERSIONS[version])
     if isinstance(wanted, int):
         return wanted
     if wanted is None:
-        return front_end.run()
+        return front_end(None)
     knobs = Watched(installation, protocol.pipe_directory())
     knobs.look()
     if wanted.multiuser and os.geteuid() != 0:

@@ -27,7 +27,7 @@ def main(*, version: str, installation: str) -> int:
     # The front-end is started for each question: it loads nothing that only a daemon needs.
     from nodeagent.simulation.mps import control_flags
 
-    return control_flags.run(version=version, installation=installation)
+    return control_flags.run(run, version=version, installation=installation)
 
 
 def run(only: str | None = None) -> int:
