@@ -9,6 +9,7 @@ from typing import Final
 
 from nodeagent.claims.names import GpuShare, share_named
 from nodeagent.claims.reference import ClaimReference
+from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
 from nodeagent.plan.shares import TimeSlice, WantedMps
@@ -17,6 +18,10 @@ from nodeagent.plan.shares import TimeSlice, WantedMps
 UID: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,63}")
 
 Configuration = MpsEntry | TimeSlice
+
+
+class ClaimRefused(NodeagentError):
+    """A claim cannot be prepared as it is; nothing was done for it."""
 
 
 @dataclass(frozen=True, slots=True)

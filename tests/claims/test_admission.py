@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused, Phase
 from nodeagent.claims.reference import CLASSES
 from nodeagent.claims.serving.admission import require_admission
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.shares import Account, WantedMps
 from nodeagent.structs import replace

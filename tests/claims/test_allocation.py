@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from nodeagent.claims.model import ClaimAllocation
-from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.model import ClaimAllocation, ClaimRefused
 from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.claims.upkeep.decisions import ClaimState
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares

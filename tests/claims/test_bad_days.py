@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.files.cdi import file_name
-from nodeagent.claims.model import ClaimedDevice
-from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.model import ClaimedDevice, ClaimRefused
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess

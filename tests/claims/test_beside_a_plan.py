@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.offering.wanted import Mode
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError, StillInUse

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.files.cdi import MpsClient
+from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.reference import ClaimReference
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import Configuration, Phase
-from nodeagent.claims.serving.allocation import ClaimRefused
+from nodeagent.claims.model import ClaimRefused, Configuration, Phase
 from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.claims.upkeep.decisions import ClaimState
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.offering.wanted import Mode
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import DesiredGpu

@@ -17,12 +17,12 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
+from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, Place, places
 from nodeagent.claims.offering.devices import OfferedDevice
 from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
 from nodeagent.claims.offering.wanted import Mode
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import StillInUse
 from nodeagent.simulation import SimulatedNode, simulated

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.files.cdi import ContainerDevice, claim_document
-from nodeagent.claims.model import ClaimRecord, FileState
+from nodeagent.claims.goals import daemon_of_shares, reserved_on, to_prepare, to_release
+from nodeagent.claims.model import ClaimRecord, ClaimRefused, FileState
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.offering.planned import beside_claims
 from nodeagent.claims.reference import ClaimReference
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.goals import daemon_of_shares, reserved_on, to_prepare, to_release
 from nodeagent.claims.serving.making import require_lasting_unused
 from nodeagent.claims.upkeep.decisions import ClaimState, Keep, Repair
 from nodeagent.errors import StillInUse

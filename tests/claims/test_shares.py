@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice
@@ -18,7 +18,6 @@ from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.offering.wanted import MOST_SHARES, Mode, Planned, wanted_devices
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.admission import require_admission
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.desired import MigDisabled, MigEnabled
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.shares import WantedMps

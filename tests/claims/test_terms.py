@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.model import Result
+from nodeagent.claims.model import ClaimRefused, Result
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.offering.wanted import FixedInstance, Mode, Planned
 from nodeagent.claims.reference import ClaimReference
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import TimeSlice

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.offering.api_limits import SliceRefused
 from nodeagent.claims.offering.publication import slice_writes
 from nodeagent.claims.offering.resource_slices import NodeReference, compare, read_offer
 from nodeagent.claims.reporting.device_status import read_shown
 from nodeagent.claims.reporting.reserved_for import read_reserved_for
-from nodeagent.claims.serving.allocation import ClaimRefused, read_allocation
+from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.cluster.client.faults import ClusterFault, from_status
 from nodeagent.cluster.client.node_follower import _event

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from nodeagent.claims.files.records import UnreadableRecord
+from nodeagent.claims.goals import reserved_on
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
 from nodeagent.claims.offering.devices import GpuFacts
@@ -17,7 +18,6 @@ from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
 from nodeagent.claims.offering.planned import planned
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.offering.wanted import Mode
-from nodeagent.claims.serving.goals import reserved_on
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import NodePlan

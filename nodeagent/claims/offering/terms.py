@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from nodeagent.claims.model import Result
+from nodeagent.claims.model import ClaimRefused, Result
 from nodeagent.claims.names import WHOLE_GPU, GpuShare, share_named
 from nodeagent.claims.offering.wanted import Mode, Planned, wanted_names
 from nodeagent.claims.reference import ClaimReference
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import written_bytes

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.model import ClaimRecord, ClaimRefused, Phase
 from nodeagent.claims.reference import CLASSES
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import ANY_USER, Account

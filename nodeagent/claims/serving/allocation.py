@@ -14,7 +14,7 @@ from itertools import product
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.model import UID, ClaimAllocation, Configuration, Result
+from nodeagent.claims.model import UID, ClaimAllocation, ClaimRefused, Configuration, Result
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
 from nodeagent.claims.reference import CLASSES, ClaimReference
 from nodeagent.claims.serving.claim_object import (
@@ -28,7 +28,7 @@ from nodeagent.claims.serving.configuration import LARGEST, read_configuration, 
 from nodeagent.claims.serving.nvidia_configuration import NVIDIA_DRIVER, NvidiaConfiguration
 from nodeagent.documents.findings import refuse
 from nodeagent.documents.mps import read_quantity
-from nodeagent.errors import DocumentError, NodeagentError
+from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.text import shown
@@ -39,10 +39,6 @@ _DEVICE = re.compile(LABEL)
 _REQUEST = re.compile(rf"{LABEL}(/{LABEL})?")
 _CAPACITY = re.compile(r"[-A-Za-z0-9_./]{1,96}")  # a domain of 63, and a name of 32 characters
 _POOL = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
-
-
-class ClaimRefused(NodeagentError):
-    """A claim cannot be prepared as it is; nothing was done for it."""
 
 
 def read_allocation(

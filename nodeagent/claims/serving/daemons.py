@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.claims.files.cdi import MpsClient
+from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.reference import ClaimReference
-from nodeagent.claims.serving.allocation import ClaimRefused
 from nodeagent.mps.accounts import accounts_of
 from nodeagent.mps.files.directories import directories_of
 from nodeagent.mps.launch.launcher import shm_directory

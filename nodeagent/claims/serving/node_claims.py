@@ -22,15 +22,15 @@ from nodeagent.claims.files.records import (
     remove_unfinished,
     write_record,
 )
-from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.goals import to_prepare, to_release, unchanged
+from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, ClaimRefused, Phase
 from nodeagent.claims.offering.planned import beside_records
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.claim_pods import ClaimPods
 from nodeagent.claims.serving.admission import require_admission
-from nodeagent.claims.serving.allocation import ClaimRefused, read_allocation
+from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.serving.borders import Change, ClaimPlaces, Fetch
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.goals import to_prepare, to_release, unchanged
 from nodeagent.claims.serving.intent import intended
 from nodeagent.claims.serving.making import (
     begun,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.model import ClaimRecord, ClaimRefused
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.serving.allocation import ClaimRefused, read_allocation
+from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.serving.claim_object import ClaimObject
 from nodeagent.claims.upkeep.decisions import ClaimState
 

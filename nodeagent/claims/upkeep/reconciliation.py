@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
+from nodeagent.claims.goals import daemon_of_shares
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
-from nodeagent.claims.serving.goals import daemon_of_shares
 from nodeagent.claims.serving.making import is_taken_out
 from nodeagent.claims.upkeep.decisions import (
     Adopt,

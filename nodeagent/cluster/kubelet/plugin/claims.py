@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from nodeagent.claims.model import UID, ClaimedDevice
-from nodeagent.claims.serving.allocation import LABEL, ClaimRefused
+from nodeagent.claims.model import UID, ClaimedDevice, ClaimRefused
+from nodeagent.claims.serving.allocation import LABEL
 from nodeagent.text import shown
 
 _NAMESPACE: Final = re.compile(LABEL)
