@@ -19,6 +19,7 @@ from nodeagent.app.paths import OwnFiles, Paths, until_gone
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.reserved import BesideClaims
+from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.preview import Preview, preview
@@ -58,6 +59,7 @@ class ApiAdapter:
     events: EventLog
     hearts: Heartbeats
     beside: BesideClaims
+    active_plan: ActivePlan
 
     def __post_init__(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -140,8 +142,15 @@ class ApiAdapter:
         state, host_for = self.states.newest, self.mps_service.host_for
         if state.observed_at is None:
             return None
-        observed = state.observed
-        return preview(text, configuration, observed, self.policy, host_for, beside=self.beside)
+        return preview(
+            text,
+            configuration,
+            state.observed,
+            self.policy,
+            host_for,
+            beside=self.beside,
+            kept=self.active_plan.kept,
+        )
 
     # --- MPS ------------------------------------------------------------------------------------
 

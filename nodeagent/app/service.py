@@ -210,6 +210,7 @@ class Agent:
             events=self._events,
             hearts=self._hearts,
             beside=self._kept_claims.beside,
+            active_plan=self._active_plan,
         )
         self._states.subscribe(self._publish)
         self._health.subscribe(self._health_changed)

@@ -14,7 +14,7 @@ from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.blockers import blocker_words, wait_for_blockers
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import kept_claims, writing
+from nodeagent.cli.node import as_accepted, kept_claims, writing
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
@@ -72,7 +72,8 @@ async def _apply(
     with _stopped_by_signals() as stop, writing(options, settings):
         async with changing(options, settings, document) as (node, host), progress.drawn():
             observed, beside = await node.observe(), kept_claims(options, settings)
-            desired = resolve(document, unclaimed(observed, beside), host)
+            named = as_accepted(options, settings, observed, document.digest)
+            desired = resolve(document, unclaimed(named, beside), host)
             rounds = _Rounds(
                 node, settings, desired, output, beside=beside, progress=progress, stop=stop
             )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.simulation import SimulatedNode
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records
+_LAST_GOOD_PLAN = "last-good-plan"
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
 
@@ -153,6 +154,28 @@ def kept_claims(options: Options, settings: Settings) -> BesideClaims:
     from nodeagent.claims.upkeep.left_claims import left_claims
 
     return left_claims(folder).beside
+
+
+def as_accepted(
+    options: Options, settings: Settings, observed: ObservedNode, digest: str
+) -> ObservedNode:
+    """The GPUs by the numbers of the plan of this digest, where an agent has accepted it: as it
+    means them, whether or not one of them has fallen off the bus since. Blocks for a moment.
+    """
+    directory, beside = settings.state.dir, ""
+    if options.state is not None and "dir" not in settings.state.given:
+        directory, beside = options.state.absolute().parent, f"{options.state.name}."
+    path = directory / f"{beside}{_LAST_GOOD_PLAN}"
+    if is_throwaway(options) or not os.path.isfile(path):  # noqa: PTH113  # False where it is hidden
+        return observed
+    from nodeagent.documents.reading import digest_of
+    from nodeagent.plan.numbers import numbered, numbers_of
+    from nodeagent.reconcile.last_good_plan import last_good_plan
+
+    kept = last_good_plan(path).read()
+    if kept is None or digest_of(kept.plan.text) != digest:
+        return observed
+    return numbered(observed, numbers_of(observed, kept.numbers))
 
 
 def lock_file(options: Options, run_dir: Path) -> Path:

@@ -6,7 +6,7 @@ from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import kept_claims
+from nodeagent.cli.node import as_accepted, kept_claims
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import looking_at
@@ -37,7 +37,8 @@ async def planned(options: Options, settings: Settings, document: PlanDocument) 
         observed = await node.observe()
     beside = kept_claims(options, settings)
     try:
-        desired = resolve(document, unclaimed(observed, beside), host)
+        named = as_accepted(options, settings, observed, document.digest)
+        desired = resolve(document, unclaimed(named, beside), host)
     except DocumentError as error:
         return rejection(error, document)
     found = plan(beside_all(desired, observed, beside), observed, settings.policy)

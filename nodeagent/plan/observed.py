@@ -313,12 +313,14 @@ class Gpu(Struct, frozen=True):
 class ObservedNode(Struct, frozen=True):
     """The node at one moment. GPUs are in NVML's index order.
 
-    `slow` describes the calls for GPUs (by index) for which the driver took long.
+    `slow` describes the calls for GPUs (by index) for which the driver took long. `gone` are GPUs
+    that a plan may still name, without the driver listing them.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str = ""
     slow: tuple[tuple[int, str], ...] = ()
+    gone: tuple[Gpu, ...] = ()
 
     def gpu(self, uuid: str) -> Gpu | None:
         return next((g for g in self.gpus if g.uuid == uuid), None)

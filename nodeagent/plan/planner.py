@@ -187,7 +187,10 @@ def _takes_turns(gpu: Gpu) -> bool:
 
 def _vanished(key: str, wanted: DesiredGpu) -> Problem:
     message = f"the GPU {key} that {wanted.path} names is gone"
-    remedy = "look at `dmesg | grep NVRM` and `lspci -d 10de:`; a reboot may bring it back"
+    remedy = (
+        "look at `dmesg | grep NVRM` and `lspci -d 10de:`; a reboot may bring it back. If it was "
+        "taken out, change the plan: its numbers mean the GPUs that had them when it was accepted"
+    )
     return Problem(Code.GPU_LOST, message, remedy, key, wanted.path)
 
 

@@ -209,7 +209,7 @@ def select(entry: PlanEntry, observed: ObservedNode, problems: list[Problem]) ->
     else:  # for MIG: all GPUs that have it, as far as that is known
         mig = isinstance(entry.mig, MigEnabled | MigLayout)
         gpus = [g for g in observed.gpus if not mig or g.mig or g.access is not Access.OK]
-    return [gpu for gpu in gpus if _passes(entry, gpu)]
+    return [gpu for gpu in gpus if gpu in observed.gone or _passes(entry, gpu)]
 
 
 def _passes(entry: PlanEntry, gpu: Gpu) -> bool:
@@ -227,7 +227,8 @@ def _named(
 ) -> list[Gpu]:
     found: list[Gpu] = []
     for selector in selectors:
-        gpu = next((g for g in observed.gpus if _means(selector, g)), None)
+        listed = (*observed.gpus, *observed.gone)
+        gpu = next((g for g in listed if _means(selector, g)), None)
         if gpu is None:
             problems.append(_unknown_device(selector, observed))
         elif gpu in found:
@@ -248,7 +249,7 @@ def _means(selector: DeviceSelector, gpu: Gpu) -> bool:
 
 
 def _unknown_device(selector: DeviceSelector, observed: ObservedNode) -> Problem:
-    device, gpus = selector.device, observed.gpus
+    device, gpus = selector.device, (*observed.gpus, *observed.gone)
     if isinstance(device, int):
         have = f"indices 0 to {len(gpus) - 1}" if len(gpus) > 1 else "index 0" if gpus else ""
     elif device.startswith("GPU-"):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import DesiredNode, PlanDocument
+from nodeagent.plan.numbers import Numbers, numbered, numbers_of
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.planner import plan
@@ -24,6 +25,7 @@ from nodeagent.plan.shares import Host
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import (
     DeferredPlan,
+    KeptPlan,
     NoPlan,
     PlanText,
     PlanUpdate,
@@ -86,12 +88,17 @@ class ActivePlan:
         self._unread: Refusal | None = None
         self._good: ReadPlan | None = None
         self._desired: DesiredNode | None = None
-        self._numbers: dict[str, int] = {}  # of GPUs, by UUID, as the plan in force means them
+        self._numbers: Numbers = ()  # of GPUs, as the plan in force means them
 
     @property
     def text(self) -> PlanText | None:
         """The text in force."""
         return self._good.text if self._good else None
+
+    @property
+    def kept(self) -> KeptPlan | None:
+        """The plan in force, as the next life has to know it."""
+        return KeptPlan(self._good.text, self._numbers) if self._good else None
 
     @property
     def digest(self) -> str:
@@ -129,9 +136,17 @@ class ActivePlan:
             elif observed is None:
                 return
             else:
-                offer = await asyncio.to_thread(update.on, observed)
+                offer = await asyncio.to_thread(self._on, update, observed)
             if offer != self.offered:
                 await self._read_newest(offer)
+
+    def _on(self, update: DeferredPlan, observed: ObservedNode) -> PlanUpdate:
+        """What asks for the plan in force by the numbers of that plan asks for it still."""
+        as_kept = numbered(observed, numbers_of(observed, self._numbers))
+        offer = update.on(as_kept)
+        if as_kept == observed or (self._good and offer == self._good.text):
+            return offer
+        return update.on(observed)
 
     async def _read_newest(self, offer: PlanUpdate | None) -> None:
         found: ReadPlan | Refusal | None = None
@@ -143,29 +158,30 @@ class ActivePlan:
         self._newest = found if isinstance(found, ReadPlan) else None
         self._unread = found if isinstance(found, Refusal) else None
 
-    def remember(self, kept: PlanText) -> None:
+    def remember(self, kept: KeptPlan) -> None:
         """Take the plan of an earlier life as the last good one; raises DocumentError."""
-        self._good = self._read(kept)
+        self._good = self._read(kept.plan)
+        self._numbers = kept.numbers
 
     def judge(self, observed: ObservedNode, policy: Policy) -> Judgement:
         """Decide which document counts for this observation, and plan it."""
         refusal = self._unread
+        self._numbers = numbers_of(observed, self._numbers)
         if (new := self._newest) and new != self._good:
+            same = self._good is not None and new.text == self._good.text
+            numbers = self._numbers if same else ()
             try:
-                self._desired, node_plan = self._make(new, observed, policy)
+                self._desired, node_plan = self._make(new, observed, numbers, policy)
             except DocumentError as error:
                 refusal = Refusal(new.document.digest, error.problems)
             else:
-                self._good = new
-                self._numbers = {}
-                self._numbered(observed)
+                self._good, self._numbers = new, numbers or numbers_of(observed)
                 return Judgement(node_plan, new.document, self._desired, accepted=new.text)
         if self._good is None:
             return Judgement(refusal=refusal)
         impossible: tuple[Problem, ...] = ()
         try:
-            own = unclaimed(self._numbered(observed), self._beside)
-            self._desired = resolve(self._good.document, own, self._good.host)
+            self._desired = self._resolved(self._good, observed, self._numbers)
         except DocumentError as error:
             if self._desired is None:
                 return Judgement(refusal=refusal or Refusal(self.digest, error.problems))
@@ -175,24 +191,17 @@ class ActivePlan:
         node_plan = _without_the_impossible(plan(desired, observed, policy), impossible)
         return Judgement(node_plan, self._good.document, desired, refusal=refusal)
 
-    def _numbered(self, observed: ObservedNode) -> ObservedNode:
-        """The GPUs with the numbers by which the plan in force named them. One that falls off the
-        bus moves those behind it up, when NVML is started anew.
-        """
-        for gpu in observed.gpus:
-            if gpu.uuid and gpu.uuid not in self._numbers:
-                taken = self._numbers.values()
-                number = gpu.index if gpu.index not in taken else max(taken) + 1
-                self._numbers[gpu.uuid] = number
-        gpus = (replace(g, index=self._numbers.get(g.uuid, g.index)) for g in observed.gpus)
-        return replace(observed, gpus=tuple(gpus))
+    def _resolved(
+        self, candidate: ReadPlan, observed: ObservedNode, numbers: Numbers
+    ) -> DesiredNode:
+        own = unclaimed(numbered(observed, numbers), self._beside)
+        return resolve(candidate.document, own, candidate.host)
 
     def _make(
-        self, candidate: ReadPlan, observed: ObservedNode, policy: Policy
+        self, candidate: ReadPlan, observed: ObservedNode, numbers: Numbers, policy: Policy
     ) -> tuple[DesiredNode, NodePlan]:
         """Raises DocumentError where that can never be."""
-        own = unclaimed(observed, self._beside)
-        resolved = resolve(candidate.document, own, candidate.host)
+        resolved = self._resolved(candidate, observed, numbers)
         desired = beside_all(resolved, observed, self._beside)
         made = plan(desired, observed, policy)
         if made.verdict in _NEVER:

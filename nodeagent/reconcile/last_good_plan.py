@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from msgspec import json
 
 from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
-from nodeagent.reconcile.active_plan import ActivePlan
-from nodeagent.reconcile.event_reporter import EventReporter
-from nodeagent.reconcile.plan_update import PlanText
+from nodeagent.plan.numbers import Numbers
+from nodeagent.reconcile.plan_update import KeptPlan, PlanText
 from nodeagent.strict_json import parse_json
+
+if TYPE_CHECKING:  # commands do without them
+    from nodeagent.reconcile.active_plan import ActivePlan
+    from nodeagent.reconcile.event_reporter import EventReporter
 
 FILE_NAME: Final = "last-good-plan"
 _LARGEST = 2 * 1024 * 1024  # bytes, more than any document that was ever accepted
 _CONFIGURATION = b"# configuration: "
+_NUMBERS = b"# gpus: "
 
 
-def last_good_plan(path: Path | None) -> StateFile[PlanText]:
+def last_good_plan(path: Path | None) -> StateFile[KeptPlan]:
     """The file; `path` None: nothing is kept."""
     return StateFile(
         path,
@@ -38,15 +43,16 @@ def last_good_plan(path: Path | None) -> StateFile[PlanText]:
 
 
 class PlanKeeper:
-    """Saves each accepted plan, and restores the last one at the start.
+    """Saves the plan in force where that is another than before, and restores it at the start.
 
-    `unsaved` was accepted, but is not yet where it survives a restart.
+    `unsaved` is in force, but not yet where it survives a restart.
     """
 
-    def __init__(self, file: StateFile[PlanText], reporter: EventReporter) -> None:
+    def __init__(self, file: StateFile[KeptPlan], reporter: EventReporter) -> None:
         self._file = file
         self._reporter = reporter
-        self.unsaved: PlanText | None = None
+        self._saved: KeptPlan | None = None
+        self.unsaved: KeptPlan | None = None
 
     async def restore(self, active: ActivePlan) -> None:
         """The plan kept is in force until its source reports another."""
@@ -56,29 +62,44 @@ class PlanKeeper:
         try:
             if kept:
                 await asyncio.to_thread(active.remember, kept)
+                self._saved = kept
         except NodeagentError as error:
             self._reporter.trouble(f"the last good plan cannot be used: {error}")
 
+    def keep(self, plan: KeptPlan | None) -> None:
+        """`plan` is in force now."""
+        if plan == self._saved:
+            self.unsaved = None
+        elif plan != self.unsaved:
+            self.unsaved = plan
+
     async def save(self) -> None:
-        """Save the plan that was accepted last, unless that is done."""
+        """Save the plan in force, unless that is done."""
         if self.unsaved is None:
             return
         try:
             await asyncio.to_thread(self._file.save, self.unsaved)
-            self.unsaved = None
+            self._saved, self.unsaved = self.unsaved, None
         except NodeagentError as error:  # a full disk, say: the next round tries again
             self._reporter.trouble(str(error))
 
 
-def _encoded(plan: PlanText) -> bytes:
-    return _CONFIGURATION + json.dumps(plan.configuration).encode() + b"\n" + plan.text
+def _encoded(kept: KeptPlan) -> bytes:
+    named = _CONFIGURATION + json.encode(kept.plan.configuration)
+    numbers = _NUMBERS + json.encode(kept.numbers)
+    return b"\n".join((named, numbers, kept.plan.text))
 
 
-def _decoded(content: bytes, version: int) -> PlanText:
+def _decoded(content: bytes, version: int) -> KeptPlan:
     if version == 0:
-        return _of_the_first_release(content)
+        return KeptPlan(_of_the_first_release(content))
     first, _, text = content.partition(b"\n")
-    return PlanText(text, _name(parse_json(first.removeprefix(_CONFIGURATION))))
+    name = _name(parse_json(first.removeprefix(_CONFIGURATION)))
+    if version <= _WITHOUT_NUMBERS:
+        return KeptPlan(PlanText(text, name))
+    second, _, text = text.partition(b"\n")
+    numbers = json.decode(second.removeprefix(_NUMBERS), type=Numbers)
+    return KeptPlan(PlanText(text, name), numbers)
 
 
 def _of_the_first_release(content: bytes) -> PlanText:
@@ -95,6 +116,7 @@ def _name(configuration: object) -> str | None:
     return configuration
 
 
-_FORMAT: Final[StateFormat[PlanText]] = StateFormat(
-    "last-good-plan", 2, _LARGEST, _encoded, _decoded
+_WITHOUT_NUMBERS = 2  # the version of the file in which the GPUs had no lasting numbers
+_FORMAT: Final[StateFormat[KeptPlan]] = StateFormat(
+    "last-good-plan", 3, _LARGEST, _encoded, _decoded
 )

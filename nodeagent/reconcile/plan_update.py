@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from nodeagent.plan.numbers import Numbers
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
 
@@ -15,6 +16,14 @@ class PlanText:
 
     text: bytes
     configuration: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlan:
+    """A plan that was accepted, and the GPUs that it means by number."""
+
+    plan: PlanText
+    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)

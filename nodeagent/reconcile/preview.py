@@ -7,6 +7,7 @@ from typing import Any
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
+from nodeagent.plan.numbers import numbered
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
@@ -14,6 +15,7 @@ from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.active_plan import HostFor
+from nodeagent.reconcile.plan_update import KeptPlan, PlanText
 from nodeagent.views.plan_report import plan_json, rejection_json
 
 _SOURCE = "preview"
@@ -36,9 +38,10 @@ def preview(
     host_for: HostFor = lambda _: Host(),
     *,
     beside: BesideClaims = lambda goal, _: goal,
+    kept: KeptPlan | None = None,
 ) -> Preview:
     """Read, resolve and plan `text` for `observed`, `beside` what claims have; a refusal is an
-    answer, not an error.
+    answer, not an error. The plan `kept` in force means the GPUs by its own numbers.
     """
     try:
         document = read_document(text, configuration=configuration)
@@ -47,8 +50,11 @@ def preview(
             error.problems, Verdict.INVALID, digest=digest_of(text), source=_SOURCE
         )
         return Preview(readable=False, verdict=Verdict.INVALID, report=report)
+    named = observed
+    if kept and kept.plan == PlanText(text, configuration):
+        named = numbered(observed, kept.numbers)
     try:
-        resolved = resolve(document, unclaimed(observed, beside), host_for(document))
+        resolved = resolve(document, unclaimed(named, beside), host_for(document))
     except DocumentError as error:
         verdict = verdict_of(error)
         report = rejection_json(error.problems, verdict, digest=document.digest, source=_SOURCE)

@@ -33,7 +33,7 @@ from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.last_good_plan import PlanKeeper
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
-from nodeagent.reconcile.plan_update import PlanText
+from nodeagent.reconcile.plan_update import KeptPlan
 from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import MpsOverview
@@ -79,7 +79,7 @@ class Reconciler:
     driver: AbstractAsyncContextManager[NodeDriver]
     rules: Rules
     backoff: Backoff
-    last_good: StateFile[PlanText]
+    last_good: StateFile[KeptPlan]
     reporter: EventReporter
     hearts: Heartbeats
     changes: GpuChanges
@@ -250,7 +250,7 @@ class Reconciler:
         self.reporter.judged(judgement, self.plan.digest, self.plan.note)
         if judgement.accepted:
             self.on_plan()
-            self._keeper.unsaved = judgement.accepted
+        self._keeper.keep(self.plan.kept)
         for gpu in self._queue.observe(judgement):
             self.reporter.drifted(gpu, mended=self.rules.mend)
         return judgement, observed

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from nodeagent.plan.numbers import NumberedGpu
+from nodeagent.reconcile.last_good_plan import last_good_plan
+from nodeagent.reconcile.plan_update import KeptPlan, PlanText
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
@@ -246,3 +250,26 @@ def test_a_lost_gpu_does_not_hide_the_others(h100: Program) -> None:
     assert shown.code == 1
     assert "GPU 1" in shown.out
     assert "create 7g.80gb" in shown.out
+
+
+def test_the_plan_that_the_agent_accepted_means_the_same_gpus(h100: Program) -> None:
+    """One fell off the bus and the two behind it moved up: what is restored at the next boot, or
+    asked by hand, is what the agent's plan means. Another text means the GPUs as they are now.
+    """
+    there = [gpu["uuid"] for gpu in h100.on("profiles", "-o", "json").json["gpus"]]
+    path = h100.plan("{devices: [0], mig: {1g.10gb: 7}}, {devices: [2], mig: {7g.80gb: 1}}")
+    numbers = tuple(NumberedGpu(n, uuid, "") for n, uuid in enumerate(["GPU-gone", *there]))
+    kept = last_good_plan(h100.state.with_name(f"{h100.state.name}.last-good-plan"))
+    kept.save(KeptPlan(PlanText(path.read_bytes()), numbers))
+
+    planned = h100.on("plan", "-o", "json", "-f", path).json
+    assert [gpu["uuid"] for gpu in planned["gpus"]] == there[1:]
+    [problem] = planned["problems"]
+    assert (problem["code"], problem["gpu"]) == ("GpuLost", "GPU-gone")
+    assert h100.on("apply", "-f", path).code != 0
+    after = h100.on("export", "-o", "json").json["gpus"]
+    assert [entry["mig"] for entry in after] == ["disabled", [{"profile": "7g.80gb", "start": 0}]]
+    assert h100.on("assert", "-f", path).code == 1
+
+    path = h100.plan("{devices: [0], mig: {1g.10gb: 7}}")
+    assert h100.on("apply", "-f", path).code == 0

@@ -104,14 +104,15 @@ def _claim_records(folder: Path) -> None:
 
 def _states() -> tuple[Parser, ...]:
     device = _content("record.json").partition(b'"device": "')[2].partition(b'"')[0].decode()
-    plan = b'# configuration: "a"\nversion: v1\ngpus: []\n'
+    gpus = b'[{"number":0,"uuid":"GPU-1","pci_bus_id":"00000000:1A:00.0"}]'
+    plan = b'# configuration: "a"\n# gpus: ' + gpus + b"\nversion: v1\ngpus: []\n"
     places = b'{"GPU-1": [{"profile": "1g.10gb", "slices": 1, "start": 4, "mps": false}]}'
     modes = "earlier-modes.json"
     return (
         _state("state: health", ("health", 2), _health, "health.json", _content("health.json")),
         _state(
             "state: plan",
-            ("last-good-plan", 2),
+            ("last-good-plan", 3),
             _from(last_good_plan, "last-good-plan"),
             "last-good-plan",
             plan,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 
+from nodeagent.gpu.driver import Driver
+from nodeagent.plan.numbers import NumberedGpu
 from nodeagent.plan.observed import Access, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.loop_control import LoopControl
-from nodeagent.reconcile.plan_update import NoPlan, PlanText
+from nodeagent.reconcile.plan_update import KeptPlan, NoPlan, PlanText, PlanUpdate
 from nodeagent.simulation import simulated
 from nodeagent.structs import replace
-from nodeagent.views.node_state import Refusal
-from tests.rig import open_driver, plan_text
+from nodeagent.views.node_state import Phase, Refusal
+from tests.rig import SMI, Rig, destruction, do, open_driver, plan_text, running
 
 
 def made() -> tuple[LoopControl, ActivePlan]:
@@ -124,7 +129,7 @@ async def test_a_gpu_that_moves_up_is_not_the_one_that_was_named(remembered: boo
     node, control, plan = await observe(), *made()
     text = PlanText(plan_text("{1g.10gb: 7}", "[0]"))
     if remembered:
-        plan.remember(text)
+        plan.remember(KeptPlan(text))
         control.offer(NoPlan("there is none"))
     else:
         control.offer(text)
@@ -138,15 +143,132 @@ async def test_a_gpu_that_moves_up_is_not_the_one_that_was_named(remembered: boo
         assert judgement.plan
         assert judgement.plan.verdict is Verdict.BLOCKED
     assert [gpu.before.uuid for gpu in (await judged(plan, node)).gpus] == [first.uuid]
+    control.offer(PlanText(plan_text("{1g.10gb: 6}", "[1]")))
+    assert (await judged(plan, replace(node, gpus=(replace(second, index=0), gone)))).refusal
     control.offer(PlanText(plan_text("{1g.10gb: 6}", "[0]")))
     judgement = await judged(plan, replace(node, gpus=(replace(second, index=0), gone)))
     assert [gpu.before.uuid for gpu in judgement.gpus] == [second.uuid], "as numbered now"
 
 
+class FirstGone(Driver):
+    """Does not list the first GPU: those behind it move up."""
+
+    async def observe(self) -> ObservedNode:
+        node = await super().observe()
+        left = enumerate(node.gpus[1:])
+        return replace(node, gpus=tuple(replace(gpu, index=index) for index, gpu in left))
+
+
+def rig_without_the_first(folder: Path) -> Rig:
+    """The next agent, after the first GPU fell off the bus."""
+    return Rig(folder, driver=FirstGone(observe_deadline=5.0, step_deadline=5.0, nvidia_smi=SMI))
+
+
+@pytest.mark.parametrize("source", ["the same text", "none"])
+async def test_a_gpu_that_moves_up_with_a_restart_is_not_the_one_that_was_named(
+    tmp_path: Path, source: str
+) -> None:
+    """One fell off the bus and the agent was restarted: the one behind it, idle and of another
+    layout, stays as it is; the missing one is reported, and the plan goes on with the third.
+    """
+    text = b"""version: v1
+gpus: [{devices: [0], mig: {1g.10gb: 7}}, {devices: [2], mig: {3g.40gb: 2}}]
+"""
+    with simulated("h100-80gb:3"):
+        async with running(Rig(tmp_path)) as rig:
+            rig.offer(text)
+            await rig.settle(Phase.IN_SYNC)
+            lost, other, planned = rig.state.observed.gpus
+        await do(destruction(planned))
+        async with running(rig_without_the_first(tmp_path)) as rig:
+            rig.control.offer(PlanText(text) if source != "none" else NoPlan("there is none"))
+            await rig.settle(Phase.FAILED)
+            assert [gpu.uuid for gpu in rig.state.observed.gpus] == [other.uuid, planned.uuid]
+            assert [rig.layout(0), rig.layout(1)] == ["MIG off", "3g.40gb at 0, 4"]
+            [problem] = rig.state.problems
+            assert (problem.code, problem.gpu) == (Code.GPU_LOST, lost.uuid)
+        async with running(Rig(tmp_path)) as rig:
+            rig.offer(text)
+            await rig.settle(Phase.IN_SYNC)
+
+
+async def test_a_plan_that_is_written_anew_takes_the_numbers_of_that_moment(
+    tmp_path: Path,
+) -> None:
+    """The GPU was taken out for good: its plan is changed, and means the GPUs as they are now."""
+    with simulated("h100-80gb:2"):
+        async with running(Rig(tmp_path)) as rig:
+            rig.offer(plan_text("{1g.10gb: 7}", "[0]"))
+            await rig.settle(Phase.IN_SYNC)
+        async with running(rig_without_the_first(tmp_path)) as rig:
+            rig.offer(plan_text("{1g.10gb: 7}", "[0]  # GPU 0 is gone"))
+            await rig.settle(Phase.IN_SYNC)
+            assert len(rig.gpu().instances) == 7
+
+
+async def test_a_replaced_gpu_has_the_number_of_its_place() -> None:
+    """The card in a slot is exchanged: the plan goes on to name that slot by its number."""
+    node, control, plan = await observe("h100-80gb:3"), *made()
+    text = plan_text("{1g.10gb: 7}", "[0, 2]")
+    control.offer(PlanText(text))
+    await judged(plan, node)
+    assert plan.kept
+    first, second, third = node.gpus
+    new = replace(first, uuid="GPU-new")
+    control, plan_of_next = made()
+    plan_of_next.remember(plan.kept)
+    control.offer(PlanText(text))
+    judgement = await judged(plan_of_next, replace(node, gpus=(new, second, third)))
+    assert [gpu.before.uuid for gpu in judgement.gpus] == ["GPU-new", third.uuid]
+    assert judgement.plan
+    assert judgement.plan.verdict is Verdict.APPLICABLE
+
+
+async def test_other_cards_have_their_own_numbers() -> None:
+    """The disk moved into another machine: no number is left of those before."""
+    node, control, plan = await observe(), *made()
+    numbers = (NumberedGpu(0, "GPU-elsewhere", "00000001:99:00.0"),)
+    plan.remember(KeptPlan(PlanText(plan_text("{1g.10gb: 7}", "[1]")), numbers))
+    control.offer(NoPlan("there is none"))
+    judgement = await judged(plan, node)
+    assert [gpu.before.uuid for gpu in judgement.gpus] == [node.gpus[1].uuid]
+
+
+@dataclass(frozen=True)
+class FirstGpu:
+    """Asks for a layout of the GPU that is the first when it is made, as nos' annotations do, and
+    for another of the rest.
+    """
+
+    def on(self, observed: ObservedNode) -> PlanUpdate:
+        rest = sorted({gpu.index for gpu in observed.gpus} - {0})
+        entries = f"{{devices: [0], mig: {{1g.10gb: 7}}}}, {{devices: {rest}, mig: {{}}}}"
+        return PlanText(f"version: v1\ngpus: [{entries}]\n".encode())
+
+
+async def test_a_plan_that_is_made_on_the_node_keeps_its_numbers() -> None:
+    """A source that speaks of GPUs by number asks for the same as before, though one has fallen off
+    the bus.
+    """
+    node, control, plan = await observe(), *made()
+    control.offer(FirstGpu())
+    await plan.read_offer(node)
+    assert plan.judge(node, Policy()).accepted
+    first, second = node.gpus
+    gone = replace(first, access=Access.LOST, access_reason="the driver does not list it any more")
+    moved = replace(node, gpus=(replace(second, index=0), gone))
+    await plan.read_offer(moved)
+    judgement = plan.judge(moved, Policy())
+    assert judgement.accepted is None
+    assert judgement.plan
+    assert judgement.plan.verdict is Verdict.BLOCKED
+    assert not any(gpu.after.instances for gpu in judgement.gpus)
+
+
 async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
     """After a restart on other cards, the last good plan is judged like any other."""
     control, plan = made()
-    plan.remember(PlanText(plan_text("{1g.10gb: 7}")))
+    plan.remember(KeptPlan(PlanText(plan_text("{1g.10gb: 7}"))))
     control.offer(NoPlan("there is none"))
     judgement = await judged(plan, await observe("t4:1"))
     assert judgement.plan is None

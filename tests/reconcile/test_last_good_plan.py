@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import NodeagentError
+from nodeagent.plan.numbers import NumberedGpu
 from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reconcile.plan_update import PlanText
+from nodeagent.reconcile.plan_update import KeptPlan, PlanText
+from nodeagent.structs import replace
 
 FIRST_RELEASE = Path("tests/data/state/last-good-plan")
-PLAN = PlanText(b"version: v1\n\xff", "balanced")
+GPUS = (NumberedGpu(0, "GPU-0", "00000000:1A:00.0"), NumberedGpu(1, "GPU-1", "00000000:1B:00.0"))
+PLAN = KeptPlan(PlanText(b"version: v1\n\xff", "balanced"), GPUS)
 
 
 def test_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -27,8 +31,8 @@ def test_the_newer_replaces_the_older(tmp_path: Path) -> None:
     """There is one last good plan, and no file beside it."""
     kept = last_good_plan(tmp_path / FILE_NAME)
     kept.save(PLAN)
-    kept.save(PlanText(b"other"))
-    assert kept.load() == PlanText(b"other")
+    kept.save(KeptPlan(PlanText(b"other")))
+    assert kept.load() == KeptPlan(PlanText(b"other"))
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
@@ -51,18 +55,27 @@ def test_of_the_first_release(tmp_path: Path) -> None:
     """Which kept the text in base64; its digest is checked."""
     text = FIRST_RELEASE.read_bytes()
     (tmp_path / FILE_NAME).write_bytes(text)
-    plan = last_good_plan(tmp_path / FILE_NAME).load()
-    assert plan is not None
-    assert plan.configuration is None
-    assert plan.text.startswith(b"version: v1\ngpus:\n")
+    kept = last_good_plan(tmp_path / FILE_NAME).load()
+    assert kept is not None
+    assert kept.plan.configuration is None
+    assert kept.plan.text.startswith(b"version: v1\ngpus:\n")
     (tmp_path / FILE_NAME).write_bytes(text.replace(b'"dmVyc2', b'"AmVyc2'))
     assert last_good_plan(tmp_path / FILE_NAME).load() is None
+
+
+def test_of_a_release_whose_plans_had_no_lasting_numbers(tmp_path: Path) -> None:
+    """Its file is read as it is: the text is the plan's, to the byte."""
+    content = b'# configuration: "balanced"\nversion: v1\n\xff'
+    signed = b"last-good-plan 2"
+    digest = hashlib.sha256(signed + b"\n" + content).hexdigest().encode()
+    (tmp_path / FILE_NAME).write_bytes(b"# nodeagent %s sha256:%s\n" % (signed, digest) + content)
+    assert last_good_plan(tmp_path / FILE_NAME).load() == replace(PLAN, numbers=())
 
 
 def test_people_can_read_it(tmp_path: Path) -> None:
     """It is a plan, with comments of the agent's."""
     text = b"version: v1\ngpus: [{devices: [0], mig: enabled}]\n"
-    last_good_plan(tmp_path / FILE_NAME).save(PlanText(text))
+    last_good_plan(tmp_path / FILE_NAME).save(KeptPlan(PlanText(text), GPUS))
     assert read_document((tmp_path / FILE_NAME).read_bytes()).entries == read_document(text).entries
 
 

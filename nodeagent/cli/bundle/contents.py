@@ -205,7 +205,7 @@ def _last_good_plan(path: Path) -> Part:
         kept = file.read()
         if kept is None:
             return Part(name, about, missing=file.problem.message if file.problem else "none")
-        return Part(name, about, _values(kept.text, kept.configuration))
+        return Part(name, about, _values(kept.plan.text, kept.plan.configuration))
     except NodeagentError as error:
         return Part(name, about, missing=error.message)
 

@@ -52,7 +52,7 @@ def requested_devices(
     mode: Mode, asked: Iterable[DeviceRequest], observed: ObservedNode
 ) -> tuple[dict[int, GpuRequest], list[Problem]]:
     """What each GPU is asked to be, by index, and all that is wrong with it."""
-    known = {gpu.index: gpu for gpu in observed.gpus}
+    known = {gpu.index: gpu for gpu in (*observed.gpus, *observed.gone)}
     requests: dict[int, GpuRequest] = {}
     wrong: list[Problem] = []
     for one in asked:
