@@ -28,13 +28,20 @@ from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_rec
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.process import DaemonProcess, adopt
 from nodeagent.mps.lifecycle.model import Phase
-from nodeagent.mps.processes import CONTROL, MpsProcess, may_serve, mps_process, processes_of
+from nodeagent.mps.processes import (
+    CONTROL,
+    MpsProcess,
+    may_serve,
+    mps_process,
+    mps_processes,
+    processes_of,
+)
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec, spec_for
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import IDLE, Usage, User
-from nodeagent.processes import command_of, groups_of, pids
+from nodeagent.processes import command_of, groups_of
 
 SHARE = "unrecorded"  # the name of the one share that such a daemon is taken to have
 _MULTI_USER = frozenset({"-multiuser-server", "-M", "-m", "--multiuser"})
@@ -73,7 +80,7 @@ def lost_daemons(run_dir: Path) -> tuple[MpsProcess, ...]:
     """Daemons that have their directories below this one, and whose sockets were deleted. Any user
     can have a process that looks so, but none with words of their own. Reads all of /proc.
     """
-    found = [(one, Path(one.pipe_directory).parent) for pid in pids() if (one := mps_process(pid))]
+    found = [(one, Path(one.pipe_directory).parent) for one in mps_processes()]
     return tuple(
         one
         for one, directory in found

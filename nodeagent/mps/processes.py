@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
+from nodeagent.own_thread import OwnThread
 from nodeagent.processes import (
     Process,
     ProcessIdentity,
@@ -21,12 +23,14 @@ from nodeagent.processes import (
     environment_of,
     inspect,
     is_gone,
+    name_of,
     pids,
 )
 from nodeagent.structs import Struct
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
+_PREFIX = "nvidia-cuda-mps"  # as much of both as the name of a process has room for
 
 _VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
@@ -67,15 +71,59 @@ def mps_process(pid: int) -> MpsProcess | None:
 
 
 def processes_of(pipe_directory: str, program: str) -> tuple[MpsProcess, ...]:
-    """All control daemons, or all servers, of one pipe directory. Looks at all processes: tens
-    of milliseconds on a node with many processes.
+    """All control daemons, or all servers, of one pipe directory. Blocks as `mps_processes`."""
+    wanted = (program, pipe_directory)
+    return tuple(one for one in mps_processes() if (one.program, one.pipe_directory) == wanted)
+
+
+_LOCKED_AFTER = 1.0  # seconds for what one process' memory has; then it is held to be locked up
+_MOST_LOCKED = 16  # threads that wait for such memory
+_locked: dict[int, Future[None]] = {}  # by pid, what waits for its memory
+
+
+def mps_processes() -> tuple[MpsProcess, ...]:
+    """All of this machine: tens of milliseconds on a node with many processes.
+
+    A process that hangs in a driver may have its memory locked up in the kernel, and any user can
+    bring that about: who reads its words waits for as long. Where what it runs is no program of
+    MPS, this waits a moment, and once.
     """
-    found = (mps_process(pid) for pid in pids())
-    return tuple(
-        one
-        for one in found
-        if one and (one.program, one.pipe_directory) == (program, pipe_directory)
-    )
+    for pid, reading in tuple(_locked.items()):
+        if reading.done():
+            _locked.pop(pid, None)
+    found: dict[int, MpsProcess | None] = {}
+    here = tuple(pids())
+    while left := [pid for pid in here if pid not in found and _is_worth_reading(pid)]:
+        reading, seen = OwnThread("mps processes").submit(_read_into, found, left), -1
+        while not reading.done() and len(found) > seen:
+            seen = len(found)
+            wait((reading,), timeout=_LOCKED_AFTER)
+        first = next((pid for pid in left if pid not in found), None)
+        if first is None or reading.done() or _is_of_mps(first):
+            reading.result()
+        else:
+            _locked[first] = reading
+    return tuple(one for pid in here if (one := found.get(pid)))
+
+
+def _is_worth_reading(pid: int) -> bool:
+    return pid not in _locked and (len(_locked) < _MOST_LOCKED or _is_of_mps(pid))
+
+
+def _read_into(found: dict[int, MpsProcess | None], pids: Iterable[int]) -> None:
+    for pid in pids:
+        found[pid] = mps_process(pid)
+
+
+def _is_of_mps(pid: int) -> bool:
+    """Whether it may be, by what is known without its memory: its program, and its name where an
+    interpreter runs that.
+    """
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - quick
+    except OSError:
+        return True
+    return _PREFIX in Path(program).name or name_of(pid) == _PREFIX
 
 
 _Place = tuple[str, tuple[int, int]]  # the namespace of its pids; device and inode of its root

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +24,8 @@ from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.processes import command_of
+from tests.locked_process import locked_process
 from tests.mps.conftest import PYTHON, StartServer, as_root, spec_for
 from tests.mps.fleet_rig import GPU, IS_ROOT, US, FleetRig, ready, status, until, wanted
 
@@ -230,6 +233,26 @@ async def test_another_users_server_beside_a_daemon_that_no_client_can_find(
     assert [one.pid for one in await end_orphans(tenant, grace=1)] == [process.pid]
     await process.wait()
     assert server.poll() is None
+
+
+@as_root
+def test_a_process_whose_memory_is_locked_holds_up_no_daemon(
+    spec: DaemonSpec, start_server: StartServer
+) -> None:
+    """Who reads its words waits as long as it hangs. It is no program of MPS, so that those of
+    every daemon are found meanwhile, and no more than one thread waits for it.
+    """
+    server = start_server()
+    with locked_process(uid=4242, environment={}) as pid:
+        waiting = threading.Thread(target=command_of, args=(pid,))
+        waiting.start()
+        for _ in range(3):
+            assert [one.pid for one in processes_of(spec.pipe_directory, SERVER)] == [server.pid]
+        assert waiting.is_alive()
+        readers = [one for one in threading.enumerate() if one.name == "mps processes"]
+        assert len(readers) == 1
+    for thread in (waiting, *readers):
+        thread.join()
 
 
 @pytest.mark.parametrize(
