@@ -187,8 +187,7 @@ async def _owners(
     """Who else splits the node's GPUs, by its pods."""
     check, pods, found = "other managers", None, []
     try:
-        listed = await access.listed(requests.list_pods(view.name))
-        pods = tuple(map(pod_of, listed.items))
+        pods = await access.each(requests.list_pods(view.name), pod_of)
     except faults.ClusterFault as fault:
         message = f"only labels can show them: {fault.message}"
         found.append(warning(check, message, _remedy_of(fault)))

@@ -18,11 +18,10 @@ import aiohttp
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.access import ClusterAccess, parsed
 from nodeagent.cluster.client.faults import ClusterFault, ConnectionCut
 from nodeagent.cluster.client.node_view import NodeView, is_newer, view_of
 from nodeagent.cluster.client.requests import JsonObject
-from nodeagent.strict_json import parse_json
 
 _PURPOSE = "a watch of the Node"
 BEGINNING: Final = "0"
@@ -57,12 +56,12 @@ async def events(
             raise faults.from_error(error, purpose=_PURPOSE, server=server, cut=True) from error
         if not line:
             return
-        yield _event(line)
+        yield await _event(line)
 
 
-def _event(line: bytes) -> WatchEvent:
+async def _event(line: bytes) -> WatchEvent:
     try:
-        match parse_json(line):
+        match await parsed(line):
             case {"type": "ERROR", "object": {"code": int(code)} as status}:
                 raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
             case {"kind": "Status", "code": int(code)} as status:

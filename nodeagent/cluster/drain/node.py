@@ -17,7 +17,7 @@ import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess, Listed
+from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import (
     NodeView,
     object_in,
@@ -142,9 +142,7 @@ class DrainedNode:
         self._listed_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(within):
-                listed = await self.access.listed(requests.list_pods(self.name))
-                # A thread of its own: a tenant's pods may have half a million variables.
-                pods = await asyncio.to_thread(_pods_of, listed)
+                pods = await self.access.each(requests.list_pods(self.name), pod_of)
             self.pods, self.pods_fault = pods, None
         except TimeoutError as error:
             self.pods_fault = faults.ClusterUnreachable(
@@ -181,10 +179,6 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _KINDS: Final = ("initContainer", "container", "ephemeralContainer")
 _DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNORECASE)
-
-
-def _pods_of(listed: Listed) -> tuple[Pod, ...]:
-    return tuple(map(pod_of, listed.items))
 
 
 def pod_of(pod: object) -> Pod:

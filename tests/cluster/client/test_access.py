@@ -7,6 +7,9 @@ import json
 import ssl
 import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig
+from nodeagent.cluster.drain.node import pod_of
 from tests.cluster.client.rig import Follower, kubeconfig, running, until
 from tests.cluster.client.test_credentials import kubeconfig as kubeconfig_of_user
 from tests.simulated_cluster.api_server import ApiServer
@@ -155,6 +159,68 @@ async def test_an_answer_that_is_too_large_is_not_read(server: ApiServer, tmp_pa
         with pytest.raises(faults.ClusterUnreachable, match="more than 20000 bytes"):
             await access.listed(requests.list_pods("n"))
         assert (await access.listed(requests.list_node("n"))).first
+
+
+class _Pods(BaseHTTPRequestHandler):
+    """Answers every request with a list of fat pods."""
+
+    text = json.dumps(
+        {
+            "metadata": {"resourceVersion": "1"},
+            "items": [
+                {
+                    "metadata": {"namespace": "n", "name": f"p{number}", "uid": f"u{number}"},
+                    "spec": {"containers": [{"env": [{"name": "A", "value": "b"}] * 500}] * 8},
+                }
+                for number in range(30)
+            ],
+        }
+    ).encode()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(self.text)))
+        self.end_headers()
+        self.wfile.write(self.text)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_a_long_list_does_not_stop_the_loop(tmp_path: Path) -> None:
+    """Who may make pods decides how long their list is. No turn of the loop takes the time in which
+    it is read once; both are this thread's own time, however busy the machine is.
+    """
+    began = time.thread_time()
+    whole = json.loads(_Pods.text)
+    at_once = time.thread_time() - began
+    del whole
+    longest = 0.0
+
+    async def turning() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Pods) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        way = kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}")
+        try:
+            async with ClusterAccess(way) as access:
+                await access.find(requests.get_pod("n", "p"))  # what is made once
+                async with running(turning()):
+                    names = await access.each(requests.list_pods("n"), lambda pod: pod_of(pod).name)
+                    assert await access.find(requests.get_pod("n", "p"))
+                    await asyncio.sleep(0)  # so that the last turn counts, too
+        finally:
+            server.shutdown()
+            serving.join()
+    assert names == tuple(f"p{number}" for number in range(30))
+    assert longest < at_once / 3
 
 
 async def test_building_the_client_does_not_stop_the_loop(
