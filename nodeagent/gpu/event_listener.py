@@ -23,7 +23,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT, constant
-from nodeagent.gpu.nvml_errors import silence_of
+from nodeagent.gpu.nvml_errors import NO_PERMISSION, about, silence_of
 from nodeagent.gpu.workers import Worker
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Source, XidEvent
 
@@ -31,6 +31,7 @@ _XID: Final = constant("nvmlEventTypeXidCriticalError")
 _MIG_CHANGE: Final = constant("nvmlEventMigConfigChange")
 _KINDS: Final = {constant(kind.value): kind for kind in GpuEventKind}
 _WANTED: Final = _XID | sum(_KINDS) - _MIG_CHANGE
+_NEVER: Final = ABSENT - {NO_PERMISSION}  # what may not be had is there, and its XIDs are missed
 _NONE = 0xFFFFFFFF  # no instance
 _TIMEOUT = 10  # NVML's code for "nothing happened"
 _MOST = 256  # events in one delivery
@@ -55,13 +56,13 @@ class _NothingHappened(Exception):
 @dataclass(slots=True)
 class _Sets:
     """The event sets of one session. `gpus`: UUIDs by the address of the handle. `system` is None
-    where the driver has no such events. `complete`: no GPU is missing that may be registered later.
+    where the driver has no such events. `missing`: why a GPU is not there that has events.
     """
 
     events: Any
     gpus: dict[int, str] = field(default_factory=dict)
     system: Any = None
-    complete: bool = True
+    missing: DriverError | None = None
 
     def free(self) -> None:
         """A set that failed may not even be freed."""
@@ -94,7 +95,7 @@ class EventListener:
     """Delivers the events of a driver that was entered.
 
     `failure` is why none arrive at present, None while all is well. `last` is the uptime of the
-    last wait that ended well.
+    last wait for all GPUs that ended well.
     """
 
     driver: Driver
@@ -117,16 +118,17 @@ class EventListener:
     ) -> None:
         """Deliver events until cancelled.
 
-        `report` is called after the first wait, after each one that failed, and after the first
-        one that ended well again.
+        `report` is called after the first wait, after each one that failed, after the first one
+        that ended well again, and where a GPU is missing or is no more.
         """
         self.last = self.uptime()
-        failed = True
+        reported: tuple[DriverError | None, ...] = ()
         while True:
             events = await self.listen()
-            if failed or self.failure is not None:
+            now = (self.failure, self._missing)
+            if self.failure is not None or now != reported:
                 report()
-            failed = self.failure is not None
+            reported = now
             if events:
                 deliver(events)
             if self.failure is not None:
@@ -144,7 +146,9 @@ class EventListener:
                 worker=self._worker,
                 deadline=self.timing.wait + self.timing.deadline,
             )
-            self.failure, self.last = None, self.uptime()
+            self.failure = None
+            if self._missing is None:
+                self.last = self.uptime()
         except DeadlineExceeded as error:
             self.failure = error
         except DriverError as error:
@@ -158,18 +162,22 @@ class EventListener:
         """Whether events arrive, for health; None while NVML as a whole cannot be used. A driver
         that has no events leaves nothing to wait for.
         """
-        error = self.failure
-        if error is None or error.code in ABSENT:
+        error = self.failure or self._missing
+        if error is None or error.code in _NEVER:
             return Answer(last=self.last)
         if isinstance(error, DriverUnavailable):
             return None
         return Answer(silence_of(error), self.last, error.message)
 
+    @property
+    def _missing(self) -> DriverError | None:
+        return self._sets.missing if self._sets else None
+
     # --- in the thread ------------------------------------------------------------------------
 
     def _listen(self) -> None:
         of = (self.driver.pool.session, self.driver.pool.gpu_count)
-        if self._sets is not None and not self._sets.complete:
+        if self._missing:
             self._broken |= self.uptime() - self._made_at >= self.timing.incomplete
         if self._sets is None or of != self._of or self._broken:
             if self._sets is not None and of[0] == self._of[0]:
@@ -226,8 +234,8 @@ def _make_sets(gpus: int) -> _Sets:
             call("nvmlDeviceRegisterEvents", device, supported & _WANTED, sets.events)
         except DriverError as error:
             # One that is lost, or has no events, is so for as long as the driver runs.
-            lasts = isinstance(error, GpuLost) or error.code in ABSENT
-            sets.complete = sets.complete and lasts
+            if not isinstance(error, GpuLost) and error.code not in _NEVER:
+                sets.missing = about(f"GPU {index}", error)
             continue
         sets.gpus[_address(device)] = uuid
         with suppress(DriverError):  # the supported types do not say whether it is

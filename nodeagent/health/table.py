@@ -217,7 +217,7 @@ ROWS: tuple[Row, ...] = (
         "Load it: `modprobe nvidia`. If that fails, look at `dmesg | grep NVRM`.", "the driver"),
     Row("eventsUnheard", Check.EVENTS, _X, _NONE, _GONE,
         "do not arrive, so XIDs may be missed",
-        "the wait for NVML's events is past its deadline, or fails for 10 s",
+        "the wait for NVML's events is past its deadline, or fails or lacks a GPU for 10 s",
         "Look at `dmesg | grep NVRM`. If it stays so: {reboot}", "NVML's events"),
     Row("migChanged", Check.MIG, _H, _NONE, _LAPSES,
         "had its MIG layout changed by another program",

@@ -7,7 +7,7 @@ import pytest
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import Binding, Event, EventListener, Timing
-from nodeagent.health.readings import GpuEvent, GpuEventKind, Source, XidEvent
+from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Silence, Source, XidEvent
 from nodeagent.health.xids import default_table
 from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode
@@ -170,6 +170,27 @@ async def test_a_gpu_that_could_not_be_registered_is_tried_again(
         await listener.listen()
     assert node.journal.counts["nvmlEventSetCreate"] == 2, "a whole set stays"
     assert node.journal.counts["nvmlEventSetFree"] == 1
+
+
+async def test_events_that_may_not_be_had_are_not_taken_for_none(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """The GPU has events, and its XIDs are missed: that is said until it can be registered."""
+    await driver.observe()
+    now = 1000.0
+    refused = node.inject("nvmlDeviceRegisterEvents", gpu=0, error="NO_PERMISSION", times=None)
+    listener = EventListener(driver, timing=SHORT, uptime=lambda: now)
+    for _ in range(2):
+        await listener.listen()
+        assert listener.answer is not None
+        assert listener.answer.silence is Silence.FAILS
+        assert listener.answer.reason.startswith("GPU 0: ")
+        now += 60.0
+    node.clear_faults(refused)
+    await listener.listen()
+    node.xid(0, 48)
+    assert len(xids(await listener.listen())) == 1
+    assert listener.answer == Answer(last=now)
 
 
 async def test_a_reloaded_driver(
