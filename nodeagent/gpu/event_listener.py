@@ -107,6 +107,7 @@ class EventListener:
     _sets: _Sets | None = None
     _of: tuple[int, int] = (-1, -1)
     _made_at: float = 0.0
+    _drained: float = 0.0  # when no event was waiting
     _broken: bool = False
     _arrived: deque[Event] = field(default_factory=deque)  # and not yet delivered
     _lent: bool = False
@@ -184,7 +185,7 @@ class EventListener:
                 self._sets.free()
             self._sets = None
             self._sets, self._of, self._made_at = _make_sets(of[1]), of, self.uptime()
-            self._broken = False
+            self._broken, self._drained = False, self._made_at
         wait = round(self.timing.wait * 1000)
         with suppress(_NothingHappened):
             for number in range(_MOST):
@@ -197,6 +198,7 @@ class EventListener:
             data = call("nvmlEventSetWait", sets.events, milliseconds)
         except DriverError as error:
             if error.code == _TIMEOUT:
+                self._drained = self.uptime()
                 raise _NothingHappened from None
             raise
         gpu, now = sets.gpus.get(_address(data.device), ""), self.uptime()
@@ -204,7 +206,9 @@ class EventListener:
         compute = None if data.computeInstanceId == _NONE else data.computeInstanceId
         if data.eventType == _XID:
             xid = data.eventData
-            return [XidEvent(xid, now, Source.NVML, gpu, instance=instance, compute=compute)]
+            of = (now, Source.NVML, gpu)
+            since = self._drained
+            return [XidEvent(xid, *of, instance=instance, compute=compute, since=since)]
         kind = _KINDS.get(data.eventType)
         return [GpuEvent(kind, gpu, now, instance, compute)] if kind else []
 

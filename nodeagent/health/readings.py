@@ -159,7 +159,8 @@ class Source(StrEnum):
 
 
 class XidEvent(Struct, frozen=True):
-    """An XID. Of the GPU one of `gpu` (UUID) and `pci` is known; `at` is uptime in seconds.
+    """An XID. Of the GPU one of `gpu` (UUID) and `pci` is known; `at` is uptime in seconds. It may
+    have been earlier where `since` is set: it was reported at `at`, and waited for since then.
 
     `fatal`: what the kernel log says of an NVLink error; `detail` its sub-code. `recovery`: the
     recovery action that XID 154 announces. `sequence`: the record's number in the kernel log, by
@@ -180,6 +181,7 @@ class XidEvent(Struct, frozen=True):
     detail: int | None = None
     recovery: int | None = None
     sequence: int = -1
+    since: float | None = None
 
 
 class GpuEventKind(StrEnum):

@@ -99,6 +99,7 @@ class RecentXid(Struct, frozen=True):
     at: Seconds
     instance: int | None = None
     compute: int | None = None
+    since: Seconds | None = None
 
 
 class XidCount(Struct, frozen=True):

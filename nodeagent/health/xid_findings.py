@@ -162,6 +162,7 @@ def corrected(finding: Finding, past: GpuHistory) -> Finding:
 # --- each XID once, though NVML and the kernel log both report it ---
 
 _MOST = 1000  # that are remembered; a storm of XIDs must not fill the state
+_KEPT = 600.0  # seconds; a driver that hangs reports late, and so may the kernel log be read
 
 
 def with_uuid(event: XidEvent, gpus: Iterable[tuple[str, GpuHistory]]) -> XidEvent:
@@ -185,8 +186,8 @@ def deduplicated(
     however many lines say so.
     """
     recent = reported[-_MOST:]
-    if recent and recent[0].at < event.at - limits.SAME_EVENT:
-        recent = tuple(h for h in recent if h.at >= event.at - limits.SAME_EVENT)
+    if recent and recent[0].at < event.at - _KEPT:
+        recent = tuple(h for h in recent if h.at >= event.at - _KEPT)
     for index, other in enumerate(recent):
         same_source = other.source is event.source and event.xid != OFF_THE_BUS
         if same_source or not _same(other, event):
@@ -194,7 +195,8 @@ def deduplicated(
         if event.xid == OFF_THE_BUS:
             return recent, False
         return (*recent[:index], *recent[index + 1 :]), False
-    entry = RecentXid(event.gpu, event.xid, event.source, event.at, event.instance, event.compute)
+    where = (event.instance, event.compute)
+    entry = RecentXid(event.gpu, event.xid, event.source, event.at, *where, event.since)
     return (*recent, entry), True
 
 
@@ -202,7 +204,12 @@ def _same(other: RecentXid, event: XidEvent) -> bool:
     """The same number on the same GPU at about the same time, and no contradiction in the place."""
     return (
         (other.gpu, other.xid) == (event.gpu, event.xid)
-        and abs(other.at - event.at) <= limits.SAME_EVENT
+        and _begin(other) <= event.at + limits.SAME_EVENT
+        and _begin(event) <= other.at + limits.SAME_EVENT
         and (None in (other.instance, event.instance) or other.instance == event.instance)
         and (None in (other.compute, event.compute) or other.compute == event.compute)
     )
+
+
+def _begin(event: XidEvent | RecentXid) -> float:
+    return event.at if event.since is None else event.since

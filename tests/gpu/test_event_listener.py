@@ -172,6 +172,21 @@ async def test_a_gpu_that_could_not_be_registered_is_tried_again(
     assert node.journal.counts["nvmlEventSetFree"] == 1
 
 
+async def test_an_event_that_comes_late_says_since_when_it_may_be(
+    driver: Driver, node: SimulatedNode
+) -> None:
+    """The driver hung in between: the kernel log has the same XID, with its time."""
+    await driver.observe()
+    now = 1000.0
+    listener = EventListener(driver, timing=SHORT, uptime=lambda: now)
+    await listener.listen()
+    now += 60.0
+    node.xid(0, 119)
+    [event] = await listener.listen()
+    assert isinstance(event, XidEvent)
+    assert (event.since, event.at) == (1000.0, 1060.0)
+
+
 async def test_events_that_may_not_be_had_are_not_taken_for_none(
     driver: Driver, node: SimulatedNode
 ) -> None:

@@ -58,9 +58,10 @@ class Node:
     def xid(
         self, number: int, *, source: Source = Source.NVML, after: float = 1.0, **values: Any
     ) -> Evaluation:
-        """An XID of the GPU, just now."""
+        """An XID of the GPU, just now as a rule."""
         where = {"gpu": GPU} if source is Source.NVML else {"pci": "0000:1a:00"}
-        event = XidEvent(number, self.now + after, source, **{**where, **values})
+        given: dict[str, Any] = {"at": self.now + after, **where, **values}
+        event = XidEvent(xid=number, source=source, **given)
         return self.read(gpu(), after=after, xids=(event,))
 
     def event(self, kind: Any, **values: Any) -> Evaluation:

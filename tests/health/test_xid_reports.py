@@ -53,6 +53,37 @@ def test_far_apart_or_elsewhere_is_another_one() -> None:
     assert sum(count.count for count in node.state.xids) == 3
 
 
+@pytest.mark.parametrize("first", Source)
+def test_a_driver_that_hangs_reports_late_what_is_known(first: Source) -> None:
+    """Its event comes when it answers again: the error was at any time since the wait began, and
+    the kernel log has when. Another one of the log, after that, is another one.
+    """
+    node = known()
+    node.xid(62, source=LOG, after=1.0)
+    began = node.now
+    if first is LOG:
+        node.xid(119, source=LOG, after=3.0)
+        node.xid(62, after=20.0, since=began)
+        node.xid(119, after=0.1, since=began)
+    else:
+        node.xid(62, after=23.0, since=began)
+        node.xid(119, after=0.1, since=began)
+        node.xid(119, source=LOG, after=0.1, at=began + 3.0)
+    assert counts(node) == {62: 1, 119: 1}
+    node.xid(119, source=LOG, after=10.0)
+    assert counts(node) == {62: 1, 119: 2}
+
+
+def test_a_kernel_log_that_is_read_late_reports_what_is_known() -> None:
+    """A line bears its own time, however many errors the driver has reported since."""
+    node = known()
+    first = node.now + 1.0
+    node.xid(31)
+    node.xid(13, after=30.0)
+    node.xid(31, source=LOG, at=first, after=1.0)
+    assert counts(node) == {31: 1, 13: 1}
+
+
 def test_a_gpu_falls_off_the_bus_once() -> None:
     """However many lines and sources say so."""
     node = known()
