@@ -20,6 +20,7 @@ from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation, NodeReader
+from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.gpu.users import UsageReading
 from nodeagent.plan.observed import Gpu, ObservedNode
@@ -129,6 +130,7 @@ class Home:
         (folder / "etc-cdi" / "nvidia.json").write_text(json.dumps(TOOLKIT))
         self.records_dir = folder / "state" / "claims"
         self.cdi = folder / "cdi"
+        self.toolkit: Callable[[], Edits] = ToolkitEdits([folder / "etc-cdi"]).read
 
     def claim(self, number: int, *devices: tuple[str, str], name: str = "") -> tuple[str, str, str]:
         """Allocate pools and devices to a claim; what the kubelet calls it."""
@@ -171,7 +173,7 @@ class Home:
             fetch=self.fetch,
             observe=observe,
             capabilities=capabilities,
-            toolkit=ToolkitEdits([self.folder / "etc-cdi"]).read,
+            toolkit=self.toolkit,
             daemons=daemons or ClaimDaemons("1000", self.folder / "run", False, no_daemons),
             terms=terms,
         )

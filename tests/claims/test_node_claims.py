@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from nodeagent.claims.files.records import read_records
 from nodeagent.claims.model import ClaimRecord, Phase
 from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.files.cdi import Edits
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import UIDS, Home, capabilities, laid_out, pool, pool_of
 
@@ -61,6 +63,33 @@ async def test_each_slice_comes_and_goes_in_few_driver_calls(
             await claims.release(uid)
             calls["release"].append(node.journal.total())
         assert max(calls["prepare"] + calls["release"]) <= 30, calls
+
+
+async def test_work_that_is_cancelled_ends_with_its_write(node: SimulatedNode, home: Home) -> None:
+    """The driver's socket is closed while a file is written: the next work of the claim, which the
+    kubelet's next call begins, meets none that is still being written.
+    """
+    begun, go_on, read = threading.Event(), threading.Event(), home.toolkit
+
+    def slow() -> Edits:
+        begun.set()
+        go_on.wait(30)
+        return read()
+
+    home.toolkit = slow
+    async with home.core() as (claims, _):
+        name = home.claim(0, (pool_of(node), "mig-1g-10gb-6"))
+        preparing = asyncio.create_task(claims.prepare(*name))
+        await asyncio.to_thread(begun.wait, 30)
+        preparing.cancel()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        is_over = preparing.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await preparing
+        assert not is_over
+        assert len(await claims.prepare(*name)) == 1
 
 
 async def test_again_changes_nothing_and_mends_what_is_gone(

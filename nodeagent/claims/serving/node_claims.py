@@ -60,6 +60,7 @@ from nodeagent.plan.plan import GpuOutcome
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
+from nodeagent.uncancelled import uncancelled
 
 
 class NodeClaims:
@@ -273,7 +274,7 @@ class NodeClaims:
 
     async def _publish(self, record: ClaimRecord) -> None:
         observed = await self.observe()
-        await asyncio.to_thread(self.files.publish, record, observed)
+        await uncancelled(asyncio.to_thread(self.files.publish, record, observed))
         await self._keep(replace(record, phase=Phase.READY))
 
     # --- down -------------------------------------------------------------------------------------
@@ -290,6 +291,9 @@ class NodeClaims:
             await self._dismiss(record, uuid, only_looks=True)
         for uuid in uuids:
             await self._dismiss(record, uuid)
+        await uncancelled(self._forget(record))
+
+    async def _forget(self, record: ClaimRecord) -> None:
         await asyncio.to_thread(withdraw, self.places.cdi_dir, [file_name(record.uid)])
         await asyncio.to_thread(remove_record, self.places.records, record.uid)
         del self._records[record.uid]
@@ -328,8 +332,12 @@ class NodeClaims:
         return to_release(record, gpu, others)
 
     async def _keep(self, record: ClaimRecord) -> None:
-        """On the disk first: what is not written down is not begun."""
+        """On the disk first: what is not written down is not begun. Work that is cancelled (the
+        kubelet's directory went, say) ends with its write, and not before: the next would meet it.
+        """
         if self._records.get(record.uid) != record:
-            record = replace(record, since=time.time())
-            await asyncio.to_thread(write_record, self.places.records, record)
-            self._records[record.uid] = record
+            await uncancelled(self._write(replace(record, since=time.time())))
+
+    async def _write(self, record: ClaimRecord) -> None:
+        await asyncio.to_thread(write_record, self.places.records, record)
+        self._records[record.uid] = record
