@@ -189,7 +189,8 @@ def _drift_problem(gpu: Gpu) -> Problem:
         Code.DRIFT,
         f"{gpu_words(gpu)} was as the plan says and was then changed by another program: it now "
         f"has {layout_words(gpu)}",
-        remedy="restart the agent (`systemctl restart nodeagent`, or delete its pod), change the "
-        "plan, or set `drift: mend`",
+        remedy="restart the agent (`systemctl restart nodeagent`, or delete its pod), which "
+        "restores the plan, or change what the plan says of this GPU (`nodeagent export` writes "
+        "what it has now)",
         gpu=gpu.uuid,
     )

@@ -193,8 +193,20 @@ async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -
                 assert rig.codes == {Code.DRIFT}
                 assert len(rig.gpu().instances) == 6
             assert rig.reported(EventType.DRIFT) == [EventType.DRIFT]
+            text = "{1g.10gb: 7}  # written anew, and the same for this GPU"
+            rig.offer(text)
+            await rig.round()
+            assert (rig.codes, len(rig.gpu().instances)) == ({Code.DRIFT}, 6)
+            assert "change what the plan says of this GPU" in rig.state.problems[0].remedy
             rig.offer("{3g.40gb: 2}")
             await rig.settle(Phase.IN_SYNC)
+            await do(destruction(rig.gpu()))
+            await rig.round()
+            assert rig.codes == {Code.DRIFT}
+        async with running(Rig(tmp_path, mend=False)) as rig:  # the other remedy
+            rig.offer("{3g.40gb: 2}")
+            await rig.settle(Phase.IN_SYNC)
+            assert len(rig.gpu().instances) == 2
 
 
 async def test_the_resync_timer_finds_drift(tmp_path: Path) -> None:
