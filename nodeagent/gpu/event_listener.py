@@ -1,8 +1,9 @@
 """Waits for events of the driver: XIDs, MIG layouts changed, memory errors, GPUs unbound.
 
-One thread waits in NVML for a short while at a time, so that NVML can be shut down in between. An
-event set that fails is made anew; a kind of event that the driver or a GPU does not have is not
-waited for.
+One thread waits in NVML for a short while at a time, so that NVML can be shut down in between. It
+waits several times before it reports that nothing happened, since the way through the event loop
+costs more than a wait. An event set that fails is made anew; a kind of event that the driver or a
+GPU does not have is not waited for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT, constant
 from nodeagent.gpu.nvml_errors import NO_PERMISSION, about, silence_of
-from nodeagent.gpu.workers import Worker
+from nodeagent.gpu.workers import LONGEST_JOB, Worker
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Source, XidEvent
 
 _XID: Final = constant("nvmlEventTypeXidCriticalError")
@@ -80,11 +81,13 @@ class _Sets:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. `wait`: how long at a time in NVML; `deadline`: what it may take longer;
-    `pause`: before an event set that failed is made anew, `incomplete`: one that a GPU is missing.
+    """Seconds. `wait`: how long at a time in NVML, up to `waits` times; `deadline`: what each may
+    take longer; `pause`: before an event set that failed is made anew, `incomplete`: one that a GPU
+    is missing.
     """
 
     wait: float = 0.5
+    waits: int = LONGEST_JOB  # in one job of the thread
     deadline: float = 5.0
     pause: float = 1.0
     incomplete: float = 30.0
@@ -111,6 +114,7 @@ class EventListener:
     _broken: bool = False
     _arrived: deque[Event] = field(default_factory=deque)  # and not yet delivered
     _lent: bool = False
+    _is_left: bool = False  # by its caller, which the thread has to notice
 
     async def run(
         self,
@@ -140,6 +144,7 @@ class EventListener:
         if not self._lent:
             self.driver.pool.lend(self._worker)
             self._lent = True
+        self._is_left = False
         try:
             await self.driver.pool.ask(
                 self._listen,
@@ -155,6 +160,9 @@ class EventListener:
         except DriverError as error:
             self._broken = True
             self.failure = error
+        except asyncio.CancelledError:
+            self._is_left = True
+            raise
         # What came before a failure, such as the XID of the GPU that is lost now, counts too.
         return tuple(self._arrived.popleft() for _ in range(len(self._arrived)))
 
@@ -177,6 +185,14 @@ class EventListener:
     # --- in the thread ------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        before = self._sets
+        for _ in range(self.timing.waits):
+            self._wait()
+            is_news = self._sets is not before or self.failure is not None  # that it waits again
+            if self._arrived or is_news or self._is_left or self.driver.pool.lock.is_wanted:
+                return
+
+    def _wait(self) -> None:
         of = (self.driver.pool.session, self.driver.pool.gpu_count)
         if self._missing:
             self._broken |= self.uptime() - self._made_at >= self.timing.incomplete

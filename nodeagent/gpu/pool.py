@@ -31,6 +31,11 @@ class ReadWriteLock:
         self._open.set()
         self._one = asyncio.Lock()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether one waits to hold it alone, or does. For any thread."""
+        return not self._open.is_set()
+
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         while not self._open.is_set():

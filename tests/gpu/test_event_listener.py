@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import pynvml
 import pytest
 
@@ -16,6 +19,7 @@ from nodeagent.telemetry.sampler import Intervals, Sampler
 from tests.gpu.steps_of import destroy, laid_out
 
 SHORT = Timing(wait=0.01, deadline=0.5, pause=0.01)
+LONG = Timing(wait=0.01, waits=10**6)
 NO_ERROR = {"err_code": "0", "err_msg": "No Error"}
 
 
@@ -220,6 +224,41 @@ async def test_a_reloaded_driver(
     await listener.listen()
     node.xid(0, 94)
     assert len(xids(await listener.listen())) == 1
+
+
+async def _waits(driver: Driver, node: SimulatedNode) -> asyncio.Task[tuple[Event, ...]]:
+    """A listener for hours, in its thread already."""
+    await driver.observe()
+    listener = EventListener(driver, timing=LONG)
+    assert await listener.listen() == (), "the first time for one wait, to know that it can"
+    node.journal.clear()
+    listening = asyncio.create_task(listener.listen())
+    while node.journal.counts["nvmlEventSetWait_v2"] < 2:
+        await asyncio.sleep(0.001)
+    return listening
+
+
+async def test_many_waits_end_with_what_happens(driver: Driver, node: SimulatedNode) -> None:
+    """What is heard in one of them is delivered at once, not after the last."""
+    listening = await _waits(driver, node)
+    node.xid(0, 79)
+    assert xids(await listening) == [79]
+
+
+async def test_many_waits_do_not_keep_nvml_open(driver: Driver, node: SimulatedNode) -> None:
+    """Who starts NVML anew, or resets a GPU, waits for one of them."""
+    listening = await _waits(driver, node)
+    assert await driver.pool.restart()
+    assert await listening == ()
+
+
+async def test_many_waits_end_with_their_caller(driver: Driver, node: SimulatedNode) -> None:
+    """So NVML is shut down properly when the agent stops."""
+    listening = await _waits(driver, node)
+    listening.cancel()
+    with suppress(asyncio.CancelledError):
+        await listening
+    assert await driver.pool.shut_down()
 
 
 async def test_waiting_does_not_keep_nvml_open(
