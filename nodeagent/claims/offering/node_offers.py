@@ -46,12 +46,14 @@ class NodeOffers:
         self._mode = mode
         self._share = share
         self._previous: Mapping[str, Offer] = {}  # by pool
+        self._made: tuple[object, tuple[Offer, ...]] = (None, ())  # of what, and which
         self.closed = ""
         self.keeps_taints = True
 
     def go_on_from(self, published: Iterable[Offer]) -> None:
         """Take what is published now for what this agent offered last."""
         self._previous = {offer.pool: offer for offer in published}
+        self._made = (None, ())
 
     def terms(self, gpu: Gpu, goals: Goals, records: Iterable[ClaimRecord]) -> Terms:
         """What counts for claims on the GPU now."""
@@ -61,7 +63,7 @@ class NodeOffers:
 
     def make(
         self,
-        gpus: Iterable[Gpu],
+        gpus: Sequence[Gpu],
         goals: Goals,
         records: Sequence[ClaimRecord],
         *,
@@ -72,6 +74,11 @@ class NodeOffers:
         """What is offered `now`, in seconds since 1970; `facts` by UUID. Records that cannot be
         read hold back their GPUs.
         """
+        of = (gpus, goals, records, facts, unreadable, self.closed, self.keeps_taints)
+        before, made = self._made
+        # A withdrawal ends by time alone, and a pool without devices is offered once.
+        if of == before and all(offer.devices and offer.due is None for offer in made):
+            return made
         mode = Mode.OFF if self.closed else self._mode
         context = OfferContext(
             self._node, mode, now, keeps_taints=self.keeps_taints, share=self._share
@@ -91,7 +98,8 @@ class NodeOffers:
             gone = Gpu(-1, pool.rpartition("/")[2], access=Access.LOST, access_reason=_GONE)
             offers[pool] = self._offer(gone, nothing, records)
         self._previous = {pool: offer for pool, offer in offers.items() if offer.devices}
-        return tuple(offers.values())
+        self._made = of, tuple(offers.values())
+        return self._made[1]
 
     def _offer(self, gpu: Gpu, context: OfferContext, records: Iterable[ClaimRecord]) -> Offer:
         pool = pool_name(self._node, gpu.uuid)
