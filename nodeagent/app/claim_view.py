@@ -45,24 +45,27 @@ class ClaimView:
         self.attempts = Attempts(clock=asyncio.get_running_loop().time, wall=time.time)
         self.attempts.on_end.append(lambda *_: self._called.set())
         self.amiss: Mapping[str, Problem] = {}  # by the claim's uid, as upkeep left it
+        self._served: tuple[object, tuple[Claim, ...]] = (None, ())  # of what, and which
 
     @property
     def served(self) -> tuple[Claim, ...]:
-        """The claims of this node, as they are now."""
+        """The claims of this node, as they are now: the same tuple while nothing has changed."""
         records = self._claims.records
-        attempts = self.attempts.newest({record.uid for record in records})
-        return served_claims(
-            ClaimFacts(
-                self._observe(),
-                self._claims.places.boot_id,
-                self.pods,
-                records,
-                self._claims.unreadable,
-                attempts,
-                self.amiss,
-                {(one.pool, one.device): one for one in self._health()},
-            )
+        facts = ClaimFacts(
+            self._observe(),
+            self._claims.places.boot_id,
+            self.pods,
+            records,
+            self._claims.unreadable,
+            dict(self.attempts.newest({record.uid for record in records})),  # it changes
+            self.amiss,
+            {(one.pool, one.device): one for one in self._health()},
         )
+        # Two records may differ in their times alone, which do not count when they are compared.
+        of = facts, self.pods.version, [record.since for record in records]
+        before, claims = self._served
+        self._served = of, claims if of == before else served_claims(facts)
+        return self._served[1]
 
     def noting(self, allocations: Allocations) -> Allocations:
         """The same, with each answer noted."""

@@ -104,11 +104,14 @@ class MpsService:
 
     def overview(self) -> MpsOverview:
         """The daemons with their clients, and what is wrong."""
+        statuses = self._fleet.statuses()
+        if not statuses:  # as on most nodes, and this is asked for with each sample
+            return MpsOverview((), self.node.publishing_problems)
         observed = self.node.seen or ObservedNode()
         devices = (device for gpu in observed.gpus for device in gpu.devices())
         users = (user for device in devices for user in device.usage.processes)
         pods = {user.pid: user for user in users if user.pid and user.pod}
-        daemons = tuple(self._with_clients(daemon, pods) for daemon in self._fleet.statuses())
+        daemons = tuple(self._with_clients(daemon, pods) for daemon in statuses)
         problems = mps_problems(daemons, observed)
         return MpsOverview(daemons, (*problems, *self.node.publishing_problems))
 

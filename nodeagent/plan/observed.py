@@ -323,7 +323,10 @@ class ObservedNode(Struct, frozen=True):
     gone: tuple[Gpu, ...] = ()
 
     def gpu(self, uuid: str) -> Gpu | None:
-        return next((g for g in self.gpus if g.uuid == uuid), None)
+        for gpu in self.gpus:  # asked for each device of each claim, so without a generator
+            if gpu.uuid == uuid:
+                return gpu
+        return None
 
 
 def users_of(device: Gpu | ComputeInstance | Device) -> tuple[User, ...]:

@@ -27,10 +27,12 @@ class ClaimPods:
         self._clock = clock
         self._reserved: dict[ClaimKey, tuple[float, ReservedFor | None]] = {}
         self._listed: dict[ClaimKey, list[Pod]] = {}
+        self.version = 0  # another one whenever `of` may answer otherwise
 
     def reserve(self, key: ClaimKey, claim: ReservedFor | None) -> None:
         """What the API server has of the claim now; None: it is gone."""
         self._reserved[key] = (self._clock(), claim)
+        self.version += 1
 
     def recent(self, key: ClaimKey) -> ReservedFor | None:
         """What the API server had of the claim a moment ago; None: it was gone, or not asked."""
@@ -53,6 +55,7 @@ class ClaimPods:
             },
         )
         self._reserved = {key: pods for key, pods in self._reserved.items() if key in known}
+        self.version += 1
         return self._listed != before
 
     def of(self, key: ClaimKey) -> list[Pod]:

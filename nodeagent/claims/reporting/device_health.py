@@ -49,7 +49,7 @@ def device_health(
     fenced = fences(health.findings, node).all
     found: dict[tuple[str, str], DeviceHealth] = {}
     for device in (device for record in records for device in record.devices):
-        if finding := _unhealthy(device, node, health, fenced):
+        if health.findings and (finding := _unhealthy(device, node, health, fenced)):
             known = health.gpus.get(finding.place.gpu)
             helps = remedies.of_finding(finding, known.index if known else None)
             status: Status = "unhealthy"

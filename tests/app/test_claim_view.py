@@ -1,0 +1,73 @@
+"""What is shown of claims is put together again whenever anything that it follows from changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nodeagent.app.claim_view import ClaimView
+from nodeagent.claims.files.records import write_record
+from nodeagent.claims.model import ClaimedDevice
+from nodeagent.claims.reporting.attempts import Operation
+from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.serving.borders import ClaimPlaces
+from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.files.cdi import Edits
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.plan import GpuOutcome
+from nodeagent.plan.problems import Code, Problem
+from tests.claims.machine import capabilities, no_daemons, uid
+from tests.claims.samples import GPU, MIG_DEVICE, POOL, UID, mig_device, record
+
+MADE: ClaimedDevice = mig_device(instance=7, compute=0, uuid="MIG-1")
+
+
+async def _no_change(*_: object, **__: object) -> GpuOutcome:
+    raise AssertionError
+
+
+async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
+    """And the same tuple is given while there is nothing new."""
+    nodes = [ObservedNode((Gpu(3, GPU),))]
+    health: list[DeviceHealth] = []
+
+    async def fetch(_: str, __: str) -> None:
+        return None
+
+    async def observe() -> ObservedNode:
+        return nodes[-1]
+
+    claims = NodeClaims(
+        ClaimPlaces("node-1", "boot-1", tmp_path / "claims", tmp_path / "cdi"),
+        change=_no_change,
+        fetch=fetch,
+        observe=observe,
+        capabilities=capabilities,
+        toolkit=Edits,
+        daemons=ClaimDaemons("1000", tmp_path, False, no_daemons),
+    )
+    write_record(tmp_path / "claims", record(MADE))
+    await claims.load()
+    view = ClaimView(
+        claims,
+        observe=lambda: nodes[-1],
+        health=lambda: tuple(health),
+        pods_changed=lambda: None,
+    )
+    (first,) = before = view.served
+    assert (first.name, first.phase, first.devices[0].index) == ("trainer", "Ready", 3)
+    assert view.served is before
+    with view.attempts.attempt(Operation.PREPARE, "team", "other", uid(1)):
+        assert [claim.name for claim in view.served] == ["other", "trainer"]
+    assert view.served == before
+    view.pods.reserve(("team", "trainer"), ReservedFor(UID, (("pod-1", "uid-1"),)))
+    assert [pod.name for pod in view.served[0].pods] == ["pod-1"]
+    view.amiss = {UID: Problem(Code.IN_USE, "it is used")}
+    health.append(DeviceHealth(POOL, MIG_DEVICE, "unhealthy", 0.0, "it is hot"))
+    assert [one.message for one in view.served[0].problems] == [
+        "it is used",
+        f"{MIG_DEVICE}: it is hot",
+    ]
+    nodes.append(ObservedNode((Gpu(4, GPU),)))
+    assert view.served[0].devices[0].index == 4
