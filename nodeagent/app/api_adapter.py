@@ -15,7 +15,7 @@ import structlog
 from nodeagent.api.answers import Rendered, RenderedStatus
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
-from nodeagent.app.paths import OwnFiles, Paths, until_gone
+from nodeagent.app.paths import OwnFiles, Paths
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.reserved import BesideClaims
@@ -97,7 +97,7 @@ class ApiAdapter:
             try:
                 async with api.listen_on_socket(self, path, self.metrics.refusals):
                     listens.set()
-                    await until_gone(path)
+                    await self.own_files.until_gone(path)
                     self.own_files.lost(path)
             except NodeagentError:  # later the problem of the run directory says why
                 if not listens.is_set():
