@@ -35,14 +35,14 @@ def activity(sample: SampleSet) -> Mapping[Device, float]:
 
 class _Hold(Struct, frozen=True):
     """How much of a GPU a device is (1 for a whole one) and how many memory slices it has (0 for a
-    whole GPU), each divided among those who share it. `active`: the part of the time since the last
-    observation in which it worked (0 to 1); None: not known. `labels` are the device's.
+    whole GPU), each divided among those who share it. `owners` are those of the holder's, `labels`
+    the device's.
     """
 
     labels: tuple[str, ...]
     gpus: float
     slices: float
-    active: float | None
+    owners: tuple[Owner, ...]
 
 
 class _Account(Struct):
@@ -69,9 +69,10 @@ class Accounts:
         self._longest_gap = longest_gap
         self._keep = keep
         self._accounts: dict[Owner, _Account] = {}
-        self._holds: dict[tuple[Device, Owner], _Hold] = {}
+        self._holds: Mapping[tuple[Device, Owner], _Hold] = {}
+        self._holds_of: object = None  # what they follow from
+        self._active: Mapping[Device, float] = {}
         self._idle_since: dict[tuple[Device, Owner], float] = {}
-        self._idle: tuple[AgentSample, ...] = ()
         self._since: float | None = None
 
     def observe(
@@ -81,28 +82,29 @@ class Accounts:
         uses: Mapping[Device, Use],
         active: Mapping[Device, float],
     ) -> None:
-        """Who has what at `now`, and how active it was since the last time."""
-        holds = _holds(observed, uses, active)
+        """Who has what at `now`, and how active it was since the last time: the part of the time
+        in which it worked (0 to 1), where that is known.
+        """
+        of = (observed, uses)
+        holds = self._holds if of == self._holds_of else _holds(observed, uses)
         passed = now - self._since if self._since is not None else 0.0
         if 0.0 < passed <= self._longest_gap:
-            for (device, holder), hold in self._holds.items():
-                self._add(holder, hold, passed, holds.get((device, holder)))
-        self._holds, self._since = holds, now
+            for key, hold in self._holds.items():
+                device, holder = key
+                self._add(holder, hold, passed, active.get(device, 0.0) if key in holds else 0.0)
+        self._holds, self._holds_of, self._active, self._since = holds, of, active, now
         for _, holder in holds:
             self._accounts.setdefault(holder, _Account()).last = now
         self._accounts = {o: a for o, a in self._accounts.items() if now - a.last <= self._keep}
         # What was just active can be idle from the next sample on.
         self._idle_since = {
             key: self._idle_since.get(key, now)
-            for key, hold in holds.items()
-            if hold.active is not None and hold.active < _IDLE_BELOW
+            for key in holds
+            if active.get(key[0], 1.0) < _IDLE_BELOW
         }
-        self._idle = tuple(self._idle_samples(now, uses))
 
-    def _add(self, holder: Owner, hold: _Hold, passed: float, now: _Hold | None) -> None:
-        """`now` is the same hold as it is after that time; None when it ended."""
+    def _add(self, holder: Owner, hold: _Hold, passed: float, active: float) -> None:
         account = self._accounts.setdefault(holder, _Account())
-        active = now.active if now is not None and now.active is not None else 0.0
         used = passed * min(max(active, 0.0), 1.0)
         account.gpu_seconds += passed * hold.gpus
         account.slice_seconds += passed * hold.slices
@@ -117,13 +119,11 @@ class Accounts:
             yield AgentSample(agent_metrics.GPU_SECONDS_USED, account.gpu_seconds_used, labels)
             yield AgentSample(agent_metrics.SLICE_SECONDS_HELD, account.slice_seconds, labels)
             yield AgentSample(agent_metrics.SLICE_SECONDS_USED, account.slice_seconds_used, labels)
-        yield from self._idle
-
-    def _idle_samples(self, now: float, uses: Mapping[Device, Use]) -> Iterator[AgentSample]:
-        for (device, holder), hold in self._holds.items():
-            idle = now - self._idle_since.get((device, holder), now)
-            for owner in uses[device].owners:
-                if hold.active is not None and _holder(owner) == holder:
+        now = self._since or 0.0
+        for key, hold in self._holds.items():
+            if key[0] in self._active:
+                idle = now - self._idle_since.get(key, now)
+                for owner in hold.owners:
                     labels = (*hold.labels, *_labels(owner))
                     yield AgentSample(agent_metrics.HELD_IDLE, idle, labels)
 
@@ -137,20 +137,20 @@ def _holder(owner: Owner) -> Owner:
     return replace(owner, container="") if owner.pod else owner
 
 
-def _holds(
-    observed: ObservedNode, uses: Mapping[Device, Use], active: Mapping[Device, float]
-) -> dict[tuple[Device, Owner], _Hold]:
+def _holds(observed: ObservedNode, uses: Mapping[Device, Use]) -> dict[tuple[Device, Owner], _Hold]:
     found: dict[tuple[Device, Owner], _Hold] = {}
     for gpu in observed.gpus:
         slots = Card.of(gpu).slots
         parts = [(i.id, i.profile, i.placement.size) for i in gpu.instances]
         for number, profile, size in [(None, "", 0), *parts]:
             device = (gpu.uuid, number)
-            holders = dict.fromkeys(map(_holder, uses[device].owners)) if device in uses else {}
+            holders: dict[Owner, list[Owner]] = {}
+            for owner in uses[device].owners if device in uses else ():
+                holders.setdefault(_holder(owner), []).append(owner)
             gpus = 1.0 if number is None else size / slots if slots else 0.0
             labels = (str(gpu.index), gpu.uuid, profile, "" if number is None else str(number))
             share = len(holders)
-            for holder in holders:
-                hold = _Hold(labels, gpus / share, size / share, active.get(device))
+            for holder, owners in holders.items():
+                hold = _Hold(labels, gpus / share, size / share, tuple(owners))
                 found[device, holder] = hold
     return found

@@ -72,6 +72,7 @@ class Exporter:
         self._gpus: dict[str, GpuSample] = {}  # as they were found last, by UUID
         self._processes: dict[str, tuple[float, Mapping[int | None, tuple[Process, ...]]]] = {}
         self._owners: Mapping[int, Owner] = {}
+        self._who: tuple[object, Mapping[Device, Use]] = (None, {})  # of what, and who
         self._accounts = Accounts(longest_gap=_LONGEST_GAP)
         self._rendered_state: tuple[object, ...] | None = None
         self._of_state: list[Family] = []
@@ -104,8 +105,9 @@ class Exporter:
         state = self._state()
         who = self._uses(state)
         sample = self._sample(who)
-        self.readings = readings(sample)
-        self._accounts.observe(now, state.observed, who, activity(sample))
+        active = activity(sample)
+        self.readings = readings(sample, active)
+        self._accounts.observe(now, state.observed, who, active)
         if self._is_expected(now, within=2 * between):
             self._page = self._write(state, who, sample)
 
@@ -194,8 +196,14 @@ class Exporter:
         return self._of_state
 
     def _uses(self, state: NodeState) -> Mapping[Device, Use]:
-        held = claimed(state.claims or ())
-        return uses(state.observed, self._all_processes(), self._owners.get, held)
+        """Who has what: the same mapping while all that it follows from is the same."""
+        of = (state.observed, state.claims, self._all_processes(), self._owners)
+        before, who = self._who
+        if of != before:
+            observed, claims, processes, owners = of
+            who = uses(observed, processes, owners.get, claimed(claims or ()))
+        self._who = of, who
+        return who
 
     def _sample(self, who: Mapping[Device, Use]) -> SampleSet:
         slices = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.metrics.sources import Number
-from nodeagent.telemetry.accounting import ACTIVITY_FIELDS, activity
+from nodeagent.telemetry.accounting import ACTIVITY_FIELDS
 from nodeagent.telemetry.ownership import FB_USED, Device, device_of
 from nodeagent.views.node_state import Reading
 
@@ -15,9 +15,8 @@ READING_FIELDS = (*ACTIVITY_FIELDS, _TEMPERATURE, _POWER, FB_USED)
 _MEBIBYTE = 1 << 20
 
 
-def readings(sample: SampleSet) -> Mapping[Device, Reading]:
-    """Of each GPU and GPU instance what was read of it."""
-    active = activity(sample)
+def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Device, Reading]:
+    """Of each GPU and GPU instance what was read of it; `active`: as `activity` has it."""
     temperature, power, memory = (
         _values(sample, number) for number in (_TEMPERATURE, _POWER, FB_USED)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Slice, Subject, WholeGpu
+from nodeagent.telemetry.accounting import activity
 from nodeagent.telemetry.readings import readings
 from nodeagent.views.node_state import Reading
 
@@ -22,7 +23,7 @@ def test_each_device_has_what_was_read_of_it() -> None:
             449: ((Subject(NvLink(GPU, 0)), 7),),
         }
     )
-    assert readings(sample) == {
+    assert readings(sample, activity(sample)) == {
         ("GPU-0", None): Reading(37.0, 64, 412.3, 2 << 30),
         ("GPU-0", 2): Reading(utilization=50.0, memory=1 << 20),
     }
