@@ -43,8 +43,9 @@ class ClaimReports:
             self._event_log.add(
                 EventType(news.reason), message, claim=claim, gpu=news.gpu, facts={"uid": news.uid}
             )
+        known = {(one.pool, one.device): one for one in health}
         self._status.publish(
-            ClaimStatus(one.namespace, one.name, one.uid, device_statuses(one, health))
+            ClaimStatus(one.namespace, one.name, one.uid, device_statuses(one, known))
             for one in records
             if one.phase in {Phase.READY, Phase.RELEASING}
         )

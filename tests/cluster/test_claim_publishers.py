@@ -72,7 +72,9 @@ def uid(server: ApiServer) -> str:
 def status(server: ApiServer, health: DeviceHealth = WELL) -> ClaimStatus:
     """Of the claim with its device."""
     one = record(mig_device(uuid="MIG-1"))
-    return ClaimStatus(TEAM, NAME, uid(server), device_statuses(one, [health]))
+    return ClaimStatus(
+        TEAM, NAME, uid(server), device_statuses(one, {(health.pool, health.device): health})
+    )
 
 
 def shown(server: ApiServer) -> dict[str, Any]:

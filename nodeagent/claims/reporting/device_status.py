@@ -44,12 +44,11 @@ class ShownClaim:
 
 
 def device_statuses(
-    record: ClaimRecord, health: Iterable[DeviceHealth]
+    record: ClaimRecord, health: Mapping[tuple[str, str], DeviceHealth]
 ) -> tuple[DeviceStatus, ...]:
-    """Of a claim that is ready, or was."""
-    known = {(one.pool, one.device): one for one in health}
+    """Of a claim that is ready, or was; `health` by pool and device."""
     return tuple(
-        _status(record, device, known.get((device.result.pool, device.result.device)))
+        _status(record, device, health.get((device.result.pool, device.result.device)))
         for device in record.devices
     )
 
