@@ -120,8 +120,10 @@ class Sampler:
 
     # --- a round ------------------------------------------------------------------------------
 
-    async def round(self) -> SampleBatch:
-        """Read all that can be read; a GPU's or the driver's failure is reported and not raised."""
+    async def round(self, *, only_changed: bool = False) -> SampleBatch:
+        """Read all that can be read, or `only_changed` GPUs and those that were never read; a
+        GPU's or the driver's failure is reported and not raised.
+        """
         now = self._clock()
         count = self._driver.pool.gpu_count
         vanished = self._gpus[count:]
@@ -130,7 +132,7 @@ class Sampler:
             if gpu.task is not None:
                 gpu.task.cancel()
         self._gpus += map(self._make_state, range(len(self._gpus), count))
-        tasks = await self._begin(now)
+        tasks = await self._begin(now, only_changed=only_changed)
         if tasks:
             done, _ = await asyncio.wait(tasks, timeout=self._intervals.patience)
             for task in done:
@@ -152,10 +154,12 @@ class Sampler:
         states = {tier: ReaderState(tier.value, gpu=str(index)) for tier in _TIERS}
         return _GpuState(index, reader, self._uptime(), states)
 
-    async def _begin(self, now: float) -> set[asyncio.Task[None]]:
+    async def _begin(self, now: float, *, only_changed: bool) -> set[asyncio.Task[None]]:
         """Begin to read all that can be read; what is under way, or was until just now."""
         held, tasks = self._held(), set[asyncio.Task[None]]()
         for gpu in self._gpus[: self._driver.pool.gpu_count]:
+            if only_changed and gpu.changed is None and gpu.last is not None:
+                continue
             free = gpu.task is None and not self._driver.pool.is_busy(gpu.index)
             if free and self._names(gpu)[0] not in held:
                 tiers = _ALL if now >= gpu.slow_at else _SOON

@@ -1,14 +1,16 @@
 """Samples the GPUs: what is read when, and who receives it.
 
-Rounds come every `sample.interval`, and soon after each step that changed something, so that what
-is known of instances is never much older than they are. Processes are listed more seldom, because a
-list takes the driver long. Nothing here holds up the reconciler: a GPU at work is passed over.
+Rounds come every `sample.interval`. Soon after each step the GPU that it changed is read, so that
+what is known of instances is never much older than they are. Processes are listed more seldom,
+because a list takes the driver long. Nothing here holds up the reconciler: a GPU at work is passed
+over.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -124,20 +126,19 @@ class SamplingService:
 
     async def _sample(self) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time()
+        due = loop.time()  # of all GPUs; those that were just changed are read earlier
         while True:
             self._due.clear()
-            found = await self.sampler.round()
+            early = loop.time() < due
+            found = await self.sampler.round(only_changed=early)
             _notify(self.on_samples, found)
             self._report(found)
-            due = max(due + self._interval, loop.time())
-            try:
+            if not early:
+                due = max(due + self._interval, loop.time())
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await self._due.wait()
                 await asyncio.sleep(_CALM)
-                due = loop.time()
-            except TimeoutError:
-                continue
 
     def _report(self, found: SampleBatch) -> None:
         """Log what cannot be read, once; what is read seldom is not in every batch."""

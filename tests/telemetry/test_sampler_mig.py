@@ -79,6 +79,23 @@ async def test_a_repartition_in_the_middle(known: Driver) -> None:
     assert not new.problems
 
 
+async def test_what_a_change_did_is_read_of_its_gpu_alone(known: Driver) -> None:
+    """The others are read in their turn; their last values stay, and one never read is read."""
+    gpu = await laid_out(known, 0)
+    sampler = sampler_of(known, rows(FB_USED))
+
+    async def read(*, only_changed: bool) -> list[int]:
+        sampled = await sampler.round(only_changed=only_changed)
+        assert [one.gpu.index for one in sampled.latest] == [0, 1]
+        return [one.index for one in sampled.gpus]
+
+    assert await read(only_changed=True) == [0, 1]
+    await known.apply(create(gpu, "3g.40gb", 0))
+    assert await read(only_changed=True) == [0]
+    assert await read(only_changed=True) == []
+    assert await read(only_changed=False) == [0, 1]
+
+
 async def test_repartitions_leave_nothing_behind(known: Driver) -> None:
     """GPM samples of instances that are gone are used for those that come."""
     sampler = sampler_of(known, rows(ACTIVE))
