@@ -153,8 +153,12 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no request (400); aiohttp's own logs a traceback for each."""
-        if status != 400:
+        """The answer to what is no request (400); aiohttp's own logs a traceback for each.
+
+        Before any handler it repeats what a client expects, which may be what no answer can hold.
+        """
+        strange = isinstance(exc, UnicodeEncodeError) and "Expect" in request.headers
+        if status != 400 and not strange:
             return super().handle_error(request, status, exc, message)
         self.refused(Reason.MALFORMED, type(exc).__name__)
         if request.writer.output_size > 0:

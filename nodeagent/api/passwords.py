@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import os
@@ -274,5 +273,5 @@ def _credentials(header: str) -> tuple[str, bytes] | None:
         text = base64.b64decode(encoded.strip(), validate=True)
         name, colon, password = text.partition(b":")
         return (name.decode(), password) if colon else None
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no base64, no ASCII before it is decoded, or no UTF-8 after
         return None

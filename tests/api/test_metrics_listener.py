@@ -105,6 +105,17 @@ async def test_passwords(tmp_path: Path) -> None:
         assert await served.status("/healthz") == 401
 
 
+async def test_a_password_in_no_text_at_all(tmp_path: Path) -> None:
+    """It is a wrong one, as any other, and no fault of the agent."""
+    config = tmp_path / "web.yaml"
+    config.write_text(f"basic_auth_users: {{prometheus: {PASSWORD}}}\n")
+    async with serving(config) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
+        writer.write(b"GET /metrics HTTP/1.0\r\nAuthorization: Basic \xc3\xa4\xff\r\n\r\n")
+        assert (await reader.read(12)).endswith(b" 401")
+        writer.close()
+
+
 async def test_guessers_keep_no_user_out(tmp_path: Path) -> None:
     """64 of them at the right user's own address, with slow hashes: the right password is
     answered, and costs no check when it comes again.

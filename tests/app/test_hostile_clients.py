@@ -75,6 +75,7 @@ GARBAGE = (
     b"GET / HTTP/1.1\r\nno colon s3cret\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
     b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: s3cret\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nExpect: s3cret\xff\r\nConnection: close\r\n\r\n",
 )
 
 
