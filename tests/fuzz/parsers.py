@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from tests.fuzz import documents, machine, objects
+from tests.fuzz import documents, machine, objects, services
 from tests.fuzz.runs import Parser
 
 
 @cache
 def all_parsers() -> dict[str, Parser]:
     """By name."""
-    found = (*documents.parsers(), *objects.parsers(), *machine.parsers())
+    found = (*documents.parsers(), *objects.parsers(), *machine.parsers(), *services.parsers())
     return {parser.name: parser for parser in found}

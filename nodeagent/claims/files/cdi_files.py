@@ -22,7 +22,7 @@ from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
 from nodeagent.files.state import read_own_file, read_regular_file
 
 TOOLKIT_KIND: Final = "nvidia.com/gpu"
-_MOST_NODES: Final = 50_000  # of the toolkit's; 8 GPUs with all their MIG devices have some 6,000
+_MOST_NODES: Final = 30_000  # of the toolkit's; 8 GPUs with all their MIG devices have some 6,000
 _SUFFIXES = (".json", ".yaml")  # what the specification has runtimes read
 
 _REMOVE = "find out what created it, and remove it"

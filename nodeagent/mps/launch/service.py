@@ -53,6 +53,19 @@ class UnitState(Struct, frozen=True):
     loaded: bool
 
 
+def state_shown(text: str) -> UnitState:
+    """By what `systemctl show` prints; raises KeyError or ValueError where it is not that."""
+    found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return UnitState(
+        active=found["ActiveState"],
+        main_pid=int(found["MainPID"]),
+        result=found["Result"],
+        code=int(found["ExecMainCode"]),
+        status=int(found["ExecMainStatus"]),
+        loaded=found["LoadState"] == "loaded",
+    )
+
+
 def _first_line(text: str) -> str:
     lines = text.strip().splitlines()
     return "".join(c for c in lines[0] if c.isprintable()) if lines else ""
@@ -195,16 +208,8 @@ class ServiceLauncher(Launcher):
         """Raises StartError when systemd cannot be asked."""
         wanted = "LoadState,ActiveState,MainPID,Result,ExecMainCode,ExecMainStatus"
         done = await self._call("systemctl", "show", f"-p{wanted}", unit)
-        found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
         try:
-            return UnitState(
-                active=found["ActiveState"],
-                main_pid=int(found["MainPID"]),
-                result=found["Result"],
-                code=int(found["ExecMainCode"]),
-                status=int(found["ExecMainStatus"]),
-                loaded=found["LoadState"] == "loaded",
-            )
+            return state_shown(done.stdout)
         except (KeyError, ValueError):
             raise StartError(
                 f"systemctl: "
