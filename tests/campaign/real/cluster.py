@@ -1,7 +1,4 @@
-"""A cluster of one node beside the machine: API server, scheduler, pods, and a kubelet with claims.
-
-It runs in a thread with an event loop of its own, while the player waits in real time.
-"""
+"""A cluster of one node beside the machine: API server, scheduler, pods, a kubelet with claims."""
 
 from __future__ import annotations
 
@@ -37,46 +34,39 @@ FAULTS: dict[str, Fault] = {
 _GOING = ("pods", "resourceclaims")
 _SOON = 60.0  # seconds that anything here may take
 _CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
-_LISTING, _KUBELET = "pod-resources", "kubelet"  # folders of the kubelet's sockets
+LISTING, KUBELET = "pod-resources", "kubelet"  # folders of the kubelet's sockets
 
 
 class Cluster:
-    """One node's, from `__init__` to `close`."""
+    """One node's, from `start` to `stop`; `run` has a coroutine done in its event loop."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._folder = folder
+        self._run = run
         self._pods = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
         self._stack = AsyncExitStack()
-        self._await(self._start())
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_SOON)
+        result: T = self._run(work)
+        return result
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """In its event loop."""
         folder, enter = self._folder, self._stack.enter_async_context
         self._api = await enter(ApiServer())
         self._api.tokens[TOKEN] = "agent"
         self._api.add_node(NAME)
-        self._listing = await enter(Kubelet(folder / _LISTING))
-        (folder / _KUBELET / "plugins_registry").mkdir(parents=True)
-        self._kubelet = await enter(DraKubelet(folder / _KUBELET, pod_resources=self._listing))
+        self._listing = await enter(Kubelet(folder / LISTING))
+        (folder / KUBELET / "plugins_registry").mkdir(parents=True)
+        self._kubelet = await enter(DraKubelet(folder / KUBELET, pod_resources=self._listing))
         (folder / "token").write_text(TOKEN)
         config = kubeconfig(self._api.url, token_file=folder / "token")
         (folder / "kubeconfig").write_text(config)
         workloads = Workloads(self._api, self._kubelet, NAME, lambda _: None)
         self._work = asyncio.create_task(workloads.run())
 
-    def close(self) -> None:
-        """Nothing of it is needed any more."""
-        self._await(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """In its event loop."""
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)
         self._api.faults.clear()
@@ -96,10 +86,10 @@ class Cluster:
         return {
             "NODEAGENT_KUBERNETES_USE": "",
             "NODEAGENT_KUBELET_USE": "always",
-            "NODEAGENT_KUBELET_SOCKET": f"{self._folder}/{_LISTING}/kubelet.sock",
+            "NODEAGENT_KUBELET_SOCKET": f"{self._folder}/{LISTING}/kubelet.sock",
             "NODEAGENT_KUBELET_DEADLINE": "1s",
             "NODEAGENT_DRA_MODE": "dynamic",
-            "NODEAGENT_KUBELET_DIR": f"{self._folder}/{_KUBELET}",
+            "NODEAGENT_KUBELET_DIR": f"{self._folder}/{KUBELET}",
         }
 
     # --- what happens -----------------------------------------------------------------------------
@@ -218,6 +208,29 @@ class Cluster:
     def published(self) -> dict[str, Any]:
         """The Node's status annotation."""
         return self._do(lambda: status(self._api)) or {}
+
+
+class ThreadedCluster(Cluster):
+    """In a thread with an event loop of its own, from `__init__` to `close`, while the player waits
+    in real time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._loop = asyncio.new_event_loop()
+        super().__init__(folder, self._in_thread)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._await(self.start())
+
+    def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_SOON)
+
+    def close(self) -> None:
+        """Nothing of it is needed any more."""
+        self._await(self.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 def capabilities(folder: Path, uid: str) -> list[int]:

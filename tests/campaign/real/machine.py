@@ -18,7 +18,7 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import USER, Home
 from tests.campaign import invariants, node_actions, processes
 from tests.campaign.episode import Episode, FullDisk, JumpClock
-from tests.campaign.real.cluster import Cluster
+from tests.campaign.real.cluster import ThreadedCluster
 from tests.campaign.real.judge import Client, Judge, User, parts_of
 from tests.campaign.real.surroundings import Disks, WallClock
 
@@ -54,7 +54,7 @@ class Machine:
         self.own = folder / "node.json.mps"  # what else the simulated agent keeps
         disks = [folder / "state", folder / "run", self.own] if day.has(FullDisk) else []
         self.disks = Disks(disks)
-        self.cluster = Cluster(folder) if day.has_cluster else None
+        self.cluster = ThreadedCluster(folder) if day.has_cluster else None
         if self.cluster:
             self.home.settings |= self.cluster.settings
         self.node = SimulatedNode(boards, state=self.home.state)
