@@ -115,6 +115,9 @@ campaign: $(DEV)  ## random days of the agent on a simulated node, and what came
 campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS=1-100)
 	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
 
+soak: $(DEV)  ## a day of the agent in one process on virtual time, and whether anything of it grows (HOURS=24 SEED=1)
+	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.campaign.soak $(or $(HOURS),24) $(or $(SEED),1)
+
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench
 
@@ -161,4 +164,5 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes bench man dist audit lock clean
+  pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes soak bench man dist audit \
+  lock clean

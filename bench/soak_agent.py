@@ -78,21 +78,25 @@ def _resident(own: psutil.Process) -> dict[str, int]:
     }
 
 
+def memory() -> dict[str, int]:
+    """What this process has of it, after a garbage collection."""
+    gc.collect()
+    return {
+        "objects": _objects(),
+        "blocks": sys.getallocatedblocks(),
+        **_malloc(),
+        **_resident(psutil.Process()),
+    }
+
+
 def _count(seconds: float) -> None:
-    own = psutil.Process()
     while True:
         time.sleep(seconds)
         library = pynvml.nvmlLib
         if library is None:
             continue
-        gc.collect()
-        found = {
-            "rounds": library.node.journal.total(ONCE_A_ROUND) // len(library.node.cards),
-            "objects": _objects(),
-            "blocks": sys.getallocatedblocks(),
-            **_malloc(),
-            **_resident(own),
-        }
+        rounds = library.node.journal.total(ONCE_A_ROUND) // len(library.node.cards)
+        found = {"rounds": rounds, **memory()}
         sys.stdout.write(f"{json.dumps(found)}\n")
         sys.stdout.flush()
 

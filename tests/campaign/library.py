@@ -90,6 +90,12 @@ class Border:
         self._there = set(self._came)
         self.failures.clear()
 
+    def forget(self) -> None:
+        """There is no process on any device."""
+        self._came.clear()
+        self._there.clear()
+        self._looks.clear()
+
     def came(self, process: Process, gpu: int) -> None:
         """A process is on a device from now on."""
         self._came[process.pid] = (CLOCK.now, self._looks[gpu])

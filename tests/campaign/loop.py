@@ -25,11 +25,14 @@ class Spinning(Exception):
 class MachineLoop(asyncio.SelectorEventLoop):
     """Time passes when nothing is ready. `stopped` is asked between two turns: whether to return
     from `run_forever` at once. What is for a pool of threads is done in a turn of its own. Where
-    the machine `has_processes`, no time passes while one of them is at work.
+    the machine `has_processes`, no time passes while one of them is at work. `arriving` are the
+    real seconds in which threads that are not the agent's, as gRPC's, carry a message.
     """
 
-    def __init__(self, stopped: Callable[[], bool], *, has_processes: bool) -> None:
-        super().__init__(_Passing(self, has_processes=has_processes))
+    def __init__(
+        self, stopped: Callable[[], bool], *, has_processes: bool, arriving: float = 0.0
+    ) -> None:
+        super().__init__(_Passing(self, has_processes=has_processes, arriving=arriving))
         self._stopped = stopped
         self._still = 0  # turns since time passed
 
@@ -95,10 +98,11 @@ def _run(future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any,
 class _Passing(selectors.DefaultSelector):
     """Looks at the sockets, then lets a thread run, then lets time pass."""
 
-    def __init__(self, loop: MachineLoop, *, has_processes: bool) -> None:
+    def __init__(self, loop: MachineLoop, *, has_processes: bool, arriving: float) -> None:
         super().__init__()
         self._loop = loop
         self._has_processes = has_processes
+        self._arriving = arriving
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if not self._loop.goes_on() or (timeout is not None and timeout <= 0):
@@ -108,7 +112,8 @@ class _Passing(selectors.DefaultSelector):
         while self._has_processes and processes.are_at_work():
             if found := super().select(_GLANCE):
                 return found
-        if self._has_processes and (found := super().select(0)):
+        waits = self._has_processes or self._arriving
+        if waits and (found := super().select(self._arriving)):
             return found
         self._loop.pass_until(math.inf if timeout is None else CLOCK.now + timeout)
         return found

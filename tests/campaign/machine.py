@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from nodeagent.app.logs import configure_logging
 from nodeagent.app.paths import Paths, Simulation
@@ -30,6 +32,8 @@ from tests.campaign.invariants import Violation
 from tests.campaign.library import Border, BorderLibrary
 from tests.campaign.loop import MachineLoop, Spinning
 from tests.campaign.witness import Witness
+
+T = TypeVar("T")
 
 ENDING = 200.0  # seconds that an agent may take to end: all deadlines of a step, one after another
 _THREADS = 4  # beside one for each GPU: they end with the process
@@ -66,9 +70,19 @@ class _StatusLine(Notifier):
 
 
 class Machine:
-    """One node, and the agent's lives on it."""
+    """One node, and the agent's lives on it. `settings` are other ones than a campaign's."""
 
-    def __init__(self, folder: Path, boards: str, *, strict: bool, has_mps: bool) -> None:
+    arriving = 0.0  # see MachineLoop
+
+    def __init__(
+        self,
+        folder: Path,
+        boards: str,
+        *,
+        strict: bool,
+        has_mps: bool,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
         self.folder = folder
         self.has_mps = has_mps
         self.node = SimulatedNode(boards)
@@ -78,10 +92,13 @@ class Machine:
         for name in ("run", "state"):
             (folder / name).mkdir(parents=True)
         folder.chmod(0o755)  # daemons run as another user
-        self._settings = self._load_settings()
+        self._settings = self._load_settings(settings or {})
         self._life: _Life | None = None
 
-    def _load_settings(self) -> Settings:
+    async def begin(self) -> None:
+        """What is there before the agent, in the same event loop."""
+
+    def _load_settings(self, others: Mapping[str, object]) -> Settings:
         here = self.folder
         places = {
             "plan.source": "file",
@@ -95,7 +112,7 @@ class Machine:
             "mps.launch": "child",
             "node_name": "gpu-node-0",
         }
-        return load_settings(None, {}, {**places, **_DEADLINES, **_INTERVALS})
+        return load_settings(None, {}, {**places, **_DEADLINES, **_INTERVALS, **others})
 
     def close(self) -> None:
         """Nothing of it is needed any more."""
@@ -128,6 +145,11 @@ class Machine:
                 self._ended()
         CLOCK.pass_to(until)
         self._judge()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have it done in the agent's event loop."""
+        assert self._life is not None
+        return self._life.do(work)
 
     def kill(self) -> None:
         """kill -9, now."""
@@ -208,7 +230,9 @@ class _Life:
         self._installed.enter_context(installed(self._library))
         self._unwinding = False
         self._loop = MachineLoop(
-            lambda: self._border.dead and not self._unwinding, has_processes=machine.has_mps
+            lambda: self._border.dead and not self._unwinding,
+            has_processes=machine.has_mps,
+            arriving=machine.arriving,
         )
         run, state = machine.folder / "run", machine.folder / "state"
         self._lock = WriterLock(run / FILE_NAME, state)
@@ -221,6 +245,7 @@ class _Life:
     async def _run(self) -> None:
         """As `nodeagent.app.process.run`, but for the signals."""
         machine, folder = self._machine, self._machine.folder
+        await machine.begin()
         mps = MpsPlaces(
             run_dir=folder / "run",
             cdi_dir=folder / "cdi",
@@ -260,6 +285,9 @@ class _Life:
             self.error = self._main.exception()
             while isinstance(self.error, BaseExceptionGroup):
                 self.error = self.error.exceptions[0]
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(work)
 
     def stop(self) -> None:
         """As by SIGTERM."""

@@ -48,6 +48,22 @@ def test_random_days(arguments: list[str]) -> None:
     assert re.search(r"(?m)^violations +0$", played.stdout)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_an_hour_leaves_nothing_behind() -> None:
+    """No descriptor, task or thread, and after each ten minutes the node is what its plan says;
+    whether memory grows takes the whole day of `make soak`.
+    """
+    played = subprocess.run(
+        [sys.executable, "-m", "tests.campaign.soak", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert played.returncode == 0, played.stdout
+
+
 def test_the_faults_are_still_faults() -> None:
     """Each of them can be put into the program as it is now."""
     for edit in chain(*faults.FAULTS.values(), *faults.REAL_FAULTS.values()):

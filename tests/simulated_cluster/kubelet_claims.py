@@ -20,6 +20,7 @@ from nodeagent.cluster.kubelet.generated import dra_health_pb2, dra_pb2
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_plugins import (
     HEALTH_SERVICES,
+    SCAN,
     SERVICES,
     V1_36,
     WIPE_AFTER,
@@ -84,9 +85,12 @@ class DraKubelet:
         call_within: float = CALL_WITHIN,
         silence: float = SILENCE,
         wipe_after: float = WIPE_AFTER,
+        scan: float = SCAN,
     ) -> None:
         self.version = version
-        self.plugins = Plugins(root, version, follow=self._follow_health, wipe_after=wipe_after)
+        self.plugins = Plugins(
+            root, version, follow=self._follow_health, wipe_after=wipe_after, scan=scan
+        )
         self.checkpoint: dict[tuple[str, str], ClaimInfo] = {}
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[str] = []

@@ -89,6 +89,7 @@ class Plugins:
         *,
         follow: Callable[[Plugin], Coroutine[Any, Any, None]],
         wipe_after: float,
+        scan: float = SCAN,
     ) -> None:
         self.root = root
         self.registry = root / "plugins_registry"
@@ -99,6 +100,7 @@ class Plugins:
         self.wipes: list[str] = []
         self._follow = follow
         self._wipe_after = wipe_after
+        self._scan = scan
         self._pending_wipes: dict[str, asyncio.TimerHandle] = {}
         self._registering: dict[Path, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -140,7 +142,7 @@ class Plugins:
                 if socket not in self.found and socket not in self._registering:
                     task = asyncio.create_task(self._register(socket, identity))
                     self._registering[socket] = task
-            await asyncio.sleep(SCAN)
+            await asyncio.sleep(self._scan)
 
     async def _register(self, socket: Path, identity: _Identity) -> None:
         try:

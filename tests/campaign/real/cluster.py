@@ -16,6 +16,7 @@ from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Fault, Freeze, Html, Reset
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import DraKubelet
+from tests.simulated_cluster.kubelet_plugins import SCAN
 from tests.simulated_cluster.workloads import NAMESPACE, Workloads
 
 T = TypeVar("T")
@@ -40,6 +41,8 @@ LISTING, KUBELET = "pod-resources", "kubelet"  # folders of the kubelet's socket
 class Cluster:
     """One node's, from `start` to `stop`; `run` has a coroutine done in its event loop."""
 
+    scan = SCAN  # seconds between two looks of the kubelet for plugins
+
     def __init__(self, folder: Path, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._folder = folder
         self._run = run
@@ -58,7 +61,9 @@ class Cluster:
         self._api.add_node(NAME)
         self._listing = await enter(Kubelet(folder / LISTING))
         (folder / KUBELET / "plugins_registry").mkdir(parents=True)
-        self._kubelet = await enter(DraKubelet(folder / KUBELET, pod_resources=self._listing))
+        self._kubelet = await enter(
+            DraKubelet(folder / KUBELET, pod_resources=self._listing, scan=self.scan)
+        )
         (folder / "token").write_text(TOKEN)
         config = kubeconfig(self._api.url, token_file=folder / "token")
         (folder / "kubeconfig").write_text(config)
