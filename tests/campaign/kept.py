@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.campaign.episode import Damage, EndFaults, Episode, Fault, FullDisk, Kill, Plan, Step
+from tests.campaign.episode import (
+    Damage,
+    EndFaults,
+    Episode,
+    Fault,
+    FullDisk,
+    Kill,
+    Leave,
+    Occupy,
+    Plan,
+    Step,
+)
 
 _SHARED, _DIVIDED = Plan(({},), (0,)), Plan(({"3g.40gb": 2},))
 _FAILING = Fault("nvmlDeviceGet*", "UNKNOWN", 1000)
@@ -46,6 +57,23 @@ KEPT: tuple[Episode, ...] = (
             Step(FullDisk(0, "state"), 0.0),
             Step(Kill(0, 0.0), 0.0),
             Step(Plan(({},)), 45.0),
+        ),
+    ),
+    # A process came as its instance was being destroyed, with the pid of one that had left: the
+    # judge took it for the first one, which the agent could have seen.
+    Episode(
+        seed=440,
+        boards="h100-80gb:1",
+        strict=True,
+        steps=(
+            Step(Plan(({"3g.40gb": 2},)), 0.5),
+            Step(Occupy(10, "nvmlComputeInstanceDestroy", 5), 0.0),
+            Step(Plan(({"2g.20gb": 3},)), 0.0),
+            Step(Occupy(3), 0.0),
+            Step(Leave(5), 0.5),
+            Step(Plan(({},)), 0.5),
+            Step(Fault("nvmlGpuInstanceCreateComputeInstance*", "UNKNOWN", 1000, 1), 0.0),
+            Step(Plan(({"1g.10gb": 1, "2g.20gb": 3},)), 0.5),
         ),
     ),
 )
