@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from tests.campaign import processes
-from tests.campaign.clock import CLOCK, turn_of_this_thread
+from tests.campaign.clock import CLOCK, Killed, turn_of_this_thread
 
 _GLANCE = 0.0005  # real seconds between looks whether other processes are done
 _TICK = 1e-6  # seconds: what a timer takes at least, as on any clock that goes on by itself
@@ -77,6 +77,11 @@ class MachineLoop(asyncio.SelectorEventLoop):
         future = self.create_future()
         self.call_soon(_run, future, func, args)
         return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """That a task ended with its process is no fault of it."""
+        if not isinstance(context.get("exception"), Killed):
+            super().call_exception_handler(context)
 
     def _write_to_self(self) -> None:
         """A thread runs only while this loop waits for it, which needs no waking."""
