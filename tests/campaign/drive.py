@@ -188,9 +188,24 @@ class Player:
             self._wait_for_limits()
             self._write(Plan(witness.wanted.layouts))  # nothing is shared any more
             self._converge()
+        self._compare_with_next()
+        return seconds
+
+    def _compare_with_next(self) -> None:
+        """An agent that came through all this has no more of anything than the next one."""
+        machine, witness = self._machine, self._witness
+        if witness.violations:
+            return
+        had = machine.held()
+        machine.stop()
+        machine.start()
+        machine.run(_OFTEN)
+        witness.touch()
+        self._converge()
+        if more := had - machine.held():
+            witness.violate(invariants.LEAK, f"while it ran: {', '.join(more.elements())}")
         if not witness.violations:
             machine.stop()
-        return seconds
 
     def _wait_for_limits(self) -> None:
         """Daemons that were frozen, or lost their limits, have been noticed by then."""

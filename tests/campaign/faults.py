@@ -37,7 +37,7 @@ class Edit:
 
 Faults = Mapping[str, tuple[Edit, ...]]
 
-FAULTS: Faults = {  # ten, for days in one process
+FAULTS: Faults = {  # for days in one process
     "a change that failed is not undone": (
         Edit(
             "execute/executor.py",
@@ -115,6 +115,18 @@ FAULTS: Faults = {  # ten, for days in one process
             "            observed = await driver.observe()\n"
             "        if any(gpu.access is not Access.OK for gpu in observed.gpus):\n"
             '            raise NodeagentError("a GPU does not answer")\n',
+        ),
+    ),
+    "a directory that was synced stays open": (
+        Edit("files/state.py", "        os.close(directory)\n", "        pass\n"),
+    ),
+    "a wait for another plan goes on after the change": (
+        Edit(
+            "reconcile/change_hooks.py",
+            "        for task in both:\n"
+            "            task.cancel()\n"
+            "        await asyncio.gather(*both, return_exceptions=True)\n",
+            "        preparing.cancel()\n",
         ),
     ),
 }

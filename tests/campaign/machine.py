@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import re
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -120,6 +122,10 @@ class Machine:
             self.kill()
         self.node.close()
         processes.end_all()
+
+    def held(self) -> Counter[str]:
+        """What the agent that runs has: its tasks, threads and descriptors."""
+        return self._life.held() if self._life else Counter()
 
     # --- the agent's lives ------------------------------------------------------------------------
 
@@ -309,8 +315,15 @@ class _Life:
             gc.collect()  # what is in a cycle closes itself
         return [*left, *(f"descriptor {what}" for what in self._open())]
 
+    def held(self) -> Counter[str]:
+        """Kinds of all that it has."""
+        tasks = (f"task {task.get_name()}" for task in asyncio.all_tasks(self._loop))
+        threads = (f"thread {name}" for name in living_threads())
+        opened = (f"descriptor {re.sub(r'[0-9]+', 'N', what)}" for what in self._open())
+        return Counter([*tasks, *threads, *opened])
+
     def _open(self) -> list[str]:
-        """What it has open still."""
+        """What it has open."""
         now = truth.descriptors()
         return [what for number, what in now.items() if self._before.get(number) != what]
 
