@@ -7,11 +7,14 @@ from tests.campaign.episode import (
     EndFaults,
     Episode,
     Fault,
+    Foreign,
     FullDisk,
+    Hang,
     Kill,
     Leave,
     Occupy,
     Plan,
+    Signal,
     Step,
 )
 
@@ -74,6 +77,29 @@ KEPT: tuple[Episode, ...] = (
             Step(Plan(({},)), 0.5),
             Step(Fault("nvmlGpuInstanceCreateComputeInstance*", "UNKNOWN", 1000, 1), 0.0),
             Step(Plan(({"1g.10gb": 1, "2g.20gb": 3},)), 0.5),
+        ),
+    ),
+    # A daemon was frozen and replaced; the judge took it for well, as the agent had said that all
+    # is as planned before it could notice.
+    Episode(
+        seed=836,
+        boards="h100-80gb:2",
+        strict=True,
+        steps=(Step(Plan(({}, {}), (0, 1)), 0.02), Step(Signal("SIGSTOP", 1), 0.0)),
+    ),
+    # MIG mode was being set on an idle GPU in a call that hung, and a process came meanwhile: the
+    # judge thought that the agent could have seen it.
+    Episode(
+        seed=4061,
+        boards="h100-80gb:1",
+        strict=False,
+        steps=(
+            Step(Damage("run", "delete", 2), 0.0),
+            Step(Plan(({"1g.10gb": 7},)), 0.0),
+            Step(Hang("*", 10), 0.5),
+            Step(Occupy(4), 0.0),
+            Step(Foreign(0, create=True, number=7), 5.0),
+            Step(EndFaults(), 0.0),
         ),
     ),
 )
