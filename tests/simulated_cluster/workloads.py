@@ -32,6 +32,7 @@ class Workloads:
         self._report = report
         self._scheduler = Scheduler(api)
         self._leaving: dict[str, asyncio.Event] = {}  # by name, of the pods that have a device
+        self._running: dict[str, asyncio.Task[Any]] = {}
         self._waiting: set[str] = set()
 
     async def run(self) -> NoReturn:
@@ -44,6 +45,12 @@ class Workloads:
                 if change.plural in {"pods", "resourceslices"}:
                     for pod in self._api.store.all("pods", NAMESPACE):
                         self._follow(pod, group)
+
+    def reboot(self) -> None:
+        """No container runs any more: each pod is started again once its claim is prepared."""
+        for name, running in self._running.items():
+            if running.cancel():
+                self._api.patch_pod(name, {"status": {"phase": "Pending"}})
 
     def _follow(self, pod: dict[str, Any], group: asyncio.TaskGroup) -> None:
         name, leaving = pod["metadata"]["name"], "deletionTimestamp" in pod["metadata"]
@@ -71,15 +78,20 @@ class Workloads:
     async def _live(self, name: str, claim: Claim) -> None:
         """The pod as its kubelet sees it, from its start to its end."""
         leaving = self._leaving[name]
-        if await self._retried(lambda: self._kubelet.prepare(name, claim), name, until=leaving):
-            running = {"spec": {"nodeName": self._node}, "status": {"phase": "Running"}}
-            self._api.patch_pod(name, running)
+        while await self._retried(lambda: self._kubelet.prepare(name, claim), name, until=leaving):
+            runs = {"spec": {"nodeName": self._node}, "status": {"phase": "Running"}}
+            self._api.patch_pod(name, runs)
             self._report(f"pod {name} runs, with {', '.join(self._kubelet.cdi_ids(claim))}")
-            await leaving.wait()
+            running = self._running[name] = asyncio.create_task(leaving.wait())
+            try:
+                await asyncio.wait({running})
+            finally:
+                running.cancel()
         await self._retried(lambda: self._kubelet.release(name, claim), name)
         self._scheduler.delete(NAMESPACE, name)
         self._report(f"pod {name} is gone, and its device is released")
         del self._leaving[name]
+        self._running.pop(name, None)
         self._api.pods.gone(name, NAMESPACE)
 
     async def _retried(

@@ -67,8 +67,8 @@ class Cluster:
         (folder / "token").write_text(TOKEN)
         config = kubeconfig(self._api.url, token_file=folder / "token")
         (folder / "kubeconfig").write_text(config)
-        workloads = Workloads(self._api, self._kubelet, NAME, lambda _: None)
-        self._work = asyncio.create_task(workloads.run())
+        self._workloads = Workloads(self._api, self._kubelet, NAME, lambda _: None)
+        self._work = asyncio.create_task(self._workloads.run())
 
     async def stop(self) -> None:
         """In its event loop."""
@@ -134,6 +134,11 @@ class Cluster:
         self._await(self._api.start())
         self._await(self._recover_kubelet())
 
+    def reboot(self) -> None:
+        """The node was started again, and its kubelet starts the pods that it had."""
+        self._await(self._recover_kubelet())
+        self._do(self._workloads.reboot)
+
     async def _recover_kubelet(self) -> None:
         self._listing.go_on()
         await self._listing.stop()
@@ -187,16 +192,23 @@ class Cluster:
             if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
                 yield name, claims[name]
 
-    def waiting(self) -> list[str]:
-        """Pods that do not run, though there are devices for them; the node, where it has none."""
-        return self._do(lambda: list(self._waiting()))
+    def waiting(self, gone: str) -> list[str]:
+        """Pods that do not run, though there are devices for them; the node, where it has none.
+        Those on the GPU `gone` do not count: what they had went with a reboot, and a newer plan
+        makes others.
+        """
+        return self._do(lambda: list(self._waiting(f"{NAME}/{gone}".lower())))
 
-    def _waiting(self) -> Iterator[str]:
+    def _waiting(self, gone: str) -> Iterator[str]:
         if not self._api.store.all("resourceslices"):
             yield "the node offers no devices"
         claims = self._api.store.all("resourceclaims", NAMESPACE)
         allocated = {
-            one["metadata"]["name"] for one in claims if one.get("status", {}).get("allocation")
+            one["metadata"]["name"]
+            for one in claims
+            if "allocation" in one.get("status", {})
+            for device in one["status"]["allocation"]["devices"]["results"]
+            if device["pool"] != gone
         }
         for pod in self._api.store.all("pods", NAMESPACE):
             name, phase = pod["metadata"]["name"], pod["status"]["phase"]

@@ -28,11 +28,13 @@ from tests.campaign.episode import (
     Plan,
     Reboot,
     Recover,
+    Restart,
     SpoilApi,
     SpoilKubelet,
     Step,
     Xid,
 )
+from tests.campaign.layouts import Day
 
 CDI, RECORDS = "cdi", "node.json.mps/claims"  # directories of claims
 
@@ -57,8 +59,10 @@ def episode(seed: int) -> Episode:
         actions = list(_in_cluster(actions, rng))
     seconds = _SECONDS_OF_PODS if in_cluster else _SECONDS
     steps = tuple(Step(action, rng.choice(seconds)) for action in actions)
+    if rng.random() < 0.4:
+        steps += tuple(_interrupted(day, rng, in_cluster=in_cluster))
     if in_cluster and rng.random() < 0.5:
-        steps += _forgotten(rng)
+        steps += rng.choice((_forgotten, _rebooted))(rng)
     elif day.has_mps and not in_cluster and rng.random() < 0.8:
         steps += tuple(rng.choice((_unshared, _tampered))(int(day.boards[-1])))
     return replace(day, strict=True, steps=steps)
@@ -68,6 +72,23 @@ def _forgotten(rng: random.Random) -> tuple[Step, ...]:
     """What comes after an API server that knows no earlier version of anything."""
     plan = Plan(({"1g.10gb": rng.randint(1, 6)},))
     return (Step(SpoilApi("restart"), 1.0), Step(plan, 1.0))
+
+
+def _rebooted(rng: random.Random) -> tuple[Step, ...]:
+    """The node is started again under pods that have what they claimed."""
+    pod = Step(AddPod(rng.randrange(4)), 3.0)
+    return (Step(EndFaults(), 0.0), pod, Step(Reboot(), 3.0))
+
+
+def _interrupted(day: Episode, rng: random.Random, *, in_cluster: bool) -> Iterator[Step]:
+    """The agent gets a signal in the middle of a change."""
+    drawn = Day(rng, day.boards, int(day.boards[-1]), has_mps=False)
+    yield Step(EndFaults(), 0.0)
+    for seconds in (SETTLED, rng.choice((0.1, 0.3, 0.5, 0.7))):
+        plan = drawn.change().action
+        assert isinstance(plan, Plan)
+        yield Step(Plan(plan.layouts[:1]) if in_cluster else plan, seconds)
+    yield Step(rng.choice((Restart(), Restart(), Kill(0, _DOWN), Pause(_LONGEST_PAUSE))), 1.0)
 
 
 def _tampered(gpus: int) -> Iterator[Step]:
@@ -112,11 +133,13 @@ def _in_cluster(actions: list[Action], rng: random.Random) -> Iterator[Action]:
                 yield AddPod(rng.randrange(4))
             case BadPlan(text):
                 yield BadPlan(text)
-            case Foreign() | Lose() | Recover() | Reboot() | Xid():
+            case Foreign() | Lose() | Recover() | Xid():
                 yield _change_of_pods(rng)
             case JumpClock():  # gRPC's timers are by the wall clock of the machine
                 yield _damage_of_claims(rng)
                 yield Kill(0, _DOWN)
+            case Reboot():
+                yield action
             case _:
                 yield action if rng.random() < 0.4 else _of_cluster(rng)
 

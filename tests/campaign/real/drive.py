@@ -82,6 +82,7 @@ def play(episode: Episode) -> Outcome:
         shutil.rmtree(folder, ignore_errors=True)
     outcome.actions["(claims prepared)"] = len(machine.judge.prepared)
     outcome.actions["(clients served)"] = machine.served
+    outcome.actions["(ended in a change)"] = machine.interrupted
     outcome.violations = machine.judge.violations
     return outcome
 
@@ -96,6 +97,7 @@ class Player:
         self._plan = Plan(tuple({} for _ in ours))  # the newest that is one
         self._is_written = False
         self._records_spoiled = False
+        self._was_rebooted = False
 
     def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
         """Do it, at once."""
@@ -170,7 +172,8 @@ class Player:
         if cluster := machine.cluster:
             if judge.claims_spoiled:
                 self._mend_claims(cluster)
-            self._wait(cluster.waiting, invariants.CLAIM)
+            planned = node.cards[0].identity.uuid if self._was_rebooted else ""
+            self._wait(lambda: cluster.waiting(planned), invariants.CLAIM)
             cluster.delete_pods()
         for card in node.cards:
             self._recover(card.index)
@@ -218,7 +221,7 @@ class Player:
 
     def _end_faults(self) -> None:
         machine = self._machine
-        self._node.clear_faults()
+        machine.clear_faults()
         machine.disks.recover()
         if (machine.own / "bin" / "knobs").exists():
             Knobs(machine.own / "bin").clear()
@@ -279,7 +282,12 @@ class Player:
         machine.end_users()
         processes.end_all()
         self._node.reboot()
-        shutil.rmtree(machine.home.folder / "run", ignore_errors=True)
+        for volatile in ("run", CDI):
+            shutil.rmtree(machine.home.folder / volatile, ignore_errors=True)
+        if machine.cluster:
+            machine.cluster.reboot()
+        self._was_rebooted = True
+        machine.judge.prepared.clear()  # claims get other instances now
         machine.judge.touch()
         machine.start()
 

@@ -23,6 +23,8 @@ from tests.campaign.real.cluster import TOKEN, Cluster, capabilities
 from tests.campaign.real.rest import leftovers
 from tests.campaign.real.surroundings import WallClock
 
+_PAGES = ("/v1/status", "/v1/events", "/metrics")
+
 
 @dataclass(frozen=True, slots=True)
 class User:
@@ -132,6 +134,10 @@ class Judge:
         self._look_at_users(users)
         self._look_at_clients(clients)
         self._look_at_claims()
+        self.ask()
+
+    def ask(self) -> None:
+        """The agent how its node is."""
         self._compare(self._status() if self._home.agent else {})
 
     def look_at_rest(self, plan: Plan) -> None:
@@ -142,12 +148,13 @@ class Judge:
     def _status(self) -> dict[str, Any]:
         """What the agent says; empty while it does not answer."""
         try:
-            text = self._home.text("/v1/status")
+            pages = {path: self._home.text(path) for path in _PAGES}
         except (OSError, http.client.HTTPException):  # it begins, or it just ended
             return {}
-        self.violations += invariants.of_text("/v1/status", text)
-        self._look_for_secrets("/v1/status", text)
-        return dict(json.loads(text))
+        for path, text in pages.items():
+            self.violations += invariants.of_text(path, text)
+            self._look_for_secrets(path, text)
+        return dict(json.loads(pages["/v1/status"]))
 
     def _compare(self, status: dict[str, Any]) -> None:
         """What it calls in sync has to be so. Where it is not, the next round has to notice: what

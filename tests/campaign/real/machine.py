@@ -17,12 +17,14 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import USER, Home
 from tests.campaign import invariants, node_actions, processes
-from tests.campaign.episode import Episode, FullDisk, JumpClock
+from tests.campaign.episode import WORKING, Episode, FullDisk, JumpClock
 from tests.campaign.real.cluster import ThreadedCluster
 from tests.campaign.real.judge import Client, Judge, User, parts_of
 from tests.campaign.real.surroundings import Disks, WallClock
 
 _OFTEN = 0.1  # seconds between looks at what the agent says
+_LATENCY = 0.05  # seconds of each call that changes a card
+_CHANGES = ("nvml*Create*Instance*", "nvml*InstanceDestroy", "nvmlDeviceSetMigMode")
 # Of the agent: so short that a day of a few seconds has many of each.
 _SETTINGS = {
     "NODEAGENT_RESYNC_INTERVAL": "1s",
@@ -61,7 +63,16 @@ class Machine:
         self.users: list[User] = []
         self.clients: list[Client] = []
         self.served = 0  # clients that daemons accepted so far
+        self.interrupted = 0  # times that an agent was ended in the middle of a change
         self.judge = Judge(self.home, self.node, self.cluster, self.clock)
+        self.clear_faults()
+
+    def clear_faults(self) -> None:
+        """The cards are well, and a change of one takes its time."""
+        with self.node.changes():
+            self.node.clear_faults()
+            for function in _CHANGES:
+                self.node.inject(function, delay=_LATENCY, times=None)
 
     def close(self) -> None:
         """Nothing of it is needed any more."""
@@ -84,6 +95,7 @@ class Machine:
     def kill(self) -> None:
         """kill -9, now."""
         if self.home.agent is not None:
+            self._count_interruption()
             self.home.stop(signal.SIGKILL)
             with (self.home.folder / "stderr").open("ab") as log:
                 log.write(b"\n")  # a line that it was about to write ends here
@@ -93,6 +105,7 @@ class Machine:
         agent = self.home.agent
         if agent is None:
             return
+        self._count_interruption()
         try:
             self.home.stop(signal.SIGTERM)
         except subprocess.TimeoutExpired:
@@ -101,6 +114,10 @@ class Machine:
             return
         if agent.returncode not in {0, -signal.SIGTERM}:
             self.judge.violate(invariants.CRASH, f"exit code {agent.returncode} after SIGTERM")
+
+    def _count_interruption(self) -> None:
+        self.judge.ask()
+        self.interrupted += self.judge.phase == WORKING
 
     def pause(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after a while."""
