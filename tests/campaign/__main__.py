@@ -1,8 +1,9 @@
 """`python -m tests.campaign SEEDS`: plays random days and prints what came of them.
 
 SEEDS are numbers and ranges, such as `7` or `1-1000`. A day with a violation is printed, made as
-short as it can be; the exit code is 1 then. With `--faults` they are played with each of ten faults
-in a copy of the program, until it is found; the exit code is 1 if fewer than nine are.
+short as it can be; the exit code is 1 then. With `--faults` they are played with each of a dozen
+faults in a copy of the program, until it is found; the exit code is 1 if fewer than nine in ten
+are.
 """
 
 from __future__ import annotations

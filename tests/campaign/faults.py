@@ -141,6 +141,30 @@ REAL_FAULTS: Faults = {
             "        wrong = tuple(self._context.check(state.spec))\n",
         ),
     ),
+    "an MPS daemon does not wait for its clients' end": (
+        Edit(
+            "plan/mps.py",
+            "_served(gpu, device, why, path) if device.usage.in_use else None",
+            "None",
+        ),
+        Edit(
+            "execute/node_controller.py",
+            "            if device.uuid == step.device and device.usage.in_use:\n",
+            "            if device.uuid == step.device and not device.usage:\n",
+        ),
+        Edit(
+            "mps/fleet.py",
+            "                await stopped(supervisor)\n",
+            "                await end(supervisor)\n",
+        ),
+    ),
+    "a step that failed is reported with its traceback": (
+        Edit(
+            "execute/step_problems.py",
+            "        return error.message\n",
+            '        return "".join(__import__("traceback").format_exception(error))\n',
+        ),
+    ),
     "the CDI file of a claim outlives it": (
         Edit(
             "claims/files/cdi_files.py",
