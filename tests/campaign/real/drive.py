@@ -148,6 +148,7 @@ class Player:
                 self._spoil_disk(writes, directory, read_only=read_only)
             case Misbehave(knob, number):
                 machine.forget_daemons()
+                machine.daemons_spoiled = True
                 node_actions.misbehave(machine.own / "bin", machine.home.folder, knob, number)
                 machine.judge.touch()
             case Signal(name, number):
@@ -223,6 +224,7 @@ class Player:
         machine = self._machine
         machine.clear_faults()
         machine.disks.recover()
+        machine.daemons_spoiled = False
         if (machine.own / "bin" / "knobs").exists():
             Knobs(machine.own / "bin").clear()
         if machine.cluster:

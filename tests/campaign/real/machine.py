@@ -62,6 +62,7 @@ class Machine:
         self.node = SimulatedNode(boards, state=self.home.state)
         self.users: list[User] = []
         self.clients: list[Client] = []
+        self.daemons_spoiled = False  # and may have to be replaced
         self.served = 0  # clients that daemons accepted so far
         self.interrupted = 0  # times that an agent was ended in the middle of a change
         self.judge = Judge(self.home, self.node, self.cluster, self.clock)
@@ -179,7 +180,8 @@ class Machine:
             return False
         self.served += 1
         after = self._daemon(device)
-        self.clients.append(Client(program, device, after if after == before else None))
+        stays = after == before and not self.daemons_spoiled
+        self.clients.append(Client(program, device, after if stays else None))
         return True
 
     def _daemon(self, device: str) -> int | None:
