@@ -174,6 +174,9 @@ class Machine:
             pipes, uid=USER, environment=environment, state=self.home.state, device=place
         )
         try:
+            if not program.wait_until_connected():  # it would go on without MPS
+                program.close()
+                return False
             program.wait_until_accepted()
         except (NodeagentError, TimeoutError):
             program.close()
