@@ -39,7 +39,7 @@ class MachineLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return CLOCK.now
 
-    def call_later(
+    def call_later(  # type: ignore[override]  # the stub has type variables
         self,
         delay: float,
         callback: Callable[..., Any],
