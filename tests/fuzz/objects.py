@@ -16,7 +16,7 @@ from nodeagent.claims.reporting.reserved_for import read_reserved_for
 from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.cluster.client.faults import ClusterFault, from_status
-from nodeagent.cluster.client.node_follower import _event
+from nodeagent.cluster.client.node_follower import _event_of
 from nodeagent.cluster.client.node_view import is_newer, view_of
 from nodeagent.cluster.drain.node import pod_of
 from nodeagent.cluster.drain.owners import claims, other_allocator
@@ -212,7 +212,7 @@ def _slice(text: bytes, _: Path) -> None:
 
 
 def _watch(text: bytes, _: Path) -> None:
-    event = _event(text)
+    event = _event_of(parse_json(text))
     is_newer(event.version, "4711")
     if event.node is not None:
         view_of(event.node)

@@ -61,22 +61,27 @@ async def events(
 
 async def _event(line: bytes) -> WatchEvent:
     try:
-        match await parsed(line):
-            case {"type": "ERROR", "object": {"code": int(code)} as status}:
-                raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
-            case {"kind": "Status", "code": int(code)} as status:
-                raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
-            case {"type": kind, "object": {"metadata": {"resourceVersion": str(version)}} as node}:
-                match kind:
-                    case "ADDED" | "MODIFIED":
-                        return WatchEvent(version, node)
-                    case "DELETED":
-                        return WatchEvent(version, removed=True)
-                    case "BOOKMARK":
-                        return WatchEvent(version)
+        found = await parsed(line)
     except (ValueError, RecursionError) as error:
         # A line that was cut off looks the same as the page of a proxy.
         raise faults.strange_answer(_PURPOSE, "a line of it is not JSON") from error
+    return _event_of(found)
+
+
+def _event_of(line: object) -> WatchEvent:
+    match line:
+        case {"type": "ERROR", "object": {"code": int(code)} as status}:
+            raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
+        case {"kind": "Status", "code": int(code)} as status:
+            raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
+        case {"type": kind, "object": {"metadata": {"resourceVersion": str(version)}} as node}:
+            match kind:
+                case "ADDED" | "MODIFIED":
+                    return WatchEvent(version, node)
+                case "DELETED":
+                    return WatchEvent(version, removed=True)
+                case "BOOKMARK":
+                    return WatchEvent(version)
     raise faults.strange_answer(_PURPOSE, "a line of it is no event")
 
 
