@@ -26,7 +26,8 @@ from nodeagent.reconcile.last_good_plan import last_good_plan
 from tests.acceptance.agent_home import Home
 
 FIRST_RELEASE = Path("tests/data/state")  # what it wrote on h100-80gb:2 with MPS, XIDs, time slices
-# What each release wrote since files have a first line, one of each kind; a release adds its own.
+# What each release wrote since files have a first line, one of each kind; a release adds its own,
+# and one that is not out yet its earlier forms.
 RELEASES = sorted(FIRST_RELEASE.glob("[0-9]*"))
 # Of a content in a folder of its own, whose name is in another content.
 Reader = Callable[[Path, bytes, bytes], object]
