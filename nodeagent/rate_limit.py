@@ -9,7 +9,8 @@ from collections.abc import Hashable
 class RateLimit:
     """Lets one line a key pass in `every` seconds, and counts those that it holds back.
 
-    Of `most_keys` keys at most anything is kept; the ones seen longest ago are forgotten.
+    Of `most_keys` keys at most anything is kept; the ones seen longest ago are forgotten, and those
+    that hold nothing back any more: a claim that is gone is never seen again.
     """
 
     def __init__(self, every: float, *, most_keys: int = 256) -> None:
@@ -25,9 +26,13 @@ class RateLimit:
         logged_at, held_back = self._seen.pop(key, (now - self._every, 0))
         due = now - logged_at >= self._every
         self._seen[key] = (now, 0) if due else (logged_at, held_back + 1)
-        if len(self._seen) > self._most_keys:
+        while len(self._seen) > self._most_keys or self._oldest_is_over(now):
             self._seen.popitem(last=False)
         return held_back + 1 if due else 0
+
+    def _oldest_is_over(self, now: float) -> bool:
+        logged_at, held_back = next(iter(self._seen.values()))
+        return held_back == 0 and now - logged_at > self._every
 
 
 class Allowance:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.backoff import Backoff
-from nodeagent.rate_limit import Allowance
+from nodeagent.rate_limit import Allowance, RateLimit
 
 
 def test_the_ceiling_doubles_to_the_longest_and_starts_anew_after_a_reset() -> None:
@@ -47,3 +49,24 @@ def test_turns_are_never_more_than_the_rate_and_the_burst(
 def test_the_first_turn_waits_for_nothing() -> None:
     """What has been quiet may speak at once."""
     assert Allowance(interval=1.0).next_at() < 0
+
+
+class _Claim:
+    """A key that is never seen again."""
+
+
+def test_a_key_that_is_not_seen_again_is_not_kept() -> None:
+    """Unless it holds something back, which the next line about it has to say."""
+    limit, gone, repeated = RateLimit(10.0), _Claim(), _Claim()
+    is_kept, says = weakref.ref(gone), weakref.ref(repeated)
+    assert limit.due(gone, 0.0) == limit.due(repeated, 0.0) == 1
+    assert limit.due(repeated, 1.0) == 0
+    del gone, repeated
+
+    assert limit.due("another", 9.0) == 1
+    assert is_kept() is not None
+    assert limit.due("another", 19.5) == 1
+    assert is_kept() is None
+    kept = says()
+    assert kept is not None
+    assert limit.due(kept, 20.0) == 2

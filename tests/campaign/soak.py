@@ -143,6 +143,7 @@ class _Cluster(Cluster):
         self._api.expire()
         self._api.claims = ClaimStatusRules()
         self._kubelet.calls.clear()
+        self._listing.calls.clear()
         web_app._cached_build_middleware.cache_clear()  # of servers that were restarted
         for number in range(self._finished + 1, self._pods + 1):
             with suppress(KeyError):
