@@ -86,8 +86,18 @@ class Cluster:
         self.api.store.change(Key("resourceclaims", TEAM, name), partial(_configured, config))
 
     async def end(self, claim: Claim) -> None:
-        """The pod is over: the kubelet has its claim released, then it is deallocated."""
-        await self.kubelet.release(claim.name)
+        """The pod is over: the kubelet has its claim released, and it is deallocated. It asks again
+        while the MPS server has not noticed that a client ended.
+        """
+        async with asyncio.timeout(SOON):
+            while True:
+                try:
+                    await self.kubelet.release(claim.name)
+                    break
+                except PodFailed as failed:
+                    if "in use by" not in str(failed):
+                        raise
+                    await asyncio.sleep(0.1)
         self.scheduler.delete(TEAM, claim.name)
 
     def slices(self) -> list[tuple[int, int]]:
