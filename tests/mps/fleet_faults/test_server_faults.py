@@ -112,7 +112,9 @@ async def test_server_hang(rig: FleetRig, fleet: Fleet) -> None:
     """It does not leave when the daemon quits; both are ended in the end, and that is reported."""
     with served(rig):
         [server] = rig.servers()
+        await until(lambda: bool(status(fleet).clients))
     await until(lambda: not status(fleet).clients)
+    await asyncio.sleep(1.0)  # the driver lists it no more; the server has noticed, too
     rig.knobs().turn("server_hang")
     await fleet.stop(GPU)
     assert "did not end within 1.5 s of being asked to" in rig.said(Subject.SILENT)[-1]
