@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.simulation import SimulatedNode
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records
-_LAST_GOOD_PLAN = "last-good-plan"
+_LAST_GOOD_PLAN = "last-good-plan"  # as its module has it, which most commands do not import
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
 

@@ -44,8 +44,6 @@ def of_log(lines: list[str]) -> list[Violation]:
         if "Traceback" in line or '"exception"' in line:
             entry = json.loads(line) if line.startswith("{") else {"message": line}
             trace = str(entry.get("exception", "")).strip().splitlines()[-1:]
-            if trace == ["tests.campaign.clock.Killed"]:  # what a killed process left undone
-                continue
             found.append(Violation(TRACEBACK, f"{entry['message']}: {''.join(trace)}"))
     return found
 
