@@ -13,7 +13,7 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.observed import Access, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
-from nodeagent.plan.planner import layout_of, plan, plan_gpu
+from nodeagent.plan.planner import layout_of, once_free, plan, plan_gpu
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -327,3 +327,34 @@ def test_layout_of_restores() -> None:
     assert places(before) == places(result.after)
     assert present(before) == present(result.after)
     assert Verdict.IN_SYNC is plan_gpu(layout_of(before), before).verdict
+
+
+@pytest.mark.parametrize(
+    ("access", "code"), [(Access.LOST, Code.GPU_LOST), (Access.UNKNOWN, Code.GPU_UNKNOWN)]
+)
+def test_a_gpu_that_does_not_answer_says_which_way(access: Access, code: Code) -> None:
+    """One is lost until it is looked after, the other may answer again by itself."""
+    gpu = replace(card("h100-80gb"), access=access, access_reason="XID 79")
+    (problem,) = plan_gpu(wanted(gpu, [("1g.10gb", 1)]), gpu).problems
+    assert problem.code is code
+    assert "XID 79" in problem.message
+
+
+def test_what_a_blocked_plan_comes_to_once_free() -> None:
+    """Of the devices in use, the one that is in the way is taken for free, the other stays."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
+    blocked = plan_gpu(wanted(gpu, [("4g.40gb", 1), ("1g.10gb", 1)]), gpu)
+    assert blocked.verdict is Verdict.BLOCKED
+    free = once_free(blocked)
+    assert free is not None
+    assert free.verdict is Verdict.APPLICABLE
+    assert places(free.after) == {("4g.40gb", 0), ("1g.10gb", 4)}
+
+
+@pytest.mark.parametrize("access", [Access.LOST, Access.UNKNOWN])
+def test_nothing_is_shown_for_later_of_a_plan_that_users_do_not_block(access: Access) -> None:
+    """Neither of one that can be applied, nor of a GPU that does not answer."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0)], used=[0])
+    blocked = plan_gpu(wanted(gpu, [("7g.80gb", 1)]), gpu)
+    assert once_free(replace(blocked, before=replace(gpu, access=access))) is None
+    assert once_free(plan_gpu(wanted(gpu, [("1g.10gb", 1)]), gpu)) is None

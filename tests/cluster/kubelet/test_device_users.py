@@ -16,7 +16,7 @@ from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UnknownUsers
-from nodeagent.plan.observed import Gpu
+from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.users import User
 from nodeagent.settings import KubeletSettings
 from nodeagent.simulation import SimulatedNode, simulated
@@ -140,6 +140,18 @@ async def test_an_allocated_instance_keeps_mig_on(driver: Driver, kubelet: Kubel
     kubelet.allocate("trainer", [device_of(gpu)])
     with pytest.raises(GpuInUse, match="default/trainer"):
         await driver.apply(disable(gpu))
+
+
+async def test_an_allocation_counts_beside_a_gpu_that_is_lost(
+    node: SimulatedNode, driver: Driver, kubelet: Kubelet
+) -> None:
+    """What is known of the GPUs that answer is not lost with another one."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    kubelet.allocate("trainer", [device_of(gpu)])
+    node.lose(1)
+    first, second = (await driver.observe()).gpus
+    assert second.access is Access.LOST
+    assert users_of(first) == (ALLOCATED,)
 
 
 # --- a kubelet that does not answer ---------------------------------------------------------------
