@@ -91,13 +91,6 @@ def test_a_sick_gpu_is_fenced_whole() -> None:
     assert _allows(fenced, "GPU-other", LEFT)
 
 
-def test_a_fence_is_of_one_gpu() -> None:
-    """The slices of one GPU are not those of its neighbour."""
-    fenced = fences(_sick().state.findings, SPLIT)
-    assert fenced.slices(GPU) == RIGHT.mask
-    assert fenced.slices("GPU-2") == 0
-
-
 def test_what_is_not_unhealthy_is_not_fenced() -> None:
     """Findings that are only reported, degraded or unknown fence nothing."""
     node = Node()
