@@ -41,11 +41,16 @@ def remove_tree(top: Path) -> None:
     """
     while os.path.lexists(top):  # once more where another thread took something away meanwhile
         with suppress(FileNotFoundError):
-            with _taken(top) as inside:
-                _lift_and_remove(inside)
-                for name in os.listdir(inside):  # noqa: PTH208  # of an open one
-                    os.unlink(name, dir_fd=inside)
+            empty(top)
             top.rmdir()
+
+
+def empty(top: Path) -> None:
+    """All below `top`, which from then on is this process' user's. Raises OSError."""
+    with _taken(top) as inside:
+        _lift_and_remove(inside)
+        for name in os.listdir(inside):  # noqa: PTH208  # of an open one
+            os.unlink(name, dir_fd=inside)
 
 
 def _lift_and_remove(top: int) -> None:

@@ -23,7 +23,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.mps.files.directories import remove_tree
+from nodeagent.mps.files.directories import empty, remove_tree
 from nodeagent.mps.processes import MpsProcess
 
 BACK = "back"  # no longer than `pipe`, whose sockets' paths were checked to be short enough
@@ -73,15 +73,13 @@ class DaemonSockets:
                 (source / name).rename(target / name)
 
     def clear(self) -> None:
-        """Take away the sockets of a daemon that is dead, wherever they are, or what its user has
-        put in their place. Blocks on the file system.
+        """Take away all that a dead daemon left, or another process has put there. Its lock may be
+        held by any process that could open it, which would keep the next daemon from starting. The
+        pipe directory itself stays: containers have it mounted. Blocks on the file system.
         """
-        for directory in (self._back, self.front):
-            for name in SOCKETS:
-                try:
-                    (directory / name).unlink(missing_ok=True)
-                except IsADirectoryError:
-                    remove_tree(directory / name)
+        remove_tree(self._back)
+        with suppress(FileNotFoundError):
+            empty(self.front)
 
     # --- whose they are -------------------------------------------------------------------------
 

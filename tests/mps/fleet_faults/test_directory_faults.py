@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import subprocess
 
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.simulation.mps.installation import shared_interpreter
 from tests.mps.conftest import as_root
 from tests.mps.fleet_faults.rig import served
 from tests.mps.fleet_rig import (
@@ -129,3 +131,32 @@ async def test_a_log_line_of_an_unknown_process(rig: FleetRig, fleet: Fleet) -> 
     rig.knobs().turn("stray_client", {"pid": os.getpid(), "uid": 1234})
     await asyncio.sleep(1.5)
     assert rig.said(Subject.FOREIGN_USER_WAITING) == []
+
+
+async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet) -> None:
+    """All users may open a daemon's lock; who has it when the daemon dies, keeps no other from
+    starting, nor does what was put beside it.
+    """
+    first = status(fleet).pid
+    assert first
+    script = (
+        "import fcntl, sys; lock = open(sys.argv[1], 'r+'); print(flush=True)\n"
+        "fcntl.lockf(lock, fcntl.LOCK_EX); input()"
+    )
+    waiting = subprocess.Popen(
+        [shared_interpreter(), "-IS", "-c", script, rig.pipes() / "control_lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        user=1234 if IS_ROOT else None,
+    )
+    with waiting:
+        assert waiting.stdout
+        waiting.stdout.readline()
+        (rig.pipes() / "beside").symlink_to("/")
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: status(fleet).pid != first)
+        await ready(fleet)
+        assert waiting.poll() is None
+        waiting.kill()
+    assert len(rig.said(Subject.EXITED)) == 1
+    assert not (rig.pipes() / "beside").is_symlink()
