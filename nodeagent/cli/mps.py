@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from nodeagent.cli.agent_client import AgentRefused, agent_address, get, post
+from nodeagent.cli.agent_client import (
+    AgentRefused,
+    AgentUnreachable,
+    agent_address,
+    get,
+    post,
+)
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain
@@ -43,6 +49,13 @@ def run(options: Options, output: Output) -> ExitCode:
                 page = _done(answer)
             case _:
                 raise UsageError(f"there is no mps {options.subcommand}")
+    except AgentUnreachable as error:
+        if options.state is None or options.subcommand in {"status", "clients"}:
+            raise
+        remedy = "an agent on simulated GPUs has that socket only with a --run-dir: run it with one"
+        raise AgentUnreachable(
+            error.message, remedy=f"{remedy}, and give the same one to nodeagent mps"
+        ) from None
     except AgentRefused as refusal:
         if refusal.status in _BAD_USAGE:  # such as a device that is not there
             raise UsageError(refusal.message, remedy=refusal.remedy) from None

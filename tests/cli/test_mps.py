@@ -132,6 +132,15 @@ def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
     assert "127.0.0.1" not in restarted.err
 
 
+def test_a_simulated_agent_without_a_socket(program: Program) -> None:
+    """It has one only with a run directory of its own, which is what helps."""
+    state = ("--state", program.directory / "node.json")
+    failed = program("mps", "restart", "0", *state)
+    assert (failed.code, failed.out) == (1, "")
+    assert "--run-dir" in failed.err.splitlines()[1]
+    assert "simulated" in failed.err.splitlines()[1]
+
+
 def test_an_agent_that_goes_away_is_reported(program: Program) -> None:
     """The connection ends before the answer: whether it was done is not known, and not guessed."""
     with _listener(program.directory, lambda connection: connection.recv(100)):
