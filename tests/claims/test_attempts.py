@@ -25,8 +25,9 @@ class Clocked:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.jumped = 0.0  # seconds by which the time of day was put forward, or back
         self.ended: list[tuple[Operation, float, str]] = []
-        self.attempts = Attempts(clock=lambda: self.now - 900, wall=lambda: self.now)
+        self.attempts = Attempts(clock=lambda: self.now - 900, wall=lambda: self.now + self.jumped)
         self.attempts.on_end.append(lambda *ended: self.ended.append(ended))
 
     def work(
@@ -55,7 +56,7 @@ def test_a_claim_waits_since_its_first_attempt() -> None:
     claim.fail(Operation.PREPARE, StillInUse("pid 4711 uses it", remedy="end it"))
     waiting = claim.newest
     assert claim.attempts.any_refused
-    assert (waiting.since, waiting.last, waiting.running) == (1000, 1014, False)
+    assert (waiting.since, waiting.last, waiting.running) == (1000, 114, False)
     assert waiting.refusal is not None
     assert (waiting.refusal.code, waiting.refusal.message, waiting.refusal.remedy) == (
         "InUse",
@@ -99,10 +100,12 @@ def test_a_fault_of_ours_is_counted_and_a_cancelled_attempt_is_not() -> None:
     assert not claim.newest.running
 
 
-def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
-    """After some minutes, unless there is a record of it."""
+@pytest.mark.parametrize("jump", [0.0, 86_400.0, -86_400.0])
+def test_what_nobody_asks_for_any_more_is_forgotten(jump: float) -> None:
+    """After some minutes, unless there is a record of it, whatever the time of day is set to."""
     claim = Clocked()
     claim.fail(Operation.PREPARE, NodeagentError("not now"))
+    claim.jumped = jump
     claim.now += FORGOTTEN_AFTER
     assert UID in claim.attempts.newest(())
     claim.now += 1

@@ -32,7 +32,8 @@ class Operation(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """The newest attempt at a claim, where it runs or was refused. `since` is when the first of
-    these attempts was begun, `last` when the newest one ended, in seconds since 1970.
+    these attempts was begun, in seconds since 1970; `last` when the newest one ended, by a clock
+    that does not jump.
     """
 
     namespace: str
@@ -66,7 +67,7 @@ class Attempts:
         began, now = self._clock(), self._wall()
         before = self._newest.get(uid)
         if before is None or before.operation is not operation:
-            before = Attempt(namespace, name, operation, now, now)
+            before = Attempt(namespace, name, operation, now, began)
         self._newest[uid] = replace(before, running=True)
         try:
             yield
@@ -95,7 +96,7 @@ class Attempts:
         """By uid. A claim that is not `recorded`, and that the kubelet asks for no more, is
         forgotten.
         """
-        until = self._wall() - FORGOTTEN_AFTER
+        until = self._clock() - FORGOTTEN_AFTER
         self._newest = {
             uid: one
             for uid, one in self._newest.items()
@@ -104,7 +105,7 @@ class Attempts:
         return self._newest
 
     def _keep(self, uid: str, ended: Attempt) -> None:
-        self._newest[uid] = replace(ended, last=self._wall(), running=False)
+        self._newest[uid] = replace(ended, last=self._clock(), running=False)
 
     def _report(self, operation: Operation, began: float, reason: str) -> None:
         for notify in self.on_end:
