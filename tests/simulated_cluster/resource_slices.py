@@ -56,7 +56,8 @@ class SliceRules:
         pool = spec.get("pool") or {}
         if not (spec.get("driver") and spec.get("nodeName") and pool.get("name")):
             raise invalid(KIND, name, "spec: driver, nodeName and pool.name are required")
-        if pool.get("resourceSliceCount", 0) < 1 or pool.get("generation", -1) < 0:
+        generation = pool.get("generation", -1)
+        if pool.get("resourceSliceCount", 0) < 1 or not 0 <= generation < 2**63:
             raise invalid(KIND, name, "spec.pool: Invalid value")
         if "devices" in spec and "sharedCounters" in spec:
             raise invalid(KIND, name, "spec: exactly one of sharedCounters and devices is required")

@@ -41,6 +41,8 @@ class DeleteSlice:
     name: str
 
 
+_LARGEST_GENERATION = 2**63 - 1  # the API server's
+
 SliceWrite = CreateSlice | UpdateSlice | DeleteSlice
 
 
@@ -74,7 +76,9 @@ def _pool_writes(offer: Offer, present: Sequence[Json], node: NodeReference) -> 
         return []
     alone = len(changed) == 1 and not gone and str(changed[0]["metadata"]["name"]) in known
     if present and not alone:
-        changed = list(resource_slices(offer, node, generation + 1))
+        # No honest writer comes that far; these replace every slice that has it.
+        next_one = 1 if generation == _LARGEST_GENERATION else generation + 1
+        changed = list(resource_slices(offer, node, next_one))
     return [
         *(DeleteSlice(name) for name in sorted(gone)),
         *(_write(one, known.get(str(one["metadata"]["name"]))) for one in changed),
