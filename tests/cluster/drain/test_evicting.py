@@ -224,6 +224,20 @@ async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Pa
         await until(lambda: evicted(server) == ["a", "a"])
 
 
+async def test_a_pod_that_comes_between_the_list_and_the_eviction(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """The eviction is of the pod that was listed, and of none that has its name by then."""
+    server.faults.next(1, Slow(0.5), path="*/pods/a/eviction")
+    async with agent(server, tmp_path) as it:
+        settle(it, held("a"))
+        await until(lambda: any("eviction" in request for request in asked(server)))
+        server.pods.gone("a", "team")
+        server.add_pod("a", namespace="team", node=NODE)
+        await until(lambda: GONE in it.woken)
+        assert evicted(server) == []
+
+
 async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Path) -> None:
     """Those that have ended are found, asked for anew each time; not who still runs."""
     a, b = PodName("team", "a"), PodName("team", "b")
