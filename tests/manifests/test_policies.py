@@ -67,8 +67,8 @@ def test_events_about_claims_are_in_the_agents_own_name() -> None:
         (denied,) = events.denials(Asked("CREATE", "events", other))
         assert "Events about it alone" in denied
     assert events.denials(Asked("CREATE", "events", _claim_event(host=""), node="")) != []
-    foreign = _claim_event(host="gpu-1")
-    assert events.denials(Asked("UPDATE", "events", _claim_event(), foreign)) != []
+    for foreign in (_claim_event(host="gpu-1"), _claim_event(component="kubelet")):
+        assert events.denials(Asked("UPDATE", "events", _claim_event(), foreign)) != []
 
 
 def _kinds(group: str, version: str, resource: str) -> list[str]:
