@@ -168,7 +168,10 @@ class DaemonMonitor:
             await self._due()
             job = self._jobs.popleft() if self._jobs else None
             try:
-                if not await self._is_replaced():
+                # Who may change the directory could lead what is sent to another user's daemon. One
+                # that never answered is sealed here; it is only asked to end.
+                sealed = job is None or await self._seal()
+                if sealed and not await self._is_replaced():
                     await self._do(job)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the monitoring
                 self._handle(KeptOut(self.run, internal_fault(error)))
@@ -270,7 +273,8 @@ class DaemonMonitor:
         self._judge_drain(seen, hidden=hidden)
         self._plan_next(seen)
 
-    async def _seal(self) -> None:
+    async def _seal(self) -> bool:
+        """Whether its user cannot change the pipe directory any more."""
         try:
             await asyncio.to_thread(seal_pipe_directory, self.state.spec.pipe_directory)
         except FileNotFoundError:
@@ -278,6 +282,8 @@ class DaemonMonitor:
         except OSError as error:
             words = f"its pipe directory cannot be made root's: {error.strerror or error}"
             self._handle(KeptOut(self.run, words))
+            return False
+        return True
 
     def _interval(self, *, served: bool) -> float:
         interval = self._context.settings.check_interval

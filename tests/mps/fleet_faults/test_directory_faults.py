@@ -13,7 +13,7 @@ from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.simulation.mps.installation import shared_interpreter
 from tests.mps.conftest import as_root
-from tests.mps.fleet_faults.rig import served
+from tests.mps.fleet_faults.rig import prepared, served
 from tests.mps.fleet_rig import (
     GPU,
     IS_ROOT,
@@ -26,6 +26,7 @@ from tests.mps.fleet_rig import (
     until,
     wanted,
 )
+from tests.simulation.mps.rig import gone
 
 
 async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
@@ -87,6 +88,25 @@ async def test_the_pipe_directory_of_a_daemon_that_answers(rig: FleetRig, fleet:
     assert rig.pipes().stat().st_uid == 0
     await fleet.start(GPU, wanted(uid=1001))  # another user's
     assert {entry.stat().st_uid for entry in rig.pipes().iterdir()} == {1001}
+
+
+@as_root
+async def test_a_daemon_that_never_answered_is_asked_to_end(rig: FleetRig) -> None:
+    """In a directory of root's: its user could lead the request to another user's daemon else."""
+    prepared(rig, "hang")
+    rig.impatient = True
+    async with rig.fleet() as fleet:
+        starting = asyncio.create_task(fleet.start(GPU, wanted()))
+        await until((rig.pipes() / "control").exists)
+        process = status(fleet).pid
+        assert process
+        assert rig.pipes().stat().st_uid == US
+        starting.cancel()  # a drain has its turn after it
+        draining = asyncio.create_task(fleet.drain(GPU, seconds=0.0, force=True))
+        await until(lambda: rig.pipes().stat().st_uid == 0)
+        assert not gone(process), "it was killed, and not asked"
+        rig.knobs().clear()
+        await asyncio.gather(starting, draining, return_exceptions=True)
 
 
 async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:
