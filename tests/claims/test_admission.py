@@ -51,6 +51,13 @@ def test_one_part_of_a_gpu_is_one_claims(fixed: bool) -> None:
     require_admission(own(mig_device()), GPU, [other(whole(admin_access=True))], ())
 
 
+def test_a_claim_that_was_made_again_under_its_name() -> None:
+    """It is another one, and the message says which of the two has the device."""
+    earlier = replace(own(mig_device()), uid="2")
+    with pytest.raises(ClaimRefused, match="held: mig-1g-10gb-4 of the earlier claim team/trainer"):
+        require_admission(own(mig_device()), GPU, [earlier], ())
+
+
 def claim(mps: WantedMps | None, **changes: Any) -> ClaimedDevice:
     """A device beside the first, with this daemon."""
     return mig_device(placement=BESIDE, mps=mps, **changes)

@@ -31,9 +31,11 @@ def require_admission(
             raise NodeagentError(one.message, remedy=one.remedy)
     for other in others:
         if device := _common(record, other):
+            made_anew = record.reference == other.reference
+            holder = f"the earlier {other.title}" if made_anew else other.title
             raise ClaimRefused(
-                f"{record.title} was allocated a device that is held: {device} of {other.title}",
-                remedy=f"wait until the pods of {other.title} have ended, or have this one's "
+                f"{record.title} was allocated a device that is held: {device} of {holder}",
+                remedy=f"wait until the pods of {holder} have ended, or have this one's "
                 f"scheduled again: {record.reference.schedule_anew}",
             )
         users = _mps_user(record, gpu.uuid), _mps_user(other, gpu.uuid)
