@@ -209,7 +209,9 @@ class Player:
             for file in (*(machine.own / "claims").glob("*"), *self._cdi_files()):
                 file.unlink()
             card = self._node.cards[-1]
-            for number in range(len(card.state.instances)):
+            with self._node.looks():  # the agent made some in its last moments
+                instances = len(card.state.instances)
+            for number in range(instances):
                 node_actions.change_behind_its_back(self._node, card.index, number, create=False)
         machine.start()
         self._wait(judge.wrong_claims, invariants.CLAIM)
