@@ -1,7 +1,7 @@
 """`python -m tests.campaign SEEDS`: plays random days and prints what came of them.
 
 SEEDS are numbers and ranges, such as `7` or `1-1000`. A day with a violation is printed, made as
-short as it can be; the exit code is 1 then. With `--faults` they are played with each of a dozen
+short as it can be; the exit code is 1 then. With `--faults` they are played with each of some
 faults in a copy of the program, until it is found; the exit code is 1 if fewer than nine in ten
 are.
 """

@@ -6,7 +6,7 @@ import random
 
 from tests.campaign.episode import Episode
 from tests.campaign.layouts import BOARDS, Day
-from tests.campaign.scenes import SCENES, WITH_MPS, failure
+from tests.campaign.scenes import SCENES, WITH_MPS, failure, no_driver
 
 _SHARING = 0.1  # of all days are with MPS, which takes many times as long
 
@@ -22,4 +22,6 @@ def episode(seed: int, sharing: float = _SHARING) -> Episode:
         steps += rng.choices(scenes, weights)[0](day)
     if rng.random() < 0.2:  # no other plan comes then
         steps += failure(day)
+    if rng.random() < 0.1:
+        steps += no_driver(day)
     return Episode(seed, boards, rng.random() < 0.5, tuple(steps))

@@ -129,6 +129,47 @@ FAULTS: Faults = {  # for days in one process
             "        preparing.cancel()\n",
         ),
     ),
+    "the thread of a driver that is shut down stays": (
+        Edit("gpu/workers.py", "            self._jobs.put(None)\n", ""),
+    ),
+    "a daemon of an earlier life is replaced by one of this life": (
+        Edit(
+            "mps/supervisor.py",
+            "        self.handle(Adopted(has, process.pid), process)\n",
+            "        self.handle(Adopted(has, process.pid), process)\n        process.kill()\n",
+        ),
+    ),
+    "a daemon whose directory was deleted is left to itself": (
+        Edit(
+            "mps/fleet.py",
+            "                await self._end_lost(daemon)\n",
+            "                pass\n",
+        ),
+    ),
+    "the agent's end waits for a call that hangs": (
+        Edit(
+            "gpu/workers.py",
+            "        if self.stuck:\n"
+            "            return False\n"
+            "        with suppress(DeadlineExceeded):\n"
+            "            await self._wait_for_forsaken(deadline)\n",
+            "        while self._running():\n            await asyncio.sleep(deadline)\n",
+        ),
+    ),
+    "a driver that fails ends the agent": (
+        Edit(
+            "reconcile/reconciler.py",
+            "        except NodeagentError as error:\n            await self._close_driver()\n",
+            "        except NodeagentError as error:\n            raise\n",
+        ),
+    ),
+    "a GPU that does not answer is asked again without a pause": (
+        Edit(
+            "reconcile/reconciler.py",
+            "        return min(pause, self.backoff.after(self._failures))\n",
+            "        return 0.0\n",
+        ),
+    ),
 }
 
 
@@ -177,6 +218,24 @@ REAL_FAULTS: Faults = {
             "cluster/client/node_follower.py",
             '            self._version = ""  # 410',
             "            pass  # 410",
+        ),
+    ),
+    "the CDI file of a claim names the first instance of its GPU": (
+        Edit(
+            "claims/files/claim_files.py",
+            "            keys = _keys(device, gpu.minor, numbers)\n",
+            "            first = gpu.instances[0].id if gpu.instances else device.instance\n"
+            "            from nodeagent.structs import replace\n"
+            "            named = replace(device, instance=first)\n"
+            "            keys = _keys(named, gpu.minor, numbers)\n",
+        ),
+    ),
+    "the token for the API server is logged when it is read": (
+        Edit(
+            "cluster/client/access.py",
+            "                self._read_at, self._session = self.clock(), session\n",
+            "                self._read_at, self._session = self.clock(), session\n"
+            '                __import__("sys").stderr.write(f"{identity.authorization}\\n")\n',
         ),
     ),
 }

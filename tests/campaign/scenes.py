@@ -118,6 +118,13 @@ def failure(day: Day) -> Steps:
     return (*settled, Step(fails, 0.0), day.change((2.0,)))
 
 
+def no_driver(day: Day) -> Steps:
+    """The driver cannot be started when an agent comes, once or for long."""
+    code, times = day.rng.choice(("UNKNOWN", "DRIVER_NOT_LOADED")), day.rng.choice((1, 3, 1000))
+    fails = Step(Fault("nvmlInit*", code, times), 0.0)
+    return (fails, Step(day.rng.choice((Kill(0), Restart())), 20.0))
+
+
 def _leave(day: Day) -> Steps:
     return _then(day, Leave(day.rng.randrange(8)))
 

@@ -32,6 +32,7 @@ FAULTS: dict[str, Fault] = {
     "reset": Reset(),
     "freeze": Freeze(),
 }
+_RESOURCE = "nvidia.com/mig-"
 _GOING = ("pods", "resourceclaims")
 _SOON = 60.0  # seconds that anything here may take
 _CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
@@ -149,7 +150,7 @@ class Cluster:
         """One that asks for a device."""
         self._pods += 1
         name = f"pod-{self._pods}"
-        resource = f"nvidia.com/mig-{PROFILES[profile % len(PROFILES)]}"
+        resource = f"{_RESOURCE}{PROFILES[profile % len(PROFILES)]}"
         container = {"name": "main", "image": "none", "resources": {"limits": {resource: 1}}}
         spec = {"containers": [container]}
         self._do(lambda: self._api.add_pod(name, phase="Pending", spec=spec))
@@ -178,11 +179,13 @@ class Cluster:
 
     # --- what is so -------------------------------------------------------------------------------
 
-    def prepared(self) -> dict[str, str]:
-        """Uids of the claims of the pods that run, by the pods' names."""
+    def prepared(self) -> dict[str, tuple[str, str]]:
+        """The uids of the claims of the pods that run, and the profiles that they asked for, by the
+        pods' names.
+        """
         return dict(self._do(lambda: list(self._prepared())))
 
-    def _prepared(self) -> Iterator[tuple[str, str]]:
+    def _prepared(self) -> Iterator[tuple[str, tuple[str, str]]]:
         claims = {
             one["metadata"]["name"]: one["metadata"]["uid"]
             for one in self._api.store.all("resourceclaims", NAMESPACE)
@@ -190,7 +193,8 @@ class Cluster:
         for pod in self._api.store.all("pods", NAMESPACE):
             name = pod["metadata"]["name"]
             if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
-                yield name, claims[name]
+                (resource,) = pod["spec"]["containers"][0]["resources"]["limits"]
+                yield name, (claims[name], resource.removeprefix(_RESOURCE))
 
     def waiting(self, gone: str) -> list[str]:
         """Pods that do not run, though there are devices for them; the node, where it has none.

@@ -6,7 +6,7 @@ import hashlib
 import http.client
 import json
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -205,10 +205,10 @@ class Judge:
 
     def wrong_claims(self) -> list[str]:
         """Of pods that run: what is wrong with what they have."""
-        found = []
+        found, owners = list[str](), dict[int, str]()
         running = self._cluster.prepared() if self._cluster else {}
         with self._node.looks():
-            for pod, uid in running.items():
+            for pod, (uid, profile) in running.items():
                 try:
                     parts = self._claimed(uid)
                 except (OSError, ValueError, LookupError) as error:
@@ -217,7 +217,16 @@ class Judge:
                 had = self.prepared.setdefault(uid, parts)
                 if not parts or had != parts:
                     found.append(f"{pod} has instances {parts} and had {had}")
+                others = {owners.setdefault(part, pod) for part in parts} - {pod}
+                profiles = self._profiles(parts)
+                if others or profiles != [profile]:
+                    found.append(f"{pod} has {profiles} for {profile}, with {others}")
         return found
+
+    def _profiles(self, parts: Collection[int]) -> list[str]:
+        """Of the GPU instances among these serials."""
+        instances = ((card, i) for card in self._node.cards for i in card.state.instances)
+        return [card.profile(i.profile).name for card, i in instances if i.serial in parts]
 
     def _lost_instances(self) -> Iterator[str]:
         """Of pods that run, whatever their CDI files say."""
@@ -225,7 +234,7 @@ class Judge:
         with self._node.looks():
             pairs = chain.from_iterable(card.mig_devices() for card in self._node.cards)
             there = {part.serial for pair in pairs for part in pair}
-        for pod, uid in running.items():
+        for pod, (uid, _) in running.items():
             if lost := set(self.prepared.get(uid, ())) - there:
                 yield f"{pod} lost its instances {sorted(lost)}"
 
