@@ -23,6 +23,7 @@ from tests.campaign.episode import (
     DeletePod,
     EndFaults,
     Episode,
+    Exchange,
     Fault,
     Foreign,
     FullDisk,
@@ -151,8 +152,8 @@ class Player:
             case Misbehave(knob, number):
                 node_actions.misbehave(processes.programs(), machine.folder, knob, number)
                 self._witness.spoil()
-            case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
-                pass  # there is no cluster
+            case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod() | Exchange():
+                pass  # there is no cluster, and no other agent
             case _:
                 assert_never(action)
 

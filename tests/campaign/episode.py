@@ -224,6 +224,16 @@ class DeletePod:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The agent gets a signal, and one of an earlier release is started in its place, chosen by a
+    number; None: it is ours again.
+    """
+
+    release: int | None
+    signal: str = "SIGTERM"
+
+
 ClusterAction = SpoilApi | SpoilKubelet | AddPod | DeletePod
 
 Action = (
@@ -248,6 +258,7 @@ Action = (
     | FullDisk
     | Signal
     | Misbehave
+    | Exchange
     | ClusterAction
 )
 

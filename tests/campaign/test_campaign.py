@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import partial
 from itertools import chain
 from typing import get_args
 
@@ -23,6 +24,10 @@ from tests.campaign.shrink import shrink
 
 _DAYS = ("1-2", "6-200")  # of the long run; the days between are played in every run
 
+_EARLIER = "16da0a7d"  # a commit whose agent today's takes over from, and hands over to
+_ASKED = ["git", "cat-file", "-e", f"{_EARLIER}^{{commit}}"]
+_IS_CLONE = subprocess.run(_ASKED, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
 
 @pytest.mark.parametrize(
     "arguments",
@@ -33,6 +38,10 @@ _DAYS = ("1-2", "6-200")  # of the long run; the days between are played in ever
             ["tests.campaign", *_DAYS], marks=[pytest.mark.full, pytest.mark.timeout(900)]
         ),
         pytest.param(["tests.campaign.real", "10", "12", "29"], marks=pytest.mark.full),
+        pytest.param(
+            ["tests.campaign.real", "13", "14", "19", "--earlier", _EARLIER],
+            marks=[pytest.mark.full, pytest.mark.skipif(not _IS_CLONE, reason="no history here")],
+        ),
     ],
 )
 def test_random_days(arguments: list[str]) -> None:
@@ -90,7 +99,7 @@ def test_faults_are_found() -> None:
 
 def test_a_seed_is_a_day() -> None:
     """Ever the same, and what is printed of it is the same day again."""
-    players = (episode, real_episode)
+    players = (episode, partial(real_episode, exchanged=True))
     made = [draw(seed) for draw in players for seed in range(200)]
     assert made == [draw(seed) for draw in players for seed in range(200)]
     for day in made:

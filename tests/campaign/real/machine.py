@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,13 @@ from nodeagent.cli.simulated_node import uuid_of
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.simulation.mps.installation import install, programs_in
 from tests.acceptance.agent_home import USER, Home
 from tests.campaign import invariants, node_actions, processes
 from tests.campaign.episode import WORKING, Episode, FullDisk, JumpClock
 from tests.campaign.real.cluster import ThreadedCluster
 from tests.campaign.real.judge import Client, Judge, User, parts_of
+from tests.campaign.real.releases import settings_of
 from tests.campaign.real.surroundings import Disks, WallClock
 
 _OFTEN = 0.1  # seconds between looks at what the agent says
@@ -43,9 +45,11 @@ _SETTINGS = {
 
 
 class Machine:
-    """One node, with a cluster around it or without."""
+    """One node, with a cluster around it or without. `releases`: folders with the code of earlier
+    agents.
+    """
 
-    def __init__(self, folder: Path, day: Episode) -> None:
+    def __init__(self, folder: Path, day: Episode, releases: Sequence[Path] = ()) -> None:
         boards = day.boards
         self.home = Home(folder)
         self.home.boards = boards
@@ -56,9 +60,12 @@ class Machine:
         self.own = folder / "node.json.mps"  # what else the simulated agent keeps
         disks = [folder / "state", folder / "run", self.own] if day.has(FullDisk) else []
         self.disks = Disks(disks)
+        install(programs_in(self.own), version="580")  # of the driver, not of any agent
         self.cluster = ThreadedCluster(folder) if day.has_cluster else None
         if self.cluster:
             self.home.settings |= self.cluster.settings
+        self._releases = releases
+        self._settings = self.home.settings
         self.node = SimulatedNode(boards, state=self.home.state)
         self.users: list[User] = []
         self.clients: list[Client] = []
@@ -110,11 +117,28 @@ class Machine:
         try:
             self.home.stop(signal.SIGTERM)
         except subprocess.TimeoutExpired:
-            self.judge.violate(invariants.NO_END, "after SIGTERM")
+            self.judge.violate_ours(invariants.NO_END, "after SIGTERM")
             self.kill()
             return
         if agent.returncode not in {0, -signal.SIGTERM}:
-            self.judge.violate(invariants.CRASH, f"exit code {agent.returncode} after SIGTERM")
+            self.judge.violate_ours(invariants.CRASH, f"exit code {agent.returncode} after SIGTERM")
+
+    def exchange(self, release: int | None, number: signal.Signals) -> None:
+        """End the agent, and start one of that earlier release; None: today's."""
+        if self.judge.is_ours == (release is None):
+            return
+        if number is signal.SIGKILL:
+            self.kill()
+        else:
+            self.stop()
+        self.judge.hand_over(ours=release is None)
+        if release is None:
+            self.home.wrapper, self.home.settings = [], self._settings
+        else:
+            code = self._releases[release % len(self._releases)]
+            self.home.wrapper = ["env", f"--chdir={code}"]  # where Python looks first
+            self.home.settings = settings_of(code, self._settings)
+        self.start()
 
     def _count_interruption(self) -> None:
         self.judge.ask()
@@ -219,7 +243,8 @@ class Machine:
         if agent is not None and agent.poll() is not None:
             self.home.agent = None
             last = self.home.said().strip().splitlines()[-1:]
-            self.judge.violate(invariants.CRASH, f"exit code {agent.returncode}: {''.join(last)}")
+            what = f"exit code {agent.returncode}: {''.join(last)}"
+            self.judge.violate_ours(invariants.CRASH, what)
         self.judge.look(self.users, self.clients)
 
 
