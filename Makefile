@@ -64,8 +64,8 @@ pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
 
 # Five parts of them, side by side in `make test` and beside mypy, which has one thread: all but the
-# first mostly wait for programs, for MPS daemons or for an API server. `make pytest` leaves nothing
-# out.
+# first mostly wait for programs, for MPS daemons or for an API server. The random days are in the
+# part that ends first. `make pytest` leaves nothing out.
 PARTS   := pytest-computing pytest-commands pytest-programs pytest-daemons pytest-cluster
 CHOICE  := -m 'not full'
 PURE    := tests/documents tests/health tests/metrics tests/mps/lifecycle tests/plan tests/views \
@@ -74,7 +74,7 @@ CLUSTER := tests/cluster tests/simulated_cluster tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 DAEMONS := tests/mps tests/simulation/mps
 COMMANDS := tests/app tests/cli tests/claims tests/goldens
-PROGRAMS := $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py))
+PROGRAMS := tests/campaign $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py))
 
 pytest-pure: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PURE)
@@ -112,7 +112,7 @@ fuzz: $(DEV)  ## read changed inputs by every parser of text from outside (INPUT
 campaign: $(DEV)  ## random days of the agent on a simulated node, and what came of them (SEEDS=1-1000)
 	$(BIN)/python -m tests.campaign $(or $(SEEDS),1-1000) $(ARGS)
 
-campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS=1-100)
+campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS=1-100 ARGS='--earlier COMMIT')
 	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
 
 soak: $(DEV)  ## a day of the agent in one process on virtual time, and whether anything of it grows (HOURS=24 SEED=1)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import astuple
 from functools import partial
 from itertools import chain
 from typing import get_args
@@ -18,12 +20,27 @@ import pytest
 from tests.campaign import episode as module
 from tests.campaign import faults
 from tests.campaign.days import episode
-from tests.campaign.episode import Episode
+from tests.campaign.episode import (
+    Action,
+    Damage,
+    Episode,
+    FullDisk,
+    Ignore,
+    Kill,
+    Lose,
+    Misbehave,
+    Occupy,
+    Signal,
+)
+from tests.campaign.outcomes import seeds
 from tests.campaign.real.days import episode as real_episode
 from tests.campaign.shrink import shrink
 
-_DAYS = ("1-2", "6-200")  # of the long run; the days between are played in every run
-
+# Played in every run: those that show most of the faults put into the program, and those that have
+# what does not happen on these.
+_DAYS = ["1-60", *map(str, (68, 72, 78, 97, 99, 107, 110, 121, 126, 141, 144, 150, 157, 161))]
+_DAYS += map(str, (165, 181, 183, 184, 188, 194))
+_OF_KINDS = Damage | FullDisk | Ignore | Kill | Lose | Misbehave | Occupy | Signal
 _EARLIER = "16da0a7d"  # a commit whose agent today's takes over from, and hands over to
 _ASKED = ["git", "cat-file", "-e", f"{_EARLIER}^{{commit}}"]
 _IS_CLONE = subprocess.run(_ASKED, stderr=subprocess.DEVNULL, check=False).returncode == 0
@@ -32,10 +49,10 @@ _IS_CLONE = subprocess.run(_ASKED, stderr=subprocess.DEVNULL, check=False).retur
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["tests.campaign", "3-5"],
+        pytest.param(["tests.campaign", *_DAYS], marks=pytest.mark.timeout(600)),
         pytest.param(["tests.campaign", "--kept"], marks=pytest.mark.full),
         pytest.param(
-            ["tests.campaign", *_DAYS], marks=[pytest.mark.full, pytest.mark.timeout(900)]
+            ["tests.campaign", "61-400"], marks=[pytest.mark.full, pytest.mark.timeout(900)]
         ),
         pytest.param(["tests.campaign.real", "10", "12", "29"], marks=pytest.mark.full),
         pytest.param(
@@ -87,7 +104,7 @@ def test_the_faults_are_still_faults() -> None:
 def test_faults_are_found() -> None:
     """Random days show at least nine of ten faults in the program: those of `make test-full`."""
     played = subprocess.run(
-        [sys.executable, "-m", "tests.campaign", "--faults", *_DAYS],
+        [sys.executable, "-m", "tests.campaign", "--faults", "1-200"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -106,6 +123,19 @@ def test_a_seed_is_a_day() -> None:
         assert eval(str(day), vars(module)) == day
     kinds = {type(step.action).__name__ for day in made for step in day.steps}
     assert kinds == {kind.__name__ for kind in get_args(module.Action)}
+
+
+def test_what_happens_on_any_day_happens_in_every_run() -> None:
+    """Each kind of action, and each kind of damage, signal, lie and so on."""
+
+    def kind(action: Action) -> tuple[object, ...]:
+        parts = astuple(action) if isinstance(action, _OF_KINDS) else ()
+        return (type(action), *(part for part in parts if isinstance(part, str)))
+
+    def kinds(days: Iterable[int]) -> set[tuple[object, ...]]:
+        return {kind(step.action) for seed in days for step in episode(seed).steps}
+
+    assert kinds(seeds(_DAYS)) == kinds(range(1, 1000))
 
 
 def test_a_day_is_shortened() -> None:
