@@ -207,9 +207,9 @@ class ClusterAccess:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._error(request, error) from error
         except RuntimeError as error:
-            if session is self._session:
+            if not session.http.closed:
                 raise
-            # Another request brought new certificates, and the old session was closed.
+            # Another request brought new certificates, or the agent ends.
             raise self._error(request, error) from error
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise faults.from_status(

@@ -91,6 +91,17 @@ async def test_two_requests_that_are_refused_at_once_read_the_token_once(
     assert [request.who for request in server.requests].count("new") == 5
 
 
+async def test_a_request_after_the_end_is_a_fault_of_the_cluster(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Work on a claim outlives the call that asked for it, and may outlive the connection."""
+    server.tokens["t"] = "agent"
+    async with ClusterAccess(kubeconfig(tmp_path, server.url, token="t")) as access:
+        await access.listed(requests.list_node("n"))
+    with pytest.raises(faults.ClusterUnreachable):
+        await access.listed(requests.list_node("n"))
+
+
 async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
     server: ApiServer, tmp_path: Path
 ) -> None:
