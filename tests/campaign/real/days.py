@@ -170,10 +170,7 @@ def _in_cluster(actions: list[Action], rng: random.Random) -> Iterator[Action]:
                 yield BadPlan(text)
             case Foreign() | Lose() | Recover() | Xid():
                 yield _change_of_pods(rng)
-            case JumpClock():  # gRPC's timers are by the wall clock of the machine
-                yield _damage_of_claims(rng)
-                yield Kill(0, _DOWN)
-            case Reboot():
+            case JumpClock() | Reboot():
                 yield action
             case _:
                 yield action if rng.random() < 0.4 else _of_cluster(rng)
