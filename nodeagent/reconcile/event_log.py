@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 import structlog
 
@@ -21,103 +21,82 @@ from nodeagent.structs import replace
 log = structlog.get_logger(__name__)
 
 
+_WARNING: Final = "a person should look at it"
+_GOOD_TO_KNOW: Final = "good to know"
+_ROUTINE: Final = "as it should be, in dozens: left out first where room is short"
+
+
 class EventType(StrEnum):
     """What happened. Kubernetes Events about the Node and about claims carry these as reasons."""
 
-    STARTED = "Started"
-    STOPPING = "Stopping"
-    PLAN_ACCEPTED = "PlanAccepted"
+    weight: str
+
+    def __new__(cls, reason: str, weight: str = _WARNING) -> Self:
+        made = str.__new__(cls, reason)
+        made._value_ = reason
+        made.weight = weight
+        return made
+
+    STARTED = "Started", _GOOD_TO_KNOW
+    STOPPING = "Stopping", _GOOD_TO_KNOW
+    PLAN_ACCEPTED = "PlanAccepted", _GOOD_TO_KNOW
     PLAN_REJECTED = "PlanRejected"
-    PLAN_MISSING = "PlanMissing"
-    PLAN_SOURCE = "PlanSourceChanged"
+    PLAN_MISSING = "PlanMissing", _GOOD_TO_KNOW
+    PLAN_SOURCE = "PlanSourceChanged", _GOOD_TO_KNOW
     SETTINGS_KEPT = "SettingsKept"  # the file was changed, the settings in force were not
-    STEP_DONE = "StepDone"
+    STEP_DONE = "StepDone", _ROUTINE
     STEP_FAILED = "StepFailed"
-    STEP_SKIPPED = "StepSkipped"
-    APPLIED = "Applied"
-    CHANGED_FOR_CLAIM = "ChangedForClaim"
+    STEP_SKIPPED = "StepSkipped", _GOOD_TO_KNOW
+    APPLIED = "Applied", _GOOD_TO_KNOW
+    CHANGED_FOR_CLAIM = "ChangedForClaim", _ROUTINE
     BLOCKED = "Blocked"
-    RESTORED = "Restored"
+    RESTORED = "Restored", _GOOD_TO_KNOW
     FAILED = "Failed"
     DRIFT = "Drift"
     GPU_LOST = "GpuLost"
-    GPU_RETURNED = "GpuReturned"
+    GPU_RETURNED = "GpuReturned", _GOOD_TO_KNOW
     GPU_UNHEALTHY = "GpuUnhealthy"  # nothing new belongs there
     GPU_DEGRADED = "GpuDegraded"
     GPU_UNKNOWN = "GpuUnknown"
-    GPU_NOTICE = "GpuNotice"  # reported, though the GPU is healthy
-    GPU_RECOVERED = "GpuRecovered"
-    XID = "Xid"  # a driver error that calls for nothing
+    GPU_NOTICE = "GpuNotice", _GOOD_TO_KNOW  # reported, though the GPU is healthy
+    GPU_RECOVERED = "GpuRecovered", _GOOD_TO_KNOW
+    XID = "Xid", _GOOD_TO_KNOW  # a driver error that calls for nothing
     DRIVER_UNAVAILABLE = "DriverUnavailable"
-    DRIVER_RETURNED = "DriverReturned"
-    MPS_STARTED = "MpsStarted"
-    MPS_READY = "MpsReady"
+    DRIVER_RETURNED = "DriverReturned", _GOOD_TO_KNOW
+    MPS_STARTED = "MpsStarted", _ROUTINE
+    MPS_READY = "MpsReady", _ROUTINE
     MPS_ENDED = "MpsEnded"  # by itself; it is started again
     MPS_FAULT = "MpsFault"  # there, but not as it should be
     MPS_FAILED = "MpsFailed"  # several times in a row; tried again at the longest delay
-    MPS_DRAINED = "MpsDrained"
+    MPS_DRAINED = "MpsDrained", _GOOD_TO_KNOW
     MPS_IN_USE = "MpsInUse"
     MPS_CLIENT = "MpsClient"  # a client waits for ever, or has what it should not
-    CLAIM_PREPARED = "ClaimPrepared"
+    CLAIM_PREPARED = "ClaimPrepared", _ROUTINE
     CLAIM_WAITING = "ClaimWaiting"  # not prepared yet; the kubelet tries again
     CLAIM_REFUSED = "ClaimRefused"
-    CLAIM_RELEASED = "ClaimReleased"
+    CLAIM_RELEASED = "ClaimReleased", _ROUTINE
     CLAIM_NOT_RELEASED = "ClaimNotReleased"
     CLAIM_UNHEALTHY = "ClaimUnhealthy"
-    CLAIM_HEALTHY = "ClaimHealthy"
+    CLAIM_HEALTHY = "ClaimHealthy", _GOOD_TO_KNOW
     LESS_OFFERED = "LessOffered"  # claims get less of a GPU than dra.mode promises
     CLUSTER_FAULT = "ClusterFault"  # the API server is away, or refuses
-    CLUSTER_RETURNED = "ClusterReturned"
-    NODE_CHANGED = "NodeChanged"  # around a change of GPUs: cordon, labels, taint
-    PLUGIN_RESTARTED = "PluginRestarted"  # a pod of the device plugin was deleted
+    CLUSTER_RETURNED = "ClusterReturned", _GOOD_TO_KNOW
+    NODE_CHANGED = "NodeChanged", _GOOD_TO_KNOW  # around a change of GPUs: cordon, labels, taint
+    PLUGIN_RESTARTED = "PluginRestarted", _GOOD_TO_KNOW  # a pod of the device plugin was deleted
     OTHER_OWNER = "OtherOwner"  # another program partitions the GPUs, too
     UNCHECKED = "Unchecked"  # whether anybody does could not be asked
     CONTESTED = "Contested"  # another program overwrites what the agent writes on the Node
-    EVICTED = "Evicted"
+    EVICTED = "Evicted", _GOOD_TO_KNOW
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
 
     @property
     def is_warning(self) -> bool:
-        """Whether a person should look at it; the rest is good to know."""
-        return self not in _INFORMATION
+        return self.weight == _WARNING
 
     @property
     def is_routine(self) -> bool:
-        """Whether it is as it should be and comes in dozens: left out first where room is short."""
-        return self in _ROUTINE
+        return self.weight == _ROUTINE
 
-
-_ROUTINE: Final = frozenset(
-    {
-        EventType.STEP_DONE,
-        EventType.CHANGED_FOR_CLAIM,
-        EventType.MPS_STARTED,
-        EventType.MPS_READY,
-        EventType.CLAIM_PREPARED,
-        EventType.CLAIM_RELEASED,
-    }
-)
-_INFORMATION: Final = _ROUTINE | {
-    EventType.STARTED,
-    EventType.STOPPING,
-    EventType.PLAN_ACCEPTED,
-    EventType.PLAN_MISSING,
-    EventType.PLAN_SOURCE,
-    EventType.STEP_SKIPPED,
-    EventType.APPLIED,
-    EventType.RESTORED,
-    EventType.GPU_RETURNED,
-    EventType.GPU_NOTICE,
-    EventType.GPU_RECOVERED,
-    EventType.XID,
-    EventType.DRIVER_RETURNED,
-    EventType.MPS_DRAINED,
-    EventType.CLAIM_HEALTHY,
-    EventType.CLUSTER_RETURNED,
-    EventType.NODE_CHANGED,
-    EventType.PLUGIN_RESTARTED,
-    EventType.EVICTED,
-}
 
 LAST_SAID: Final = "; its last message: "  # then a line of a daemon's log, with its time and pid
 _DIGEST: Final = re.compile(r"\bplan sha256:[0-9a-f]+\b")
