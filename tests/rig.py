@@ -83,7 +83,7 @@ class Rig:
         self.states: list[NodeState] = []
         self.control = CountedRounds()
         self.node_states = NodeStates(NodeState("node-a", "file"))
-        self.plan = ActivePlan(self.control, beside=beside)
+        self.plan = ActivePlan(self.control, beside=beside, file=last_good_plan(folder / FILE_NAME))
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
         self.changes = GpuChanges(
             policy or Policy(), changed=lambda: self.control.nudge("a GPU was changed")
@@ -95,7 +95,6 @@ class Rig:
             driver=driver or open_driver(observe_deadline, step_deadline),
             rules=Rules(policy or Policy(), parallel, resync, patience=60, mend=mend),
             backoff=Backoff(retry, retry),
-            last_good=last_good_plan(folder / FILE_NAME),
             reporter=EventReporter(self.events),
             hearts=self.hearts,
             changes=self.changes,

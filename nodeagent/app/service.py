@@ -140,7 +140,10 @@ class Agent:
         )
         self._claims = self._claims_service(settings, places, observation, driver.pool)
         self._kept_claims = KeptClaims(self._claims, places.claims)
-        self._active_plan = ActivePlan(self._control, self._mps.host_for, self._kept_claims.beside)
+        last_good = last_good_plan(places.kept(PLAN_NAME))
+        self._active_plan = ActivePlan(
+            self._control, self._mps.host_for, self._kept_claims.beside, last_good
+        )
         self._sampling = SamplingService(
             driver,
             settings.sample,
@@ -157,7 +160,6 @@ class Agent:
         self._sampling.on_samples.append(self._health.take_samples)
         self._sampling.on_events.append(self._health.take_events)
         self._sampling.on_listener.append(self._health.take_listener)
-        last_good = last_good_plan(places.kept(PLAN_NAME))
         self._own_files = OwnFiles(
             places,
             lock,
@@ -178,7 +180,6 @@ class Agent:
             backoff=Backoff(
                 _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
             ),
-            last_good=last_good,
             reporter=reporter,
             hearts=self._hearts,
             changes=self._changes,

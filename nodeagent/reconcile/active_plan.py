@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodeagent.documents.reading import digest_of, read_document
-from nodeagent.errors import DocumentError
+from nodeagent.errors import DocumentError, NodeagentError
+from nodeagent.files.state import StateFile
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.numbers import Numbers, numbered, numbers_of
 from nodeagent.plan.observed import ObservedNode
@@ -22,6 +23,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
+from nodeagent.reconcile.last_good_plan import last_good_plan
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import (
     DeferredPlan,
@@ -54,9 +56,9 @@ class ReadPlan:
 class Judgement:
     """What to do for an observation.
 
-    `plan` is None while no document is in force; `document` and `desired` are what it was made
-    from. `accepted` is set when the plan in force is another than before. `refusal` is why the
-    newest is not it.
+    `plan` is None while no document is in force; `document`, `desired` and `observed` are what it
+    was made from. `accepted` is set when the plan in force is another than before. `refusal` is why
+    the newest is not it.
     """
 
     plan: NodePlan | None = None
@@ -64,6 +66,7 @@ class Judgement:
     desired: DesiredNode = _NOTHING_DESIRED
     accepted: PlanText | None = None
     refusal: Refusal | None = None
+    observed: ObservedNode = field(default_factory=ObservedNode)
 
     @property
     def gpus(self) -> tuple[GpuPlan, ...]:
@@ -71,17 +74,22 @@ class Judgement:
 
 
 class ActivePlan:
-    """The newest update of the plan's source and the document that counts."""
+    """The newest update of the plan's source and the document that counts; `file` keeps the latter
+    where it survives a restart.
+    """
 
     def __init__(
         self,
         control: LoopControl,
         host_for: HostFor = lambda _: Host(),
         beside: BesideClaims = lambda goal, _: goal,
+        file: StateFile[KeptPlan] | None = None,
     ) -> None:
         self._control = control
         self._host_for = host_for
         self._beside = beside
+        self._file = file or last_good_plan(None)
+        self._saved: KeptPlan | None = None
         # What was read last: the newest update, or what the deferred plan is on this node.
         self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
@@ -158,10 +166,36 @@ class ActivePlan:
         self._newest = found if isinstance(found, ReadPlan) else None
         self._unread = found if isinstance(found, Refusal) else None
 
+    async def restore(self) -> tuple[str, ...]:
+        """Take the plan kept by an earlier life as the last good one; gives what is wrong with
+        it.
+        """
+        kept = await asyncio.to_thread(self._file.load)
+        troubles = (str(self._file.problem),) if self._file.problem else ()
+        try:
+            if kept:
+                await asyncio.to_thread(self.remember, kept)
+                self._saved = kept
+        except NodeagentError as error:
+            return (*troubles, f"the last good plan cannot be used: {error}")
+        return troubles
+
     def remember(self, kept: KeptPlan) -> None:
-        """Take the plan of an earlier life as the last good one; raises DocumentError."""
+        """Raises DocumentError."""
         self._good = self._read(kept.plan)
         self._numbers = kept.numbers
+
+    async def save(self) -> str:
+        """Keep the plan in force, unless that is done; gives why that failed."""
+        kept = self.kept
+        if kept is None or kept == self._saved:
+            return ""
+        try:
+            await asyncio.to_thread(self._file.save, kept)
+        except NodeagentError as error:  # a full disk, say: the next round tries again
+            return str(error)
+        self._saved = kept
+        return ""
 
     def judge(self, observed: ObservedNode, policy: Policy) -> Judgement:
         """Decide which document counts for this observation, and plan it."""
@@ -176,20 +210,25 @@ class ActivePlan:
                 refusal = Refusal(new.document.digest, error.problems)
             else:
                 self._good, self._numbers = new, numbers or numbers_of(observed)
-                return Judgement(node_plan, new.document, self._desired, accepted=new.text)
+                return Judgement(
+                    node_plan, new.document, self._desired, accepted=new.text, observed=observed
+                )
         if self._good is None:
-            return Judgement(refusal=refusal)
+            return Judgement(refusal=refusal, observed=observed)
         impossible: tuple[Problem, ...] = ()
         try:
             self._desired = self._resolved(self._good, observed, self._numbers)
         except DocumentError as error:
             if self._desired is None:
-                return Judgement(refusal=refusal or Refusal(self.digest, error.problems))
+                refusal = refusal or Refusal(self.digest, error.problems)
+                return Judgement(refusal=refusal, observed=observed)
             impossible = error.problems
         # What was possible once goes on to hold for the GPUs that are still there.
         desired = beside_all(self._desired, observed, self._beside)
         node_plan = _without_the_impossible(plan(desired, observed, policy), impossible)
-        return Judgement(node_plan, self._good.document, desired, refusal=refusal)
+        return Judgement(
+            node_plan, self._good.document, desired, refusal=refusal, observed=observed
+        )
 
     def _resolved(
         self, candidate: ReadPlan, observed: ObservedNode, numbers: Numbers

@@ -7,23 +7,17 @@ file is itself a plan that `nodeagent plan -f` reads: what the agent adds are co
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import json
 
 from nodeagent.documents.reading import digest_of
-from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.numbers import Numbers
 from nodeagent.reconcile.plan_update import KeptPlan, PlanText
 from nodeagent.strict_json import parse_json
-
-if TYPE_CHECKING:  # commands do without them
-    from nodeagent.reconcile.active_plan import ActivePlan
-    from nodeagent.reconcile.event_reporter import EventReporter
 
 FILE_NAME: Final = "last-good-plan"
 _LARGEST = 2 * 1024 * 1024  # bytes, more than any document that was ever accepted
@@ -40,48 +34,6 @@ def last_good_plan(path: Path | None) -> StateFile[KeptPlan]:
         lost="only the plan's own source counts after a restart",
         remedy="check with `nodeagent status` that the plan in force is the one you want",
     )
-
-
-class PlanKeeper:
-    """Saves the plan in force where that is another than before, and restores it at the start.
-
-    `unsaved` is in force, but not yet where it survives a restart.
-    """
-
-    def __init__(self, file: StateFile[KeptPlan], reporter: EventReporter) -> None:
-        self._file = file
-        self._reporter = reporter
-        self._saved: KeptPlan | None = None
-        self.unsaved: KeptPlan | None = None
-
-    async def restore(self, active: ActivePlan) -> None:
-        """The plan kept is in force until its source reports another."""
-        kept = await asyncio.to_thread(self._file.load)
-        if self._file.problem:
-            self._reporter.trouble(str(self._file.problem))
-        try:
-            if kept:
-                await asyncio.to_thread(active.remember, kept)
-                self._saved = kept
-        except NodeagentError as error:
-            self._reporter.trouble(f"the last good plan cannot be used: {error}")
-
-    def keep(self, plan: KeptPlan | None) -> None:
-        """`plan` is in force now."""
-        if plan == self._saved:
-            self.unsaved = None
-        elif plan != self.unsaved:
-            self.unsaved = plan
-
-    async def save(self) -> None:
-        """Save the plan in force, unless that is done."""
-        if self.unsaved is None:
-            return
-        try:
-            await asyncio.to_thread(self._file.save, self.unsaved)
-            self._saved, self.unsaved = self.unsaved, None
-        except NodeagentError as error:  # a full disk, say: the next round tries again
-            self._reporter.trouble(str(error))
 
 
 def _encoded(kept: KeptPlan) -> bytes:

@@ -22,7 +22,6 @@ from nodeagent.backoff import Backoff
 from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
 from nodeagent.execute.executor import execute
 from nodeagent.execute.step_run import StepDriver
-from nodeagent.files.state import StateFile
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdict
 from nodeagent.plan.problems import Code, Problem
@@ -31,9 +30,7 @@ from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.change_hooks import ChangeHooks, prepared
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.gpu_changes import GpuChanges
-from nodeagent.reconcile.last_good_plan import PlanKeeper
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
-from nodeagent.reconcile.plan_update import KeptPlan
 from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import MpsOverview
@@ -79,7 +76,6 @@ class Reconciler:
     driver: AbstractAsyncContextManager[NodeDriver]
     rules: Rules
     backoff: Backoff
-    last_good: StateFile[KeptPlan]
     reporter: EventReporter
     hearts: Heartbeats
     changes: GpuChanges
@@ -89,22 +85,17 @@ class Reconciler:
     on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None
     own_problems: Callable[[], tuple[Problem, ...]] = tuple
     _queue: WorkQueue = field(init=False)
-    _keeper: PlanKeeper = field(init=False)
     _processes: ProcessWatch = field(init=False)
     _open_session: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
     _session: NodeDriver | None = field(init=False, default=None)
     _failures: int = field(init=False, default=0)  # rounds in a row that a GPU did not answer
     _done: NodeOutcome | None = field(init=False, default=None)  # what was done in this round
-    # The last observation.
-    _seen: tuple[Judgement, ObservedNode] = field(
-        init=False, default_factory=lambda: (Judgement(), ObservedNode())
-    )
+    _seen: Judgement = field(init=False, default_factory=Judgement)  # the last observation's
     # How often each GPU had been changed beside the loop when it was observed last.
     _counted: Counter[str] = field(init=False, default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
-        self._keeper = PlanKeeper(self.last_good, self.reporter)
         self._processes = ProcessWatch(partial(self.control.nudge_in_turn, "a process ended"))
 
     # --- the loop ---------------------------------------------------------------------------
@@ -114,15 +105,16 @@ class Reconciler:
         control = self.control
         self._alive(0)
         try:
-            await self._keeper.restore(self.plan)
+            for trouble in await self.plan.restore():
+                self.reporter.trouble(trouble)
             await control.offered.wait()
             while not control.stopping:
                 control.begin_round()
                 pause = await self._round_whatever_happens()
                 # What was prepared stays if the next round is at hand and needs it, too.
                 if self.control.stopping or not control.halt.is_set():
-                    now = asyncio.get_running_loop().time()
-                    self.hooks.settle(*self._seen, self._queue.left(self._seen[0], now))
+                    now, seen = asyncio.get_running_loop().time(), self._seen
+                    self.hooks.settle(seen, seen.observed, self._queue.left(seen, now))
                 control.end_round()
                 self._alive(pause)
                 await control.rest(pause)
@@ -179,33 +171,36 @@ class Reconciler:
                 self._session = await self._open_session.enter_async_context(self.driver)
                 self.changes.open(self._session)
             driver = self._session
-        judgement, observed = await self._observe(driver)
+        judgement = await self._observe(driver)
         # The disk and the API server are asked side by side: each may take 10 ms and more.
-        tried = self._keeper.unsaved
-        saving = asyncio.create_task(self._keeper.save(), name="save the plan")
+        tried = self.plan.kept
+        saving = asyncio.create_task(self._save_plan(), name="save the plan")
         try:
             async with self.control.abandoned_at_stop():
-                objections = await self.hooks.objections(
-                    judgement, self._choose(judgement), observed
-                )
+                todo = self._choose(judgement)
+                objections = await self.hooks.objections(judgement, todo, judgement.observed)
         finally:
             await saving
         if not objections and self._choose(judgement).gpus:
-            working = self._describe(judgement, observed, unfinished=True)
+            working = self._describe(judgement, unfinished=True)
             self.states.publish(replace(working, phase=Phase.WORKING))
-            judgement, observed, objections = await self._work(driver, judgement, observed)
+            judgement, objections = await self._work(driver, judgement)
         self.reporter.obstacles(judgement, objections)
         unfinished = self.control.halt.is_set()
-        self.states.publish(self._describe(judgement, observed, objections, unfinished=unfinished))
+        self.states.publish(self._describe(judgement, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(judgement))
-        if self._keeper.unsaved is not tried:  # accepted by the last look
-            await self._keeper.save()
+        if self.plan.kept != tried:  # accepted by the last look
+            await self._save_plan()
         self.on_round(self._done, asyncio.get_running_loop().time() - began)
         return self._pause(judgement)
 
+    async def _save_plan(self) -> None:
+        if trouble := await self.plan.save():
+            self.reporter.trouble(trouble)
+
     async def _work(
-        self, driver: NodeDriver, judgement: Judgement, observed: ObservedNode
-    ) -> tuple[Judgement, ObservedNode, tuple[Problem, ...]]:
+        self, driver: NodeDriver, judgement: Judgement
+    ) -> tuple[Judgement, tuple[Problem, ...]]:
         """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
         began = asyncio.get_running_loop().time()
         todo = self._choose(judgement)
@@ -218,9 +213,9 @@ class Reconciler:
             every=self.rules.patience / 2,
         )
         if self.control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
-            return judgement, observed, unprepared
+            return judgement, unprepared
         if asyncio.get_running_loop().time() - began > _OLD:
-            judgement, observed = await self._observe(driver)
+            judgement = await self._observe(driver)
         todo = self._choose(judgement)
         outcome = await execute(
             undisturbing(todo) if unprepared else todo,
@@ -231,12 +226,12 @@ class Reconciler:
             stop=self.control.halt,
             turn=lambda uuid: self.changes.turn(uuid, self._counted),
         )
-        judgement, observed = await self._observe(driver)
+        judgement = await self._observe(driver)
         self._done = outcome
         self._learn(outcome, judgement)
-        return judgement, observed, unprepared
+        return judgement, unprepared
 
-    async def _observe(self, driver: NodeDriver) -> tuple[Judgement, ObservedNode]:
+    async def _observe(self, driver: NodeDriver) -> Judgement:
         """Observe, and judge what counts for what was seen."""
         self._counted = self.changes.counts()
         async with self.control.abandoned_at_stop():
@@ -245,15 +240,13 @@ class Reconciler:
         self.reporter.driver_answers()
         self.reporter.observed(observed)
         await self.plan.read_offer(observed)
-        judgement = self.plan.judge(observed, self.rules.policy)
-        self._seen = (judgement, observed)
+        self._seen = judgement = self.plan.judge(observed, self.rules.policy)
         self.reporter.judged(judgement, self.plan.digest, self.plan.note)
         if judgement.accepted:
             self.on_plan()
-        self._keeper.keep(self.plan.kept)
         for gpu in self._queue.observe(judgement):
             self.reporter.drifted(gpu, mended=self.rules.mend)
-        return judgement, observed
+        return judgement
 
     def _choose(self, judgement: Judgement) -> NodePlan:
         """The plan with only the GPUs to work on now."""
@@ -288,12 +281,7 @@ class Reconciler:
     # --- what is so -------------------------------------------------------------------------
 
     def _describe(
-        self,
-        judgement: Judgement,
-        observed: ObservedNode,
-        objections: tuple[Problem, ...] = (),
-        *,
-        unfinished: bool,
+        self, judgement: Judgement, objections: tuple[Problem, ...] = (), *, unfinished: bool
     ) -> NodeState:
         """The state after a look. `unfinished`: the round was halted, or is not over."""
         plan, refused, text = judgement.plan, judgement.refusal, self.plan.text
@@ -313,7 +301,7 @@ class Reconciler:
             configuration=text.configuration if text else None,
             refusal=refused,
             note=self.plan.note,
-            observed=observed,
+            observed=judgement.observed,
             observed_at=datetime.now(UTC),
             plan=plan,
             blocking=blocking_codes(problems),
@@ -322,7 +310,7 @@ class Reconciler:
                 *dict.fromkeys((*problems, *self.own_problems())),  # not of the plan
                 *self.plan.source_problems,
             ),
-            driver_error=_driver_error(observed),
+            driver_error=_driver_error(judgement.observed),
             mps=mps.daemons,
             rounds=before.rounds + (not unfinished),
         )

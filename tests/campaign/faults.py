@@ -53,9 +53,9 @@ FAULTS: Faults = {  # for days in one process
         ),
         Edit(
             "reconcile/reconciler.py",
-            "        judgement, observed = await self._observe(driver)\n"
-            "        self._done = outcome\n",
+            "        judgement = await self._observe(driver)\n        self._done = outcome\n",
             "        ends = {g.plan.before.uuid: g.plan.after for g in outcome.gpus}\n"
+            "        observed = judgement.observed\n"
             "        gpus = tuple(ends.get(gpu.uuid, gpu) for gpu in observed.gpus)\n"
             "        observed = replace(observed, gpus=gpus)\n"
             "        judgement = self.plan.judge(observed, self.rules.policy)\n"
@@ -90,9 +90,9 @@ FAULTS: Faults = {  # for days in one process
     ),
     "the plan in force is not kept for the next life": (
         Edit(
-            "reconcile/last_good_plan.py",
-            "            await asyncio.to_thread(self._file.save, self.unsaved)\n",
-            "",
+            "reconcile/active_plan.py",
+            "            await asyncio.to_thread(self._file.save, kept)\n",
+            "            await asyncio.sleep(0)\n",
         ),
     ),
     "what failed is not tried again": (
