@@ -115,7 +115,7 @@ class Rig:
 
     def offer(self, text: bytes | str) -> None:
         content = text if isinstance(text, bytes) else plan_text(text)
-        self.control.offer(PlanText(content))
+        self.plan.offer(PlanText(content))
 
     def gpu(self, index: int = 0) -> Gpu:
         return self.state.observed.gpus[index]

@@ -8,10 +8,11 @@ import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
+from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.preview import Preview
+from nodeagent.views.plan_report import plan_json
 from nodeagent.views.shapes import Json
 
 
@@ -56,6 +57,21 @@ class Answers(Protocol):
 
         Raises DrainTimedOut, too. A drain that is cancelled is given up.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """`readable`: the text is a document; `report` has the JSON shape of a plan."""
+
+    readable: bool
+    verdict: Verdict
+    report: Json
+
+    @classmethod
+    def of(cls, readable: bool, plan: NodePlan, policy: Policy) -> Self:
+        """May take long."""
+        report = plan_json(plan, digest=plan.digest, source="preview", policy=policy)
+        return cls(readable, plan.verdict, report)
 
 
 State = TypeVar("State")

@@ -7,7 +7,7 @@ import json
 
 from aiohttp import web
 
-from nodeagent.api.answers import Answers
+from nodeagent.api.answers import Answers, Preview
 from nodeagent.api.connection import refused, whole_requests
 from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
 from nodeagent.api.limits import Limits, Reason
@@ -17,7 +17,6 @@ from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.plan.plan import Verdict
 from nodeagent.reconcile.event_log import Event
-from nodeagent.reconcile.preview import Preview
 from nodeagent.text import shown
 from nodeagent.views import shapes
 from nodeagent.views.shapes import Json, as_json

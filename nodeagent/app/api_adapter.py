@@ -12,18 +12,15 @@ from types import ModuleType
 
 import structlog
 
-from nodeagent.api.answers import Rendered, RenderedStatus
+from nodeagent.api.answers import Preview, Rendered, RenderedStatus
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
-from nodeagent.app.paths import OwnFiles, Paths
+from nodeagent.app.paths import OwnFiles
+from nodeagent.app.shared import Shared
 from nodeagent.errors import NodeagentError
-from nodeagent.plan.plan import NodePlan, Policy, Verdict
-from nodeagent.plan.reserved import BesideClaims
+from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.reconcile.active_plan import ActivePlan
-from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
-from nodeagent.reconcile.preview import Preview, preview
-from nodeagent.settings import Address
+from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.views.mps_report import done_json, mps_answer
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, not_ready
@@ -43,25 +40,19 @@ _SOCKET_AGAIN = 1.0  # seconds between attempts to make a socket that was delete
 class ApiAdapter:
     """Serves the API of one agent: its services' values as JSON.
 
-    `current` gives the node's state as it is at this moment, `beside` a plan's goal beside what
-    claims have.
+    `current` gives the node's state as it is at this moment.
     """
 
-    address: Address
-    paths: Paths
-    control: LoopControl
-    states: NodeStates
+    shared: Shared
     current: Callable[[], NodeState]
     mps_service: MpsService
     metrics: MetricsService
     own_files: OwnFiles
-    policy: Policy
-    events: EventLog
-    hearts: Heartbeats
-    beside: BesideClaims
     active_plan: ActivePlan
 
     def __post_init__(self) -> None:
+        self.events = self.shared.events
+        self._policy = self.shared.settings.policy
         clock = asyncio.get_running_loop().time
         self._rendered = RenderedStatus(self.current, status_json, clock)
         self._planned: tuple[NodePlan, str, str] | None = None
@@ -74,7 +65,7 @@ class ApiAdapter:
         await self._settled_within(_API_WAITS)
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
         api = await asyncio.to_thread(import_module, "nodeagent.api.listening")
-        address = self.address
+        address = self.shared.settings.api.listen
         listening = api.listen(self, address.host, address.port, self.metrics.refusals)
         async with listening as port, asyncio.TaskGroup() as group:
             listens = asyncio.Event()
@@ -92,7 +83,7 @@ class ApiAdapter:
 
     async def _serve_socket(self, api: ModuleType, listens: asyncio.Event) -> None:
         """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
-        path = await asyncio.to_thread(self.paths.socket, api.SOCKET_NAME)
+        path = await asyncio.to_thread(self.shared.paths.socket, api.SOCKET_NAME)
         while path:
             try:
                 async with api.listen_on_socket(self, path, self.metrics.refusals):
@@ -108,16 +99,16 @@ class ApiAdapter:
     async def _settled_within(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.control.settled.wait()
+                await self.shared.control.settled.wait()
 
     # --- answers --------------------------------------------------------------------------------
 
     def status(self, gpu: str | None) -> Rendered | None:
-        self.control.refresh_if_older_than(_FRESH)
+        self.shared.control.refresh_if_older_than(_FRESH)
         return self._rendered.page(gpu)
 
     def not_alive(self) -> tuple[str, ...]:
-        return self.hearts.overdue()
+        return self.shared.hearts.overdue()
 
     def not_ready(self) -> tuple[str, ...]:
         return not_ready(self.current())
@@ -132,24 +123,19 @@ class ApiAdapter:
         if planned != self._planned:
             plan, digest, source = self._planned = planned
             report = asyncio.to_thread(
-                plan_json, plan, digest=digest, source=source, policy=self.policy
+                plan_json, plan, digest=digest, source=source, policy=self._policy
             )
             self._plan_report = asyncio.create_task(report, name="plan's report")
         return await asyncio.shield(self._plan_report)
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
         # In a thread, where the services' values of this moment may not be asked for.
-        state, host_for = self.states.newest, self.mps_service.host_for
+        state = self.shared.states.newest
         if state.observed_at is None:
             return None
-        return preview(
-            text,
-            configuration,
-            state.observed,
-            self.policy,
-            host_for,
-            beside=self.beside,
-            kept=self.active_plan.kept,
+        plan = PlanText(text, configuration)
+        return Preview.of(
+            *self.active_plan.preview(plan, state.observed, self._policy), self._policy
         )
 
     # --- MPS ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nodeagent.app.claim_reports import ClaimReports
 from nodeagent.app.claim_view import ClaimView
-from nodeagent.app.paths import Paths
+from nodeagent.app.shared import Shared
 from nodeagent.claims.files.cdi_files import ToolkitEdits
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
@@ -32,7 +32,6 @@ from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import EVERY, Upkeep
 from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.node_reader import LastObservation
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import capabilities
 from nodeagent.gpu.kernel import boot_id
@@ -42,10 +41,8 @@ from nodeagent.mps.setup import has_private_shm, places_of
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.gpu_changes import TOGETHER
-from nodeagent.reconcile.loop_control import NodeStates
-from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -66,30 +63,26 @@ class ClaimsService:
 
     def __init__(
         self,
-        settings: Settings,
-        places: Paths,
+        shared: Shared,
         cluster: ClusterService,
-        states: NodeStates,
-        events: EventLog,
         *,
         change: Change,
-        observation: LastObservation,
         health: Callable[[], HealthState],
         poll_mps: Callable[[], Awaitable[None]],
         pool: GpuPool,
-        nudge: Callable[[str], None],
     ) -> None:
-        simulation = places.simulation
+        settings, paths, states = shared.settings, shared.paths, shared.states
+        simulation = paths.simulation
         # A simulated node has a kubelet only where the settings say so.
         self._follows_kubelet = simulation is None or settings.kubelet.use == "always"
         self._amiss: tuple[Problem, ...] = ()  # what the last upkeep left
         self._settings = settings
         self._cluster = cluster
         self._states = states
-        self._events = events
-        self._observation = observation
+        self._events = shared.events
+        self._observation = shared.observation
         self._health = health
-        self._nudge = nudge
+        self._nudge = shared.control.nudge
         self._changed = asyncio.Event()
         self._feed = HealthFeed()
         self._facts = FactsReader(pool, None if simulation else SYSFS)
@@ -102,7 +95,7 @@ class ClaimsService:
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
         self.claims = NodeClaims(
-            ClaimPlaces(settings.node_name, boot_id(), places.claims, settings.cdi.dir),
+            ClaimPlaces(settings.node_name, boot_id(), paths.claims, settings.cdi.dir),
             change=change,
             fetch=self._fetch,
             observe=self._observed,
@@ -116,14 +109,14 @@ class ClaimsService:
         )
         self.view = ClaimView(
             self.claims,
-            observe=lambda: observation.node or states.newest.observed,
+            observe=lambda: shared.observation.node or states.newest.observed,
             health=self._device_health,
-            pods_changed=lambda: nudge("pods of claims are others"),
+            pods_changed=lambda: self._nudge("pods of claims are others"),
         )
         self._reports = ClaimReports(
-            cluster.access, settings.node_name, self.view.pods.recent, events
+            cluster.access, settings.node_name, self.view.pods.recent, shared.events
         )
-        self.places = PlannedPlaces(planned_places_file(places.kept(FILE_NAME)))
+        self.places = PlannedPlaces(planned_places_file(paths.kept(FILE_NAME)))
         self.view.attempts.on_end.append(lambda *_: self._observe_change())
         states.subscribe(lambda _: self._observe_change())
         cluster.publisher.on_allocatable.append(self._changed.set)

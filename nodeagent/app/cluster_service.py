@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from nodeagent.app.shared import Shared, source_of
 from nodeagent.cluster.plan_sources.registry import check_source, make_source
-from nodeagent.plan.plan import Policy
-from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.loop_control import LoopControl, NodeStates
-from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.plan_sources.node_source import FollowFile, NodeSource
+    from nodeagent.cluster.plan_sources.node_source import FollowFile, NodeSource, Offer
 
 _LAST_WORDS = 1.5  # seconds for the newest state to be written at the end
 _LEAVING = 2.0  # seconds for putting back at the end what was done around a change
@@ -25,28 +22,20 @@ class ClusterService:
     """The Node followed and written (`publisher`), and the cluster around a change (`hooks`), while
     `run` runs.
 
-    `source` is the plan source in force. Raises UsageError for wrong settings.
+    Raises UsageError for wrong settings.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        policy: Policy,
-        events: EventLog,
-        *,
-        control: LoopControl,
-        states: NodeStates,
-        source: str,
-    ) -> None:
+    def __init__(self, shared: Shared) -> None:
         from nodeagent.cluster.client.access import ClusterAccess
         from nodeagent.cluster.client.credentials import credentials_of
         from nodeagent.cluster.drain.hooks import ClusterHooks
         from nodeagent.cluster.publisher import NodePublisher
 
+        settings, events = shared.settings, shared.events
         self._settings = settings.kubernetes
+        self._states = shared.states
+        source = source_of(settings.plan, in_cluster=True)
         self.check(source)
-        self._offer = control.offer
-        self._states = states
         credentials = credentials_of(self._settings.kubeconfig, self._settings.context)
         self.access = ClusterAccess(credentials)
         self.hooks = ClusterHooks(
@@ -54,8 +43,8 @@ class ClusterService:
             settings.node_name,
             settings=self._settings,
             source=source,
-            policy=policy,
-            wake=control.nudge,
+            policy=settings.policy,
+            wake=shared.control.nudge,
             report=events.add,
         )
         self.publisher = NodePublisher(
@@ -71,10 +60,9 @@ class ClusterService:
         """Raises UsageError for a source that the settings in force do not allow to `use`."""
         check_source(name, self._settings.nos_config_map)
 
-    def use(self, name: str, follow: FollowFile) -> NodeSource | None:
-        """Take the plan from this source from now on; returned to be run, if it is on the Node.
-
-        `follow` makes the plan file, for a source that reads it.
+    def use(self, name: str, follow: FollowFile, offer: Offer) -> NodeSource | None:
+        """Take the plan from this source from now on, which reports it to `offer`; returned to be
+        run, if it is on the Node. `follow` makes the plan file, for a source that reads it.
         """
         source = None
         if name != "file":
@@ -82,7 +70,7 @@ class ClusterService:
                 name,
                 self._settings.nos_config_map,
                 access=self.access,
-                offer=self._offer,
+                offer=offer,
                 rounds=lambda: self._states.newest.rounds,
                 follow=follow,
             )

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import structlog
 
 from nodeagent.app.health_service import HealthService
+from nodeagent.app.shared import Shared
 from nodeagent.errors import DrainTimedOut
 from nodeagent.execute.node_controller import NodeController, compute_mode_check
-from nodeagent.execute.node_reader import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.clients.assess import Offence
 from nodeagent.mps.clients.watch import ClientWatch
 from nodeagent.mps.lifecycle.model import Report
-from nodeagent.mps.setup import (
-    MpsPlaces,
-    host_for,
-    make_fleet,
-    make_publisher,
-)
+from nodeagent.mps.setup import MpsPlaces, host_for, make_fleet, make_publisher
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.users import User
-from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.event_reporter import event_of
-from nodeagent.settings import MpsSettings
 from nodeagent.structs import replace
 from nodeagent.views.devices import device_words, gpu_of, located
 from nodeagent.views.mps_problems import client_words, mps_problems
@@ -41,26 +35,19 @@ _CALM = 0.2  # seconds that changes are collected before clients are looked at
 class MpsService:
     """The daemons of the node as long as `running` runs; they go on living after it.
 
-    `nudge` wakes the reconciler with a reason; `health` knows what is unhealthy. With
-    `throwaway` the daemons end with the agent, since no command could find them again.
+    `health` knows what is unhealthy.
     """
 
     def __init__(
-        self,
-        settings: MpsSettings,
-        places: MpsPlaces,
-        driver: Driver,
-        events: EventLog,
-        nudge: Callable[[str], None],
-        *,
-        observation: LastObservation,
-        health: HealthService,
-        throwaway: bool = False,
+        self, shared: Shared, places: MpsPlaces, driver: Driver, health: HealthService
     ) -> None:
-        self._settings = settings
-        self._events = events
-        self._nudge = nudge
-        self._throwaway = throwaway
+        self._settings = settings = shared.settings.mps
+        self._events = shared.events
+        self._nudge = shared.control.nudge_in_turn
+        simulation = shared.paths.simulation
+        # Then the daemons end with the agent, since no command could find them again.
+        self._throwaway = simulation is not None and simulation.throwaway
+        observation = shared.observation
         self._stirred = asyncio.Event()
         self._clients: Mapping[str, tuple[ClientState, ...]] = {}
         self._fleet = make_fleet(

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.errors import NodeagentError, UsageError
+from nodeagent.app.shared import Shared, source_of
+from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
-from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
+from nodeagent.reconcile.active_plan import ActivePlan
+from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.structs import replace
@@ -37,67 +38,58 @@ class SettingsFile:
     load: Callable[[], Settings]
 
 
-def source_of(plan: PlanSettings, *, in_cluster: bool) -> str:
-    """The source in force; raises UsageError for one that there is no cluster for."""
-    if plan.source == "auto":
-        return "annotation" if in_cluster else "file"
-    if plan.source != "file" and not in_cluster:
-        raise UsageError(
-            f"plan.source is {plan.source}, and there is no cluster to read it from",
-            remedy="name a kubeconfig (kubernetes.kubeconfig), or set plan.source: file",
-        )
-    return plan.source
-
-
-@dataclass
 class PlanService:
-    """Follows the plan's source while `run` runs."""
+    """Follows the plan's source while `run` runs, and has `active_plan` take what it reports."""
 
-    settings: Settings
-    settings_file: SettingsFile | None
-    control: LoopControl
-    states: NodeStates
-    cluster: ClusterService | None
-    hearts: Heartbeats
-    events: EventLog
+    def __init__(
+        self,
+        shared: Shared,
+        settings_file: SettingsFile | None,
+        active_plan: ActivePlan,
+        cluster: ClusterService | None,
+    ) -> None:
+        self._shared = shared
+        self._settings = shared.settings
+        self._settings_file = settings_file
+        self._offer = active_plan.offer
+        self._cluster = cluster
 
     async def run(self) -> None:
         """Follow the source of the settings, and another when they name another."""
-        plan = self.settings.plan
+        plan = self._settings.plan
         while True:
             async with asyncio.TaskGroup() as group:
                 following = group.create_task(self._follow(plan), name="follow the plan's source")
                 plan = await self._another(plan)
                 following.cancel()
-            source = source_of(plan, in_cluster=self.cluster is not None)
+            states = self._shared.states
+            source = self._source_of(plan)
             message = f"the plan comes from another source now: {source}"
-            self.events.add(EventType.PLAN_SOURCE, message)
-            self.states.newest = replace(self.states.newest, source=source)
-            self.control.nudge("another plan source")
+            self._shared.events.add(EventType.PLAN_SOURCE, message)
+            states.newest = replace(states.newest, source=source)
+            self._shared.control.nudge("another plan source")
+
+    def _source_of(self, plan: PlanSettings) -> str:
+        return source_of(plan, in_cluster=self._cluster is not None)
 
     async def _follow(self, plan: PlanSettings) -> None:
-        source = source_of(plan, in_cluster=self.cluster is not None)
+        interval, hearts = self._settings.resync.interval, self._shared.hearts
+        alive = partial(hearts.beat, _WATCH, within=interval + _MARGIN)
+        follow = partial(PlanFile, plan.file, recheck_every=interval, alive=alive)
         try:
-            await self._made(source, plan).run()
+            source: PlanFile | NodeSource | None = None
+            if self._cluster:
+                source = self._cluster.use(self._source_of(plan), follow, self._offer)
+            await (source or follow(self._offer, configuration=plan.name)).run()
         finally:
-            self.hearts.forget(_WATCH)
-
-    def _made(self, source: str, plan: PlanSettings) -> PlanFile | NodeSource:
-        follow = partial(
-            PlanFile, plan.file, recheck_every=self.settings.resync.interval, alive=self._alive
-        )
-        followed = self.cluster.use(source, follow) if self.cluster else None
-        return followed or follow(self.control.offer, configuration=plan.name)
-
-    def _alive(self) -> None:
-        self.hearts.beat(_WATCH, within=self.settings.resync.interval + _MARGIN)
+            hearts.forget(_WATCH)
 
     async def _another(self, plan: PlanSettings) -> PlanSettings:
         """Wait until the settings name another source."""
-        if self.settings_file is not None:
+        if self._settings_file is not None:
             # Yields at once, too: the file may have changed since it was read.
-            async for _ in changes(self.settings_file.path):
-                found = await self._read(self.settings_file)
+            async for _ in changes(self._settings_file.path):
+                found = await self._read(self._settings_file)
                 if found is not None and found.plan != plan:
                     return found.plan
         await asyncio.Event().wait()
@@ -105,16 +97,17 @@ class PlanService:
 
     async def _read(self, file: SettingsFile) -> Settings | None:
         """The settings as they are now; what cannot be used leaves those in force."""
+        events = self._shared.events
         try:
             found = await asyncio.to_thread(file.load)
-            if replace(found, plan=self.settings.plan) != self.settings:
+            if replace(found, plan=self._settings.plan) != self._settings:
                 message = "changed settings, except those of the plan, need a restart of the agent"
-                self.events.add(EventType.SETTINGS_KEPT, message)
-            source = source_of(found.plan, in_cluster=self.cluster is not None)
-            if self.cluster:
-                self.cluster.check(source)
+                events.add(EventType.SETTINGS_KEPT, message)
+            source = self._source_of(found.plan)
+            if self._cluster:
+                self._cluster.check(source)
         except NodeagentError as error:
             message = f"the settings stay as they were: {error.message}"
-            self.events.add(EventType.SETTINGS_KEPT, message, remedy=error.remedy)
+            events.add(EventType.SETTINGS_KEPT, message, remedy=error.remedy)
             return None
         return found

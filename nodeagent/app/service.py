@@ -8,39 +8,38 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.app.api_adapter import ApiAdapter
 from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.driver import make_driver
 from nodeagent.app.health_service import HealthPaths, HealthService
-from nodeagent.app.kept_claims import KeptClaims
 from nodeagent.app.metrics_service import MetricsService, owners_of
 from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles, Paths
-from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
+from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.sd_notify import Notifier
+from nodeagent.app.shared import Shared
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client.presence import is_in_cluster
-from nodeagent.execute.node_reader import LastObservation
 from nodeagent.execute.writer_lock import WriterLock
+from nodeagent.files.state import StateFile
 from nodeagent.files.watch import changes
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
 from nodeagent.gpu.original_settings import OriginalSettings
-from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import LONGEST_JOB
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of
+from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks
-from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN_NAME
 from nodeagent.reconcile.last_good_plan import last_good_plan
-from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
@@ -50,6 +49,7 @@ from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
     from nodeagent.app.claims_service import ClaimsService
+    from nodeagent.claims.upkeep.left_claims import LeftClaims
 
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed
 _MARGIN = 30.0  # seconds beyond all deadlines after which a loop counts as stuck
@@ -65,39 +65,20 @@ class Agent:
         self,
         settings: Settings,
         settings_file: SettingsFile | None,
-        places: Paths,
+        paths: Paths,
         notifier: Notifier,
         lock: WriterLock | None,
         *,
         on_ready: Callable[[], None],
     ) -> None:
-        in_cluster = is_in_cluster(settings.kubernetes)
-        source = source_of(settings.plan, in_cluster=in_cluster)
-        simulation = places.simulation
-        self._node_name = settings.node_name
-        self._without_effect = settings.dra.without_effect(in_cluster=in_cluster)
-        self._simulation = simulation
+        shared = self._shared = Shared.of(settings, paths)
+        events, control, states = shared.events, shared.control, shared.states
+        simulation = paths.simulation
+        self._without_effect = settings.dra.without_effect(in_cluster=shared.in_cluster)
         self._notifier = notifier
         self._on_ready = on_ready
-        # What the services share.
-        self._events = EventLog()
-        self._control = LoopControl()
-        self._states = NodeStates(NodeState(settings.node_name, source))
-        self._hearts = Heartbeats(asyncio.get_running_loop().time)
-        observation = LastObservation()
         # The cluster, then from the hardware up: the driver, health, MPS, metrics.
-        self._cluster = (
-            ClusterService(
-                settings,
-                settings.policy,
-                self._events,
-                control=self._control,
-                states=self._states,
-                source=source,
-            )
-            if in_cluster
-            else None
-        )
+        self._cluster = ClusterService(shared) if shared.in_cluster else None
         # One for life: a driver that hangs is not called again and again in new threads.
         mps_places = simulation.mps if simulation else places_of(settings)
         original = OriginalSettings(mps_places.memory)
@@ -112,68 +93,67 @@ class Agent:
         self._health = HealthService(
             HealthPaths(
                 kernel_log=settings.health.kernel_log if follows_log else None,
-                state=places.kept(HEALTH_NAME),
+                state=paths.kept(HEALTH_NAME),
                 xids=settings.health.xids,
                 pci_bus=None if simulation else PCI_BUS,
             ),
-            self._events,
-            observation=observation,
-            states=self._states,
-            in_cluster=in_cluster,
+            events,
+            observation=shared.observation,
+            states=states,
+            in_cluster=shared.in_cluster,
         )
-        self._mps = MpsService(
-            settings.mps,
-            mps_places,
-            driver,
-            self._events,
-            self._control.nudge_in_turn,
-            observation=observation,
-            health=self._health,
-            throwaway=simulation is not None and simulation.throwaway,
-        )
-        reporter = EventReporter(self._events)
-        self._changes = GpuChanges(
+        self._mps = MpsService(shared, mps_places, driver, self._health)
+        reporter = EventReporter(events)
+        changes = GpuChanges(
             settings.policy,
-            changed=lambda: self._control.nudge("a GPU was changed for a claim"),
+            changed=lambda: control.nudge("a GPU was changed for a claim"),
             on_progress=reporter.step,
             on_end=reporter.changed_for_claim,
         )
-        self._claims = self._claims_service(settings, places, observation, driver.pool)
-        self._kept_claims = KeptClaims(self._claims, places.claims)
-        last_good = last_good_plan(places.kept(PLAN_NAME))
-        self._active_plan = ActivePlan(
-            self._control, self._mps.host_for, self._kept_claims.beside, last_good
-        )
+        self._claims: ClaimsService | None = None
+        self._left_claims: LeftClaims | None = None
+        if settings.dra.mode != "off" and self._cluster:
+            from nodeagent.app.claims_service import ClaimsService
+
+            self._claims = ClaimsService(
+                shared,
+                self._cluster,
+                change=changes.change,
+                health=lambda: self._health.state,
+                poll_mps=self._mps.poll,
+                pool=driver.pool,
+            )
+            self._claims.view.attempts.on_end.append(self._claim_attempt_over)
+        self._claims_wait = False  # as it was when an attempt ended last
+        last_good = last_good_plan(paths.kept(PLAN_NAME))
+        self._active_plan = ActivePlan(control, self._mps.host_for, self._beside, last_good)
         self._sampling = SamplingService(
             driver,
             settings.sample,
-            begin=self._control.settled.wait,
-            on_problems=lambda: self._control.nudge("a reader failed or reads again"),
+            begin=control.settled.wait,
+            on_problems=lambda: control.nudge("a reader failed or reads again"),
             held=lambda: self._health.held,
         )
         self._metrics = MetricsService(
             settings, self._sampling, current=self._current, owners=owners_of(simulation)
         )
-        if self._claims:
-            self._claims.view.attempts.on_end.append(self._claim_attempt_over)
-        self._claims_wait = False  # as it was when an attempt ended last
         self._sampling.on_samples.append(self._health.take_samples)
         self._sampling.on_events.append(self._health.take_events)
         self._sampling.on_listener.append(self._health.take_listener)
+        files: list[StateFile[Any]] = [self._health.file, last_good, original.file]
+        if self._claims:
+            files.append(self._claims.places.file)
         self._own_files = OwnFiles(
-            places,
+            paths,
             lock,
-            (
-                *(self._health.file, last_good, original.file),
-                *((self._claims.places.file,) if self._claims else ()),
-            ),
-            changed=lambda: self._control.nudge("the agent's own files changed"),
+            files,
+            changed=lambda: control.nudge("the agent's own files changed"),
             repaired=self._mps.node.publish,
         )
         # The loop over all of them, and who follows the states that it publishes.
         self._reconciler = Reconciler(
-            control=self._control,
-            states=self._states,
+            control=control,
+            states=states,
             plan=self._active_plan,
             driver=self._mps.node,
             rules=_rules(settings),
@@ -181,69 +161,40 @@ class Agent:
                 _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
             ),
             reporter=reporter,
-            hearts=self._hearts,
-            changes=self._changes,
+            hearts=shared.hearts,
+            changes=changes,
             mps=self._mps.overview,
             on_plan=self._mps.plan_accepted,
             hooks=self._cluster.hooks if self._cluster else ChangeHooks(),
             on_round=self._metrics.round_over,
             own_problems=self._own_problems,
         )
-        self._plan = PlanService(
-            settings,
-            settings_file,
-            self._control,
-            self._states,
-            cluster=self._cluster,
-            hearts=self._hearts,
-            events=self._events,
-        )
+        self._plan = PlanService(shared, settings_file, self._active_plan, self._cluster)
         self._api = ApiAdapter(
-            settings.api.listen,
-            places,
-            self._control,
-            self._states,
-            current=self._current,
-            mps_service=self._mps,
-            metrics=self._metrics,
-            own_files=self._own_files,
-            policy=settings.policy,
-            events=self._events,
-            hearts=self._hearts,
-            beside=self._kept_claims.beside,
-            active_plan=self._active_plan,
+            shared, self._current, self._mps, self._metrics, self._own_files, self._active_plan
         )
-        self._states.subscribe(self._publish)
+        states.subscribe(self._publish)
         self._health.subscribe(self._health_changed)
 
-    def _claims_service(
-        self, settings: Settings, places: Paths, observation: LastObservation, pool: GpuPool
-    ) -> ClaimsService | None:
-        """None where no claims are served."""
-        if settings.dra.mode == "off" or self._cluster is None:
-            return None
-        from nodeagent.app.claims_service import ClaimsService
-
-        return ClaimsService(
-            settings,
-            places,
-            self._cluster,
-            self._states,
-            self._events,
-            change=self._changes.change,
-            observation=observation,
-            health=lambda: self._health.state,
-            poll_mps=self._mps.poll,
-            pool=pool,
-            nudge=self._control.nudge,
-        )
+    def _beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
+        """A plan's goal of the GPU beside what claims have there, be they served or left over."""
+        claims = self._claims or self._left_claims
+        return claims.beside(goal, gpu) if claims else goal
 
     async def run(self) -> None:
         """Run until `stop`; raises the first failure of a service, alone or in a group."""
+        shared = self._shared
         await self._health.load()
-        await self._kept_claims.load()
-        self._events.add(EventType.STARTED, f"the agent of {self._node_name} started")
-        if self._control.stopping:
+        records = shared.paths.claims
+        if self._claims:
+            await self._claims.load()
+        elif await asyncio.to_thread(records.is_dir):
+            from nodeagent.claims.upkeep.left_claims import left_claims
+
+            self._left_claims = await asyncio.to_thread(left_claims, records)
+        name = shared.settings.node_name
+        shared.events.add(EventType.STARTED, f"the agent of {name} started")
+        if shared.control.stopping:
             return
         # What an earlier agent left running has to be known before anything is planned.
         async with self._mps.running():
@@ -252,14 +203,14 @@ class Agent:
     def stop(self, signal: str) -> None:
         """Let the running steps finish, and leave the rest to the next start."""
         what = "the agent stops; the running steps finish"
-        self._events.add(EventType.STOPPING, what, facts={"signal": signal})
+        self._shared.events.add(EventType.STOPPING, what, facts={"signal": signal})
         self._notifier.stopping()
-        self._control.stop()
+        self._shared.control.stop()
 
     async def _run_services(self) -> None:
         services = {
             "api": self._api.run(self._ready),
-            "watchdog": self._notifier.keep_alive(self._hearts.overdue),
+            "watchdog": self._notifier.keep_alive(self._shared.hearts.overdue),
             "simulated node": self._follow_simulated(),
             "plan": self._plan.run(),
             "health": self._health.run(),
@@ -275,7 +226,7 @@ class Agent:
             await group.create_task(self._reconciler.run(), name="reconcile")
             if self._cluster:
                 await self._cluster.flush()
-            self._events.close()
+            self._shared.events.close()
             for task in tasks:
                 task.cancel()
 
@@ -287,7 +238,7 @@ class Agent:
 
     def _current(self) -> NodeState:
         """With the daemons, health, the cluster and claims as they are at this moment."""
-        state, cluster = self._states.newest, self._cluster
+        state, cluster = self._shared.states.newest, self._cluster
         of_cluster = cluster.publisher.problems if cluster else ()
         return replace(
             state,
@@ -303,13 +254,14 @@ class Agent:
     def _own_problems(self) -> tuple[Problem, ...]:
         """What is wrong with the agent's files and settings, and what it cannot read."""
         readers = (*self._health.problems, *self._sampling.problems)
-        of_claims = self._kept_claims.problems
+        claims = self._claims or self._left_claims
+        of_claims = claims.problems if claims else ()
         return (*self._own_files.problems, *self._without_effect, *readers, *of_claims)
 
     def _health_changed(self) -> None:
         """The cluster gets it at once, plans with the next look."""
-        self._control.nudge("health changed")
-        self._publish(self._states.newest)
+        self._shared.control.nudge("health changed")
+        self._publish(self._shared.states.newest)
 
     def _claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
         """What was refused, or is not any more, may be what the headline is about."""
@@ -317,7 +269,7 @@ class Agent:
         before = self._claims_wait
         self._claims_wait = self._claims is not None and self._claims.view.attempts.any_refused
         if before or self._claims_wait:
-            self._publish(self._states.newest)
+            self._publish(self._shared.states.newest)
 
     def _publish(self, state: NodeState) -> None:
         claims = self._claims.view.served if self._claims else None
@@ -325,14 +277,15 @@ class Agent:
         if self._cluster:
             self._cluster.publisher.publish(with_health, self._active_plan.offered)
         self._metrics.changed()
-        found = headline(with_health, in_cluster=self._cluster is not None)
+        found = headline(with_health, in_cluster=self._shared.in_cluster)
         self._notifier.status(f"{state.phase}: {found.text}")
 
     async def _follow_simulated(self) -> None:
         """The kernel knows no processes of a simulated node: its file shows when they end."""
-        if self._simulation and self._simulation.state:
-            async for _ in changes(self._simulation.state):
-                self._control.nudge("the simulated node changed")
+        simulation = self._shared.paths.simulation
+        if simulation and simulation.state:
+            async for _ in changes(simulation.state):
+                self._shared.control.nudge("the simulated node changed")
 
 
 def _rules(settings: Settings) -> Rules:

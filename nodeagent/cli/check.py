@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from nodeagent.app.plan_service import source_of
+from nodeagent.app.shared import source_of
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks import gpu, health, host, metrics, mps, plan
 from nodeagent.cli.checks.findings import Finding, error, ok, warning

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from nodeagent.app import process
 from nodeagent.app.paths import Simulation
-from nodeagent.app.plan_service import SettingsFile, source_of
+from nodeagent.app.plan_service import SettingsFile
+from nodeagent.app.shared import source_of
 from nodeagent.cli.command_settings import flags_of
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.hints import check_free, hints

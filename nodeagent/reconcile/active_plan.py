@@ -21,7 +21,7 @@ from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
-from nodeagent.plan.resolve import resolve
+from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.last_good_plan import last_good_plan
 from nodeagent.reconcile.loop_control import LoopControl
@@ -90,6 +90,7 @@ class ActivePlan:
         self._beside = beside
         self._file = file or last_good_plan(None)
         self._saved: KeptPlan | None = None
+        self._update: PlanUpdate | DeferredPlan | None = None  # the newest of the plan's source
         # What was read last: the newest update, or what the deferred plan is on this node.
         self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
@@ -131,14 +132,22 @@ class ActivePlan:
         """Why the newest offer could not even be read."""
         return self._unread.problems if self._unread else ()
 
+    def offer(self, update: PlanUpdate | DeferredPlan) -> None:
+        """Take an update of the plan's source; a change counts at once, between two steps."""
+        if update != self._update:
+            self._update = update
+            self._control.halt.set()
+            self._control.nudge("the plan's source changed")
+        self._control.offered.set()
+
     async def read_offer(self, observed: ObservedNode | None = None) -> None:
         """Read the newest offer, if that is not done yet; in a thread, because it may be long.
 
         A deferred plan is made anew for each `observed`, and not without.
         """
         update: PlanUpdate | DeferredPlan | None = None
-        while update is not self._control.update:
-            update = self._control.update
+        while update is not self._update:
+            update = self._update
             if isinstance(update, PlanText | NoPlan | UnreadablePlan | None):
                 offer = update
             elif observed is None:
@@ -257,6 +266,25 @@ class ActivePlan:
             return self._read(text)
         except DocumentError as error:
             return Refusal(digest_of(text.text), error.problems)
+
+    def preview(
+        self, text: PlanText, observed: ObservedNode, policy: Policy
+    ) -> tuple[bool, NodePlan]:
+        """Whether the text is a document, and what it would do to the node as it was `observed`; a
+        refusal is an answer, not an error. The plan in force means the GPUs by its own numbers.
+        """
+        try:
+            found = self._read(text)
+        except DocumentError as error:
+            digest = digest_of(text.text)
+            return False, NodePlan(Verdict.INVALID, problems=error.problems, digest=digest)
+        in_force = self._good is not None and self._good.text == text
+        try:
+            desired = self._resolved(found, observed, self._numbers if in_force else ())
+        except DocumentError as error:
+            digest = found.document.digest
+            return True, NodePlan(verdict_of(error), problems=error.problems, digest=digest)
+        return True, plan(beside_all(desired, observed, self._beside), observed, policy)
 
 
 def _without_the_impossible(made: NodePlan, problems: Sequence[Problem]) -> NodePlan:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from nodeagent.rate_limit import Allowance
-from nodeagent.reconcile.plan_update import DeferredPlan, PlanUpdate
 from nodeagent.views.node_state import NodeState
 
 log = structlog.get_logger(__name__)
@@ -31,7 +30,6 @@ class LoopControl:
     """
 
     def __init__(self) -> None:
-        self.update: PlanUpdate | DeferredPlan | None = None  # the newest of the plan's source
         self.halt = asyncio.Event()  # begin no further step
         self.offered = asyncio.Event()  # the plan's source has reported, or the agent stops
         self.settled = asyncio.Event()  # the first round is over, however it ended
@@ -41,14 +39,6 @@ class LoopControl:
         self._turn: asyncio.TimerHandle | None = None
         self._round_ended = math.inf
         self._observing: asyncio.Timeout | None = None
-
-    def offer(self, update: PlanUpdate | DeferredPlan) -> None:
-        """Take an update of the plan's source; a change counts at once, between two steps."""
-        if update != self.update:
-            self.update = update
-            self.halt.set()
-            self.nudge("the plan's source changed")
-        self.offered.set()
 
     def nudge(self, reason: str) -> None:
         """Something may have changed: have the loop observe the node again soon."""

@@ -91,7 +91,7 @@ class Member:
             source,
             None,
             access=self.access,
-            offer=self.rig.control.offer,
+            offer=self.rig.plan.offer,
             rounds=lambda: self.rig.state.rounds,
             follow=partial(PlanFile, folder / "plan.yaml"),
         )

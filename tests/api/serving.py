@@ -13,14 +13,16 @@ from typing import Any
 import jsonschema
 from aiohttp import ClientSession
 
-from nodeagent.api.answers import Rendered, RenderedStatus
+from nodeagent.api.answers import Preview, Rendered, RenderedStatus
 from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
 from nodeagent.api.listening import listen, listen_on_socket
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.preview import Preview, preview
+from nodeagent.reconcile.loop_control import LoopControl
+from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import simulated
 from nodeagent.views.mps_report import done_json, mps_answer
 from nodeagent.views.mps_state import DaemonState
@@ -32,6 +34,13 @@ from tests.rig import open_driver
 SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(
     b'a{n="%d"} 1\n' % n for n in range(100_000)
 )  # 1.4 MB, as a full node has
+
+
+def preview(text: bytes, configuration: str | None, observed: ObservedNode) -> Preview:
+    """As an agent without a plan answers that observed this."""
+    plan = ActivePlan(LoopControl())
+    found = plan.preview(PlanText(text, configuration), observed, Policy())
+    return Preview.of(*found, Policy())
 
 
 class Agent:
@@ -63,7 +72,7 @@ class Agent:
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
         if self._previewing:
             return self._previewing(text, configuration)
-        return preview(text, configuration, self._node, Policy()) if self._node else None
+        return preview(text, configuration, self._node) if self._node else None
 
     def not_alive(self) -> tuple[str, ...]:
         return tuple(self.reasons)

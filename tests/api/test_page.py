@@ -16,13 +16,12 @@ import pytest
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.preview import preview
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.plan_report import plan_json
 from nodeagent.views.status_report import status_json
 from tests.api.page_states import BUSY, IDLE, LOST, SICK, STATES, WANTED, WORKING
-from tests.api.serving import api
+from tests.api.serving import api, preview
 from tests.views.example_node import FIRST, OBSERVED
 
 TEXT = PAGE.decode()
@@ -147,7 +146,7 @@ def test_what_goes_and_what_is_new() -> None:
 @needs_node
 def test_what_is_in_the_way_of_a_blocked_plan() -> None:
     """It is marked where it is used; the layout that is wanted stands beside it."""
-    found = preview(WANTED.encode(), None, OBSERVED, Policy()).report["gpus"][0]
+    found = preview(WANTED.encode(), None, OBSERVED).report["gpus"][0]
     goal = json.dumps({**found, **found["onceFree"]})
     now, then = _computed(f"[boxesBefore({goal}), boxesAfter({goal})]")
     assert [(box["start"], box["states"]) for box in now] == [

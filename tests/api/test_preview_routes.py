@@ -10,11 +10,9 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.api.limits import TCP_LIMITS
-from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import layout_of
-from nodeagent.reconcile.preview import preview
 from nodeagent.simulation import simulated
-from tests.api.serving import api, assert_described
+from tests.api.serving import api, assert_described, preview
 from tests.rig import open_driver, plan_text
 
 GOOD, BAD = plan_text("{1g.10gb: 7}"), plan_text("{1g.10gb: 8}")
@@ -48,7 +46,7 @@ async def test_a_preview_touches_nothing() -> None:
         async with open_driver() as driver:
             before = await driver.observe()
             node.unload_driver()
-            found = preview(GOOD, None, before, Policy())
+            found = preview(GOOD, None, before)
             node.load_driver()
             assert found.report["verdict"] == "applicable"
             assert len(found.report["gpus"][0]["steps"]) == 8

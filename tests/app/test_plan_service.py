@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.app.cluster_service import ClusterService
-from nodeagent.app.plan_service import PlanService, SettingsFile, source_of
+from nodeagent.app.paths import Paths
+from nodeagent.app.plan_service import PlanService, SettingsFile
+from nodeagent.app.shared import Shared, source_of
 from nodeagent.errors import UsageError
+from nodeagent.execute.node_reader import LastObservation
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.settings import PlanSettings, load_settings
 from nodeagent.simulation import simulated
@@ -33,25 +36,18 @@ async def following(
     """
     file = SettingsFile(settings, lambda: load_settings(settings, {}, {}))
     found = file.load()
-    cluster = None
-    if in_cluster:
-        cluster = ClusterService(
-            found,
-            found.policy,
-            rig.events,
-            control=rig.control,
-            states=rig.node_states,
-            source=found.plan.source,
-        )
-    part = PlanService(
+    shared = Shared(
         found,
-        file,
+        Paths(found, None),
+        in_cluster,
+        rig.events,
         rig.control,
         rig.node_states,
-        cluster=cluster,
-        hearts=rig.hearts,
-        events=rig.events,
+        rig.hearts,
+        LastObservation(),
     )
+    cluster = ClusterService(shared) if in_cluster else None
+    part = PlanService(shared, file, rig.plan, cluster)
     then()
     task = asyncio.create_task(part.run())
     try:

@@ -228,7 +228,7 @@ class Home:
         claims = self.node_claims(rig.changes.change, observe, daemons, lambda _: terms)
         await claims.load()
         async with running(rig):
-            rig.control.offer(NoPlan("no plan"))
+            rig.plan.offer(NoPlan("no plan"))
             await rig.settle(NodePhase.NO_PLAN)
             yield claims, rig
 

@@ -17,7 +17,8 @@ from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
-from nodeagent.reconcile.preview import preview
+from nodeagent.reconcile.active_plan import ActivePlan
+from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import NODE, UIDS, Home, capabilities, laid_out, pool
@@ -84,12 +85,12 @@ async def test_a_preview_knows_of_claims(node: SimulatedNode, home: Home) -> Non
     async with planned(home) as (claims, rig):
         await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
         await rig.round()
-        text = plan_text("{7g.80gb: 1}", "[0]")
-        found = preview(text, None, rig.state.observed, Policy(), beside=claims.beside)
+        beside, alone = rig.plan, ActivePlan(rig.control)
+        preview = PlanText(plan_text("{7g.80gb: 1}", "[0]")), rig.state.observed, Policy()
+        _, found = beside.preview(*preview)
         assert found.verdict is Verdict.BLOCKED
-        assert "claim team/trainer-0" in str(found.report)
-        alone = preview(text, None, rig.state.observed, Policy())
-        assert alone.verdict is Verdict.APPLICABLE
+        assert "claim team/trainer-0" in str(found.gpus[0].problems)
+        assert alone.preview(*preview)[1].verdict is Verdict.APPLICABLE
 
 
 async def test_mps_that_a_plan_wants_of_all_instances(node: SimulatedNode, home: Home) -> None:
@@ -98,9 +99,10 @@ async def test_mps_that_a_plan_wants_of_all_instances(node: SimulatedNode, home:
         await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
         await rig.round()
         text = plan_text("enabled", "[0]") + b"  mps: {replicas: 9}\n"
-        found = preview(text, None, rig.state.observed, Policy(), beside=claims.beside)
-        assert found.verdict is Verdict.IN_SYNC
-        assert preview(text, None, rig.state.observed, Policy()).verdict is Verdict.UNSATISFIABLE
+        beside, alone = rig.plan, ActivePlan(rig.control)
+        preview = PlanText(text), rig.state.observed, Policy()
+        assert beside.preview(*preview)[1].verdict is Verdict.IN_SYNC
+        assert alone.preview(*preview)[1].verdict is Verdict.UNSATISFIABLE
         rig.offer(text)
         await rig.until(lambda: rig.state.digest == digest_of(text))
 

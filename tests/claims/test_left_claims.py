@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.app.kept_claims import KeptClaims
 from nodeagent.claims.upkeep.left_claims import left_claims
 from nodeagent.gpu.kernel import boot_id
 from nodeagent.plan.problems import Code
@@ -26,8 +25,7 @@ async def prepared(node: SimulatedNode, home: Home, *, boot: str) -> None:
 async def test_an_agent_that_serves_no_claims(node: SimulatedNode, home: Home) -> None:
     """A plan that needs the place waits and names the claim; one that fits beside it is done."""
     await prepared(node, home, boot=boot_id())
-    kept = KeptClaims(None, home.records_dir)
-    await kept.load()
+    kept = left_claims(home.records_dir)
     [problem] = kept.problems
     assert (problem.code, problem.message) == (
         Code.IN_USE,
@@ -61,8 +59,6 @@ async def test_records_of_another_start_and_unreadable_ones(
         assert laid_out(node) == ([(2, 1)] if content else [(0, 8)])
 
 
-async def test_without_records(home: Home) -> None:
+def test_without_records(home: Home) -> None:
     """There is nothing to keep."""
-    kept = KeptClaims(None, home.records_dir)
-    await kept.load()
-    assert kept.problems == ()
+    assert left_claims(home.records_dir).problems == ()

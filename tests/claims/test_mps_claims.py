@@ -112,7 +112,7 @@ async def test_a_slice_with_a_daemon_of_its_own(
         other = shared(home, rig, 1, "mig-1g-10gb-5", replicas=2)
         [second] = await claims.prepare(*other)
         await claims.release(UIDS[1])
-        rig.control.offer(PlanText(b"version: v1\ngpus: [{devices: [0], mig: {1g.10gb: 1}}]"))
+        rig.plan.offer(PlanText(b"version: v1\ngpus: [{devices: [0], mig: {1g.10gb: 1}}]"))
         await rig.settle(NodePhase.IN_SYNC)
         assert len(laid_out(node)) == 2
         assert await claims.prepare(*name) == (device,)
@@ -142,13 +142,13 @@ async def test_a_whole_gpu_beside_a_plan_for_it(
         pid = status(parts.fleet, device.gpu).pid
         assert modes(node) == [EXCLUSIVE]
         plan = "version: v1\ngpus: [{devices: [0], mig: disabled%s}]"
-        rig.control.offer(PlanText((plan % "").encode()))
+        rig.plan.offer(PlanText((plan % "").encode()))
         await rig.settle(NodePhase.IN_SYNC)
-        rig.control.offer(PlanText((plan % ", timeSlice: long").encode()))
+        rig.plan.offer(PlanText((plan % ", timeSlice: long").encode()))
         await rig.settle(NodePhase.BLOCKED)
         assert "claim team/trainer-0" in rig.state.problems[0].message
         assert (status(parts.fleet, device.gpu).pid, modes(node)) == (pid, [EXCLUSIVE])
-        rig.control.offer(PlanText((plan % "").encode()))
+        rig.plan.offer(PlanText((plan % "").encode()))
         await rig.settle(NodePhase.IN_SYNC)
         with (
             client(home, machine, device) as program,

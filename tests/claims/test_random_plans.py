@@ -130,7 +130,7 @@ class Day:
     async def _plan(self, rig: Rig, text: bytes | None) -> None:
         self.text, before = text, rig.state.rounds
         if text is None:
-            rig.control.offer(NoPlan("none"))
+            rig.plan.offer(NoPlan("none"))
         else:
             self.plans += 1
             rig.offer(text + f"# {self.plans}\n".encode())  # also the same once more

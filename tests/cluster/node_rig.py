@@ -41,7 +41,7 @@ class Home:
         self.rig = Rig(folder, on_state=self._publish, **options)
         states = self.rig.node_states
         states.newest = replace(states.newest, source=name)
-        self.source = make(self.rig.control.offer, lambda: self.rig.state.rounds)
+        self.source = make(self.rig.plan.offer, lambda: self.rig.state.rounds)
 
     @property
     def annotations(self) -> Mapping[str, str]:

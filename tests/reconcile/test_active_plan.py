@@ -21,10 +21,9 @@ from nodeagent.views.node_state import Phase, Refusal
 from tests.rig import SMI, Rig, destruction, do, open_driver, plan_text, running
 
 
-def made() -> tuple[LoopControl, ActivePlan]:
-    """A plan without a past, and what its source reports to."""
-    control = LoopControl()
-    return control, ActivePlan(control)
+def made() -> ActivePlan:
+    """A plan without a past."""
+    return ActivePlan(LoopControl())
 
 
 async def observe(boards: str = "h100-80gb:2") -> ObservedNode:
@@ -42,18 +41,18 @@ async def judged(plan: ActivePlan, observed: ObservedNode) -> Judgement:
 
 async def test_accepted_once() -> None:
     """A document is accepted when it is first found good, and simply holds from then on."""
-    node, control, plan = await observe(), *made()
-    control.offer(PlanText(plan_text("{1g.10gb: 7}")))
+    node, plan = await observe(), made()
+    plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
     assert (await judged(plan, node)).accepted
     assert (await judged(plan, node)).accepted is None
-    control.offer(PlanText(plan_text("{1g.10gb: 7}")))
+    plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
 
 
 async def test_refused_until_the_gpu_is_there() -> None:
     """A refusal is no last word: with the GPU that was missing, the document is accepted."""
-    node, control, plan = await observe(), *made()
+    node, plan = await observe(), made()
     one = replace(node, gpus=node.gpus[:1])
-    control.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
+    plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
     judgement = await judged(plan, one)
     assert judgement.plan is None
     assert judgement.refusal
@@ -63,8 +62,8 @@ async def test_refused_until_the_gpu_is_there() -> None:
 
 async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
     """What was accepted goes on to hold for the others, and the missing one is reported."""
-    node, control, plan = await observe(), *made()
-    control.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
+    node, plan = await observe(), made()
+    plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
     await judged(plan, node)
     judgement = await judged(plan, replace(node, gpus=node.gpus[:1]))
     assert judgement.refusal is None
@@ -77,9 +76,9 @@ async def test_a_gpu_that_answers_later_and_cannot_be_so_is_not_in_sync() -> Non
     """While it was silent nothing could be checked; what it is asked for is reported then, and the
     other GPUs go on.
     """
-    node, control, plan = await observe("a100-40gb:1,a30:1"), *made()
+    node, plan = await observe("a100-40gb:1,a30:1"), made()
     silent = replace(node.gpus[1], access=Access.UNKNOWN, access_reason="it hangs")
-    control.offer(PlanText(plan_text("{1g.5gb: 7}", "[0, 1]")))
+    plan.offer(PlanText(plan_text("{1g.5gb: 7}", "[0, 1]")))
     assert (await judged(plan, replace(node, gpus=(node.gpus[0], silent)))).accepted
     judgement = await judged(plan, node)
     assert judgement.plan
@@ -94,9 +93,9 @@ async def test_a_gpu_that_answers_later_and_cannot_be_so_is_not_in_sync() -> Non
 
 async def test_a_gpu_that_another_program_made_unfit_is_not_in_sync() -> None:
     """A time slice is for a GPU outside MIG mode, and the plan does not ask for that."""
-    node, control, plan = await observe("h100-80gb:1"), *made()
+    node, plan = await observe("h100-80gb:1"), made()
     text = b"version: v1\ngpus: [{devices: [0], timeSlice: default}]\n"
-    control.offer(PlanText(text))
+    plan.offer(PlanText(text))
     assert (await judged(plan, node)).accepted
     divided = replace(node.gpus[0], mig=MigMode(current=True, pending=True), compute_mode=None)
     judgement = await judged(plan, replace(node, gpus=(divided,)))
@@ -110,8 +109,8 @@ async def test_a_gpu_that_another_program_made_unfit_is_not_in_sync() -> None:
 
 async def test_a_gpu_that_comes_and_cannot_be_so_is_not_in_sync() -> None:
     """An entry for all GPUs is for one more, too."""
-    node, control, plan = await observe("a100-40gb:1,a30:1"), *made()
-    control.offer(PlanText(plan_text("{1g.5gb: 7}")))
+    node, plan = await observe("a100-40gb:1,a30:1"), made()
+    plan.offer(PlanText(plan_text("{1g.5gb: 7}")))
     one = replace(node, gpus=node.gpus[:1])
     assert (await judged(plan, one)).accepted
     judgement = await judged(plan, node)
@@ -126,13 +125,13 @@ async def test_a_gpu_that_moves_up_is_not_the_one_that_was_named(remembered: boo
     """One fell off the bus, NVML was started anew, and the one behind it has its number now: what
     the plan says of that number is not said of it.
     """
-    node, control, plan = await observe(), *made()
+    node, plan = await observe(), made()
     text = PlanText(plan_text("{1g.10gb: 7}", "[0]"))
     if remembered:
         plan.remember(KeptPlan(text))
-        control.offer(NoPlan("there is none"))
+        plan.offer(NoPlan("there is none"))
     else:
-        control.offer(text)
+        plan.offer(text)
     first, second = node.gpus
     assert [gpu.before.uuid for gpu in (await judged(plan, node)).gpus] == [first.uuid]
     gone = replace(first, access=Access.LOST, access_reason="the driver does not list it any more")
@@ -143,9 +142,9 @@ async def test_a_gpu_that_moves_up_is_not_the_one_that_was_named(remembered: boo
         assert judgement.plan
         assert judgement.plan.verdict is Verdict.BLOCKED
     assert [gpu.before.uuid for gpu in (await judged(plan, node)).gpus] == [first.uuid]
-    control.offer(PlanText(plan_text("{1g.10gb: 6}", "[1]")))
+    plan.offer(PlanText(plan_text("{1g.10gb: 6}", "[1]")))
     assert (await judged(plan, replace(node, gpus=(replace(second, index=0), gone)))).refusal
-    control.offer(PlanText(plan_text("{1g.10gb: 6}", "[0]")))
+    plan.offer(PlanText(plan_text("{1g.10gb: 6}", "[0]")))
     judgement = await judged(plan, replace(node, gpus=(replace(second, index=0), gone)))
     assert [gpu.before.uuid for gpu in judgement.gpus] == [second.uuid], "as numbered now"
 
@@ -181,7 +180,7 @@ gpus: [{devices: [0], mig: {1g.10gb: 7}}, {devices: [2], mig: {3g.40gb: 2}}]
             lost, other, planned = rig.state.observed.gpus
         await do(destruction(planned))
         async with running(rig_without_the_first(tmp_path)) as rig:
-            rig.control.offer(PlanText(text) if source != "none" else NoPlan("there is none"))
+            rig.plan.offer(PlanText(text) if source != "none" else NoPlan("there is none"))
             await rig.settle(Phase.FAILED)
             assert [gpu.uuid for gpu in rig.state.observed.gpus] == [other.uuid, planned.uuid]
             assert [rig.layout(0), rig.layout(1)] == ["MIG off", "3g.40gb at 0, 4"]
@@ -208,16 +207,16 @@ async def test_a_plan_that_is_written_anew_takes_the_numbers_of_that_moment(
 
 async def test_a_replaced_gpu_has_the_number_of_its_place() -> None:
     """The card in a slot is exchanged: the plan goes on to name that slot by its number."""
-    node, control, plan = await observe("h100-80gb:3"), *made()
+    node, plan = await observe("h100-80gb:3"), made()
     text = plan_text("{1g.10gb: 7}", "[0, 2]")
-    control.offer(PlanText(text))
+    plan.offer(PlanText(text))
     await judged(plan, node)
     assert plan.kept
     first, second, third = node.gpus
     new = replace(first, uuid="GPU-new")
-    control, plan_of_next = made()
+    plan_of_next = made()
     plan_of_next.remember(plan.kept)
-    control.offer(PlanText(text))
+    plan_of_next.offer(PlanText(text))
     judgement = await judged(plan_of_next, replace(node, gpus=(new, second, third)))
     assert [gpu.before.uuid for gpu in judgement.gpus] == ["GPU-new", third.uuid]
     assert judgement.plan
@@ -226,10 +225,10 @@ async def test_a_replaced_gpu_has_the_number_of_its_place() -> None:
 
 async def test_other_cards_have_their_own_numbers() -> None:
     """The disk moved into another machine: no number is left of those before."""
-    node, control, plan = await observe(), *made()
+    node, plan = await observe(), made()
     numbers = (NumberedGpu(0, "GPU-elsewhere", "00000001:99:00.0"),)
     plan.remember(KeptPlan(PlanText(plan_text("{1g.10gb: 7}", "[1]")), numbers))
-    control.offer(NoPlan("there is none"))
+    plan.offer(NoPlan("there is none"))
     judgement = await judged(plan, node)
     assert [gpu.before.uuid for gpu in judgement.gpus] == [node.gpus[1].uuid]
 
@@ -250,8 +249,8 @@ async def test_a_plan_that_is_made_on_the_node_keeps_its_numbers() -> None:
     """A source that speaks of GPUs by number asks for the same as before, though one has fallen off
     the bus.
     """
-    node, control, plan = await observe(), *made()
-    control.offer(FirstGpu())
+    node, plan = await observe(), made()
+    plan.offer(FirstGpu())
     await plan.read_offer(node)
     assert plan.judge(node, Policy()).accepted
     first, second = node.gpus
@@ -267,9 +266,9 @@ async def test_a_plan_that_is_made_on_the_node_keeps_its_numbers() -> None:
 
 async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
     """After a restart on other cards, the last good plan is judged like any other."""
-    control, plan = made()
+    plan = made()
     plan.remember(KeptPlan(PlanText(plan_text("{1g.10gb: 7}"))))
-    control.offer(NoPlan("there is none"))
+    plan.offer(NoPlan("there is none"))
     judgement = await judged(plan, await observe("t4:1"))
     assert judgement.plan is None
     assert isinstance(judgement.refusal, Refusal)
@@ -279,9 +278,9 @@ async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
 async def test_the_configuration_belongs_to_the_plan() -> None:
     """The same file with another name chosen is another plan."""
     text = b"version: v1\nmig-configs: {a: [{devices: [0], mig-enabled: false}]}\n"
-    node, control, plan = await observe(), *made()
-    control.offer(PlanText(text, "a"))
+    node, plan = await observe(), made()
+    plan.offer(PlanText(text, "a"))
     assert (await judged(plan, node)).accepted == PlanText(text, "a")
-    control.offer(PlanText(text, "c"))
+    plan.offer(PlanText(text, "c"))
     assert (await judged(plan, node)).refusal
     assert plan.text == PlanText(text, "a")

@@ -176,13 +176,13 @@ async def test_a_demand_is_made_a_plan_by_what_is_there(tmp_path: Path) -> None:
     """What is asked for is found out by the cards that are observed, and anew when they change."""
     with simulated("h100-80gb:2"):
         async with running(Rig(tmp_path)) as rig:
-            rig.control.offer(OneEach("1g.10gb"))
+            rig.plan.offer(OneEach("1g.10gb"))
             await rig.settle(Phase.IN_SYNC)
             assert [len(gpu.instances) for gpu in rig.state.observed.gpus] == [2, 2]
             assert rig.plan.offered == PlanText(plan_text("{1g.10gb: 2}"))
             rounds = rig.state.rounds
-            rig.control.offer(OneEach("1g.10gb"))
+            rig.plan.offer(OneEach("1g.10gb"))
             await asyncio.sleep(0.05)
             assert rig.state.rounds == rounds  # the same is nothing new
-            rig.control.offer(OneEach("9g.90gb"))
+            rig.plan.offer(OneEach("9g.90gb"))
             await rig.settle(Phase.REJECTED)

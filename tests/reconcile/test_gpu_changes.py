@@ -68,7 +68,7 @@ def released(name: str, start: int) -> Goal:
 
 async def without_plan(rig: Rig) -> None:
     """A node whose source holds no plan."""
-    rig.control.offer(NoPlan("no plan"))
+    rig.plan.offer(NoPlan("no plan"))
     await rig.settle(Phase.NO_PLAN)
 
 
@@ -161,7 +161,7 @@ async def test_a_plan_and_a_claim_on_one_gpu(node: SimulatedNode, tmp_path: Path
         uuid = rig.gpu().uuid
         held.append(Reserved("1g.10gb", Placement(6, 1), PATH))
         await rig.changes.change(uuid, made(("1g.10gb", 6)))
-        rig.control.offer(NoPlan("still none"))
+        rig.plan.offer(NoPlan("still none"))
         rig.offer("{3g.40gb: 1}")
         await rig.settle(Phase.IN_SYNC)
         assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"

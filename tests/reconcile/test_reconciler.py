@@ -55,7 +55,7 @@ async def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
     """A node whose plan file is missing is left as it is, and says why it does nothing."""
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
-            rig.control.offer(NoPlan("the plan file /etc/x does not exist"))
+            rig.plan.offer(NoPlan("the plan file /etc/x does not exist"))
             await rig.settle(Phase.NO_PLAN)
             assert rig.layout() == "MIG off"
             assert rig.state.sentence == "the plan file /etc/x does not exist"

@@ -67,7 +67,7 @@ async def test_an_unreadable_carrier_is_a_rejection(tmp_path: Path) -> None:
     """A plan file that cannot be read is reported like a wrong one."""
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
-            rig.control.offer(UnreadablePlan(Problem(Code.SYNTAX, "it cannot be read")))
+            rig.plan.offer(UnreadablePlan(Problem(Code.SYNTAX, "it cannot be read")))
             await rig.settle(Phase.REJECTED)
             assert rig.state.problems[0].message == "it cannot be read"
 
@@ -84,7 +84,7 @@ async def test_after_a_restart_the_last_good_plan_holds(
             layout, digest = rig.layout(), rig.state.digest
         node.reboot()
         async with running(Rig(tmp_path)) as rig:
-            rig.control.offer(later)
+            rig.plan.offer(later)
             gone = isinstance(later, NoPlan)
             await rig.settle(Phase.IN_SYNC if gone else Phase.REJECTED)
             assert (rig.layout(), rig.state.digest) == (layout, digest)
@@ -97,7 +97,7 @@ async def test_a_damaged_last_good_plan_is_reported_and_not_used(tmp_path: Path)
     (tmp_path / "last-good-plan").write_text("{")
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
-            rig.control.offer(NoPlan("no plan"))
+            rig.plan.offer(NoPlan("no plan"))
             await rig.settle(Phase.NO_PLAN)
             assert rig.layout() == "MIG off"
             assert "last-good-plan cannot be used" in rig.events.events[0].message

@@ -128,8 +128,8 @@ class Life:
 
     def start(self) -> None:
         """A new process: it knows the labels and the hardware, and nothing else."""
-        self.control = LoopControl()
-        self.plans = ActivePlan(self.control)
+        self.plans = ActivePlan(LoopControl())
+        self.offered: PlanUpdate | None = None
         self.node = NodeState("node-a", SOURCE)
         self.since = 0
         self.ask()
@@ -142,8 +142,9 @@ class Life:
         offered: PlanUpdate = NoPlan("no label")
         if wanted:
             offered = DeferredMigConfig(wanted, self.file).on(ObservedNode((self.gpu,)))
-        if offered != self.control.update:
-            self.control.offer(offered)
+        if offered != self.offered:
+            self.offered = offered
+            self.plans.offer(offered)
             self.since = self.node.rounds
         self.tell()
 

@@ -1,0 +1,58 @@
+"""What the services of one agent have in common, made before all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Self
+
+from nodeagent.app.paths import Paths
+from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.errors import UsageError
+from nodeagent.execute.node_reader import LastObservation
+from nodeagent.reconcile.event_log import EventLog
+from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
+from nodeagent.settings import PlanSettings, Settings
+from nodeagent.views.node_state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """`states` and `observation` have the node: as the loop left it, and as it was seen last."""
+
+    settings: Settings
+    paths: Paths
+    in_cluster: bool
+    events: EventLog
+    control: LoopControl
+    states: NodeStates
+    hearts: Heartbeats
+    observation: LastObservation
+
+    @classmethod
+    def of(cls, settings: Settings, paths: Paths) -> Self:
+        """Of a new agent, inside an event loop; raises UsageError for a source without cluster."""
+        in_cluster = is_in_cluster(settings.kubernetes)
+        source = source_of(settings.plan, in_cluster=in_cluster)
+        return cls(
+            settings,
+            paths,
+            in_cluster,
+            EventLog(),
+            LoopControl(),
+            NodeStates(NodeState(settings.node_name, source)),
+            Heartbeats(asyncio.get_running_loop().time),
+            LastObservation(),
+        )
+
+
+def source_of(plan: PlanSettings, *, in_cluster: bool) -> str:
+    """The source in force; raises UsageError for one that there is no cluster for."""
+    if plan.source == "auto":
+        return "annotation" if in_cluster else "file"
+    if plan.source != "file" and not in_cluster:
+        raise UsageError(
+            f"plan.source is {plan.source}, and there is no cluster to read it from",
+            remedy="name a kubeconfig (kubernetes.kubeconfig), or set plan.source: file",
+        )
+    return plan.source
