@@ -41,5 +41,4 @@ class Backoff:
         return at_least + self.after(self.failures)
 
     def reset(self) -> None:
-        """The next failure is the first again."""
         self.failures = 0

@@ -44,9 +44,7 @@ class Allowance:
         self._due = float("-inf")  # when the next turn would be without any burst
 
     def next_at(self) -> float:
-        """The earliest time of the next turn."""
         return self._due - self._credit
 
     def take(self, now: float) -> None:
-        """Take a turn now."""
         self._due = max(self._due, now) + self._interval

@@ -31,7 +31,6 @@ class Listener:
         self._refusals = refusals
 
     def refused(self, reason: Reason, peer: str, error: str = "") -> None:
-        """Count that a client was refused."""
         self._refusals.add(self._name, reason, peer=peer, error=error)
 
 
@@ -168,7 +167,6 @@ class Connection(web.RequestHandler):
         return answer
 
     def refused(self, reason: Reason, error: str = "") -> None:
-        """Count that this client was refused."""
         self._listener.refused(reason, self._slot.peer, error)
 
 
@@ -272,7 +270,6 @@ class Serving:
 
     @property
     def port(self) -> int:
-        """The TCP port that was taken."""
         names = (own.getsockname() for server in self._servers for own in server.sockets)
         return next((int(name[1]) for name in names if isinstance(name, tuple)), 0)
 

@@ -58,7 +58,6 @@ class ConnectionSlots:
         return slot in self._slots
 
     def leave(self, slot: Slot) -> None:
-        """The connection is over."""
         if slot in self._slots:
             del self._slots[slot]
             self._of_peer[slot.peer] -= 1
@@ -66,14 +65,12 @@ class ConnectionSlots:
                 del self._of_peer[slot.peer]
 
     def waits(self, slot: Slot) -> None:
-        """From now on the client is waited for."""
         slot.waiting = True
         if slot in self._slots:
             del self._slots[slot]
             self._slots[slot] = None
 
     def close(self) -> None:
-        """Take no more connections."""
         self._closed = True
 
     @property

@@ -62,11 +62,9 @@ class PasswordSchedule:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be checked."""
         return not self._waiting
 
     def arrive(self, peer: str) -> Attempt:
-        """A password from this peer is to be checked."""
         attempt = Attempt(peer)
         self._waiting[attempt] = None
         return attempt
@@ -76,7 +74,6 @@ class PasswordSchedule:
         self._waiting.pop(attempt, None)
 
     def rest(self, now: float) -> float:
-        """Seconds until the next check may begin."""
         return max(0.0, self._rest_until - now)
 
     def next(self, now: float) -> Attempt:
@@ -188,7 +185,6 @@ class PasswordCheck:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _hold(self) -> None:
-        """Wait until it is this refusal's turn to be answered."""
         clock = asyncio.get_running_loop().time
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.refusal_hold), self._refusing:
@@ -212,7 +208,6 @@ class PasswordCheck:
             self._asked.pop(attempt, None)
 
     async def _check_all(self) -> None:
-        """Check what waits, one after the other, until nothing does."""
         loop = asyncio.get_running_loop()
         try:
             while not self._schedule.idle:

@@ -35,7 +35,6 @@ class ClaimReports:
         attempts: Mapping[str, Attempt],
         health: tuple[DeviceHealth, ...],
     ) -> None:
-        """The claims are like this now; `attempts` by uid."""
         for news in self._history.news(records, attempts, health):
             self._events.publish(news)
             claim = f"{news.namespace}/{news.name}"
@@ -51,7 +50,6 @@ class ClaimReports:
         )
 
     async def run(self) -> None:
-        """Publish until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._events.run(), name="Events about claims")
             group.create_task(self._status.run(), name="status of claims")

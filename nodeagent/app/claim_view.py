@@ -68,7 +68,6 @@ class ClaimView:
         return self._served[1]
 
     def noting(self, allocations: Allocations) -> Allocations:
-        """The same, with each answer noted."""
 
         async def noted() -> tuple[Allocated, ...]:
             found = await allocations()

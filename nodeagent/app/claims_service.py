@@ -134,7 +134,6 @@ class ClaimsService:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Why claims get less than they could."""
         own = (
             self._problem,
             self._publisher.problem if self._publisher else None,
@@ -143,7 +142,6 @@ class ClaimsService:
         return (*self.claims.problems, *self._amiss, *(problem for problem in own if problem))
 
     async def run(self) -> NoReturn:
-        """Serve the kubelet and publish until cancelled."""
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
         from nodeagent.cluster.kubelet.plugin.driver import dra_driver
 
@@ -242,7 +240,6 @@ class ClaimsService:
                 self._changed.clear()
 
     def _note_reasons(self, offers: Iterable[Offer]) -> None:
-        """Why less is offered than the mode promises; reported once."""
         found = tuple(offer.reason for offer in offers if offer.reason)
         for reason in found:
             if reason not in self.less_offered:
@@ -257,7 +254,6 @@ class ClaimsService:
         self._changed.set()
 
     def _refuse_beside_others(self, publisher: SlicePublisher) -> None:
-        """Offer nothing while another program hands out this node's GPUs."""
         self._offers.keeps_taints = publisher.keeps_taints
         from nodeagent.cluster.drain.owners import other_allocator
 
@@ -320,7 +316,6 @@ class ClaimsService:
         )
 
     async def _next(self) -> None:
-        """Wait until something may have changed."""
         try:
             async with asyncio.timeout(_LOOK_EVERY):
                 await self._changed.wait()

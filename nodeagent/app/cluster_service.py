@@ -83,7 +83,6 @@ class ClusterService:
         await self.publisher.flush(within=_LAST_WORDS)
 
     async def run(self) -> None:
-        """Follow and write the Node, and do what follows up, until cancelled."""
         async with self.access:
             try:
                 async with asyncio.TaskGroup() as parts:

@@ -147,7 +147,6 @@ class HealthService:
         self._evaluate(replace(self._reading(), cleared=renamed), quietly=True)
 
     async def run(self) -> None:
-        """Follow the kernel log and keep the state, until cancelled."""
         following = (
             asyncio.create_task(self._follow_kernel_log(), name="kernel log"),
             asyncio.create_task(self._follow_bus(), name="PCI bus"),
@@ -169,17 +168,14 @@ class HealthService:
     # --- what comes in --------------------------------------------------------------------------
 
     def take_samples(self, found: SampleBatch) -> None:
-        """The GPUs were sampled."""
         self.take(self._readings.round(self._reading(), found, self._on_the_bus))
 
     def take_events(self, events: tuple[Event, ...]) -> None:
-        """NVML reported events."""
         reading = self._readings.events(self._reading(), events, self.state.gpus)
         if reading is not None:
             self.take(reading)
 
     def take_listener(self, answer: Answer) -> None:
-        """Whether NVML's events arrive."""
         self.take(replace(self._reading(), listener=answer))
 
     def take(self, reading: NodeReading) -> None:
@@ -231,7 +227,6 @@ class HealthService:
         return marked, fences.reasons
 
     def fences(self, observed: ObservedNode) -> Fences:
-        """What of these GPUs is too unhealthy for anything new."""
         return fencing.fences(self.state.findings, observed)
 
     @property

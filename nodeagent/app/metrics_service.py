@@ -99,11 +99,9 @@ class MetricsService:
 
     @property
     def readings(self) -> Mapping[tuple[str, int | None], Reading]:
-        """As the node's state has them."""
         return self._exporter.readings
 
     def changed(self) -> None:
-        """The node's state is another one."""
         self._exporter.changed()
 
     def claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
@@ -114,7 +112,6 @@ class MetricsService:
         self._exporter.changed()
 
     def round_over(self, outcome: NodeOutcome | None, seconds: float) -> None:
-        """The reconciler has finished a round, with this outcome if something was done."""
         self._exporter.work.add_round(outcome, seconds)
 
     @property
@@ -155,7 +152,6 @@ class MetricsService:
     # --- what is read -----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read until cancelled."""
         path = self._settings.counters
         if path is not None:
             await self._select(path)

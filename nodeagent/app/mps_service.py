@@ -90,7 +90,6 @@ class MpsService:
     # --- what is so -----------------------------------------------------------------------------
 
     def overview(self) -> MpsOverview:
-        """The daemons with their clients, and what is wrong."""
         statuses = self._fleet.statuses()
         if not statuses:  # as on most nodes, and this is asked for with each sample
             return MpsOverview((), self.node.publishing_problems)
@@ -156,7 +155,6 @@ class MpsService:
         self._nudge("an MPS daemon or its clients changed")
 
     async def _watch_clients(self) -> None:
-        """Look at the clients when something stirs, and every so often."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.check_interval):

@@ -62,7 +62,6 @@ class Paths:
 
     @property
     def claims(self) -> Path:
-        """The folder with the records of claims."""
         directory = self.simulation.directory if self.simulation else self.settings.state.dir
         return directory / _CLAIMS
 

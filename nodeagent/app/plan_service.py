@@ -55,7 +55,6 @@ class PlanService:
         self._cluster = cluster
 
     async def run(self) -> None:
-        """Follow the source of the settings, and another when they name another."""
         plan = self._settings.plan
         while True:
             async with asyncio.TaskGroup() as group:
@@ -85,7 +84,6 @@ class PlanService:
             hearts.forget(_WATCH)
 
     async def _another(self, plan: PlanSettings) -> PlanSettings:
-        """Wait until the settings name another source."""
         if self._settings_file is not None:
             # Yields at once, too: the file may have changed since it was read.
             async for _ in changes(self._settings_file.path):

@@ -46,7 +46,6 @@ class Notifier:
         self._send("STOPPING=1")
 
     def status(self, line: str) -> None:
-        """What `systemctl status` shows."""
         self._send("STATUS=" + line.replace("\n", " "))
 
     async def keep_alive(self, overdue: Callable[[], tuple[str, ...]]) -> None:

@@ -106,7 +106,6 @@ class _Reader:
         self.findings = Findings(self.marks, self.key_marks)
 
     def document(self) -> Value:
-        """The value of the only document."""
         value: Value = None
         documents = 0
         for event in self._events:

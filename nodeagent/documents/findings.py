@@ -69,7 +69,6 @@ class Findings:
         return len(self._found) > MOST_PROBLEMS
 
     def raise_any(self) -> None:
-        """Raise DocumentError when anything was found."""
         if not self._found:
             return
         self._found.sort(key=lambda found: found[0])

@@ -60,7 +60,6 @@ class Place(Struct, frozen=True):
         return Refused()
 
     def unexpected(self, accepted: str, remedy: str = "") -> Refused:
-        """Note that something else is accepted here."""
         return self.refuse(f"found {shown(self.value)}, expected {accepted}", remedy=remedy)
 
 

@@ -125,7 +125,6 @@ class OpenDirectory:
             ) from error
 
     def names(self) -> tuple[str, ...]:
-        """Of all that is in it, sorted."""
         with refusing("read", self.path, self.remedies):
             return tuple(sorted(os.listdir(self.descriptor)))  # noqa: PTH208  # of an open one
 
@@ -161,7 +160,6 @@ class OpenDirectory:
         return True
 
     def remove_child(self, name: str) -> None:
-        """Take an empty directory away, if there is one."""
         with refusing("removed", self.path / name, self.remedies), suppress(FileNotFoundError):
             os.rmdir(name, dir_fd=self.descriptor)
 

@@ -101,14 +101,12 @@ class _Watched:
         return complete
 
     async def change(self, seconds: float | None) -> None:
-        """Wait for an event that matters, at most so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self._matters(await self._inotify.get()):
                     pass
 
     async def quiet(self, seconds: float) -> None:
-        """Wait until nothing that matters has happened for so long."""
         clock = asyncio.get_running_loop().time
         end = clock() + _LONGEST
         until = clock() + seconds

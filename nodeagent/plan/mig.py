@@ -113,7 +113,6 @@ def _reset(gpu: Gpu) -> ResetGpu:
 
 
 def _require_idle(gpu: Gpu, path: str, word: str) -> None:
-    """A mode change needs the whole GPU idle."""
     if gpu.idle:
         return
     users = [str(gpu.usage)] if gpu.usage.in_use else []

@@ -25,7 +25,6 @@ class Placement(Struct, frozen=True, order=True):
 
     @property
     def mask(self) -> int:
-        """The occupied slots as bits."""
         return ((1 << self.size) - 1) << self.start
 
     def __str__(self) -> str:
@@ -157,7 +156,6 @@ class Device(Struct, frozen=True):
 
     @property
     def placement(self) -> Placement | None:
-        """That of the GPU instance."""
         return self.instance.placement if self.instance else None
 
     @property
@@ -249,7 +247,6 @@ class Gpu(Struct, frozen=True):
     health_limits: HealthLimits = HEALTHY
 
     def profile(self, name: str) -> GpuInstanceProfile | None:
-        """The card's profile of exactly this canonical name."""
         return next((p for p in self.profiles if p.name == name), None)
 
     @property

@@ -68,12 +68,10 @@ class GpuPlan(Struct, frozen=True):
 
     @classmethod
     def in_sync(cls, gpu: Gpu) -> GpuPlan:
-        """Nothing to do."""
         return cls(before=gpu, verdict=Verdict.IN_SYNC, steps=(), after=gpu)
 
     @classmethod
     def refused(cls, gpu: Gpu, verdict: Verdict, *problems: Problem) -> GpuPlan:
-        """Nothing is done, and why."""
         return cls(before=gpu, verdict=verdict, steps=(), after=gpu, problems=problems)
 
     @property

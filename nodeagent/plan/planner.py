@@ -99,7 +99,6 @@ def once_free(blocked: GpuPlan, policy: Policy = _DEFAULT_POLICY) -> GpuPlan | N
 
 
 def _freed(gpu: Gpu, uuids: Collection[str]) -> Gpu:
-    """The GPU with nobody on these of its devices."""
 
     def free(device: _Place) -> _Place:
         if device.uuid not in uuids:

@@ -156,7 +156,6 @@ def _side_by_side(choices: Sequence[tuple[Division, list[Placed]]]) -> Iterator[
 
 
 def _cost_to_mps(layout: _Layout, wanted: Sequence[WantedInstance], daemons: int) -> int:
-    """What the layout costs the `daemons` there are now."""
     seats = []
     for placed in layout:
         profile, start = placed.division.profile, placed.start

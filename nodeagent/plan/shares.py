@@ -89,7 +89,6 @@ class Sharing(Struct, frozen=True):
 
     @property
     def thread_ceiling(self) -> float:
-        """The largest percentage any client may have."""
         return max(ALL_THREADS if s.threads is None else s.threads for s in self.shares)
 
 

@@ -101,7 +101,6 @@ class ActivePlan:
 
     @property
     def text(self) -> PlanText | None:
-        """The text in force."""
         return self._good.text if self._good else None
 
     @property

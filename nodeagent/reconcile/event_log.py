@@ -156,7 +156,6 @@ class Event:
         return (self.type, self.gpu, self.device, self.claim)
 
     def repeats(self, earlier: Event) -> bool:
-        """Whether it says the same again."""
         mine, other = (
             (event.subject, event.lasting_message, event.reason, event.before, event.after)
             for event in (self, earlier)
@@ -187,7 +186,6 @@ class Follower:
         self._queue.put_nowait(event)
 
     def end(self) -> None:
-        """No more events will come."""
         self._queue.put_nowait(None)
 
     async def next(self) -> Event | None:
@@ -234,7 +232,6 @@ class EventLog:
         return tuple(self._events.values())
 
     def of_last(self, seconds: float) -> tuple[Event, ...]:
-        """Those of so many seconds until now."""
         begin = self._now() - timedelta(seconds=seconds)
         return tuple(event for event in self._events.values() if event.time >= begin)
 

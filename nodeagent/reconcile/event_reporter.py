@@ -70,7 +70,6 @@ class EventReporter:
             self._failure = None
 
     def observed(self, node: ObservedNode) -> None:
-        """Say which GPUs were lost and which came back since the last look."""
         for gpu in node.gpus:
             before = self._access.get(gpu.uuid, Access.OK)
             if gpu.access is not Access.OK and gpu.access is not before:
@@ -98,7 +97,6 @@ class EventReporter:
     # --- the plan -----------------------------------------------------------------------------
 
     def judged(self, judgement: Judgement, digest: str, note: str) -> None:
-        """Say which plan counts now, and why another does not."""
         if judgement.accepted:
             self._obstacles.clear()
             self._trouble = ""
@@ -157,7 +155,6 @@ class EventReporter:
         )
 
     def worked(self, outcome: GpuOutcome, after: GpuPlan | None, retry: Retry | None) -> None:
-        """Say what came of the steps of one GPU, and when it is tried again."""
         gpu = outcome.after
         done = after is not None and after.verdict is Verdict.IN_SYNC
         # A daemon that ended is left to the fleet, so the plan may be in sync without it.

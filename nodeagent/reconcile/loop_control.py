@@ -118,7 +118,6 @@ class NodeStates:
         self._subscribers: list[Callable[[NodeState], None]] = []
 
     def subscribe(self, notify: Callable[[NodeState], None]) -> None:
-        """Call `notify` with each new state."""
         self._subscribers.append(notify)
 
     def publish(self, state: NodeState) -> None:
@@ -140,11 +139,9 @@ class Heartbeats:
         self._due: dict[str, float] = {}
 
     def beat(self, loop: str, *, within: float) -> None:
-        """`loop` lives, and will beat again within so many seconds."""
         self._due[loop] = self._clock() + within
 
     def forget(self, loop: str) -> None:
-        """`loop` has ended as it should."""
         self._due.pop(loop, None)
 
     def overdue(self) -> tuple[str, ...]:

@@ -37,7 +37,6 @@ class PlanFile:
             self.alive()
 
     async def refresh(self) -> None:
-        """Offer the file's content if it is not the one offered last."""
         found = await asyncio.to_thread(signature, self.path)
         if isinstance(found, str) and isinstance(self._last, tuple):
             # An editor may be between taking the old file away and putting the new one there.

@@ -101,7 +101,6 @@ class Reconciler:
     # --- the loop ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Reconcile until `LoopControl.stop`."""
         control = self.control
         self._alive(0)
         try:
@@ -232,7 +231,6 @@ class Reconciler:
         return judgement, unprepared
 
     async def _observe(self, driver: NodeDriver) -> Judgement:
-        """Observe, and judge what counts for what was seen."""
         self._counted = self.changes.counts()
         async with self.control.abandoned_at_stop():
             observed = await driver.observe()

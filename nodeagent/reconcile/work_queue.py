@@ -92,7 +92,6 @@ class WorkQueue:
         )
 
     def choose(self, judgement: Judgement, now: float) -> tuple[GpuPlan, ...]:
-        """The GPUs to work on now."""
         self._chosen_at = now
         wanted = judgement.desired.gpus
         return tuple(
@@ -133,7 +132,6 @@ class WorkQueue:
         return Retry(count, round(pause, 1))
 
     def problems(self, gpu_plan: GpuPlan) -> tuple[Problem, ...]:
-        """Everything that is wrong with one GPU."""
         if gpu_plan.verdict is Verdict.IN_SYNC:
             return ()
         drift = (_drift_problem(gpu_plan.before),) if self._is_left_drifted(gpu_plan) else ()
@@ -184,7 +182,6 @@ def _situation(gpu: Gpu, desired: DesiredGpu) -> object:
 
 
 def _drift_problem(gpu: Gpu) -> Problem:
-    """The problem of a GPU that drifted and is to be left so."""
     return Problem(
         Code.DRIFT,
         f"{gpu_words(gpu)} was as the plan says and was then changed by another program: it now "

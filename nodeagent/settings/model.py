@@ -308,7 +308,6 @@ class Settings(Group):
 
     @property
     def policy(self) -> "Policy":
-        """What the planner may do."""
         from nodeagent.plan.plan import Policy
 
         return Policy(

@@ -115,7 +115,6 @@ def _group_schema(group: Group) -> dict[str, Any]:
 
 @cache
 def _kinds() -> Mapping[str, Kind]:
-    """The kind of each setting, by its name."""
     found = {}
     for name, field in fields(Settings).items():
         if isinstance(field.default, Group):
