@@ -7,31 +7,17 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from aiohttp import web
 
-from nodeagent.api.connection_slots import ConnectionSlots, Slot, peer_of
-from nodeagent.api.limits import Limits, Reason, Refusals
+from nodeagent.api.limits import ConnectionSlots, Limits, Reason, Refusals, Slot, peer_of
 
 _LARGEST_LINE = 4096  # bytes of a request line or a header
 _LINGER = 1.0  # seconds for a client to read why its connection ends
 _BACKLOG = 128
-
-
-class Listener:
-    """What the connections of one listener have in common. `name` is its label in metrics."""
-
-    def __init__(self, name: str, limits: Limits, refusals: Refusals) -> None:
-        self.limits = limits
-        self.slots = ConnectionSlots(limits.connections, limits.connections_of_peer)
-        self._name = name
-        self._refusals = refusals
-
-    def refused(self, reason: Reason, peer: str, error: str = "") -> None:
-        self._refusals.add(self._name, reason, peer=peer, error=error)
 
 
 class Connection(web.RequestHandler):
@@ -40,20 +26,18 @@ class Connection(web.RequestHandler):
     Over a Unix socket only root and the agent's own user are served, whatever the file's mode.
     """
 
-    def __init__(
-        self, server: Any, listener: Listener, transport: asyncio.Transport, slot: Slot
-    ) -> None:
+    def __init__(self, serving: Serving, transport: asyncio.Transport, slot: Slot) -> None:
         super().__init__(
-            server,
+            cast("web.Server", serving.runner.server),  # which `start` has made
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # aiohttp documents None: no access log
-            keepalive_timeout=listener.limits.idle,
+            keepalive_timeout=serving.limits.idle,
             max_line_size=_LARGEST_LINE,
             max_field_size=_LARGEST_LINE,
             lingering_time=_LINGER,
             auto_decompress=False,
         )
-        self._listener = listener
+        self._serving = serving
         self._own = transport
         self._slot = slot
         self._deadline: asyncio.TimerHandle | None = None
@@ -78,12 +62,12 @@ class Connection(web.RequestHandler):
             return
         if self._slot.waiting and not self._begun:
             self._begun = True
-            self._within(self._listener.limits.request)
+            self._within(self._serving.limits.request)
         super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.stop_deadline()
-        self._listener.slots.leave(self._slot)
+        self._serving.slots.leave(self._slot)
         super().connection_lost(exc)
 
     # --- deadlines of the client ------------------------------------------------------------------
@@ -97,7 +81,7 @@ class Connection(web.RequestHandler):
     def restart_deadline(self) -> None:
         """For the rest of the request, if `stop_deadline` ended it."""
         if self._deadline is None:
-            self._within(self._listener.limits.request)
+            self._within(self._serving.limits.request)
 
     def whole(self) -> None:
         """The whole request has arrived: from now on the client waits for the agent."""
@@ -107,8 +91,8 @@ class Connection(web.RequestHandler):
     def _wait(self) -> None:
         """The agent waits for the client: to take an answer, and for a request to begin."""
         self._begun = False
-        self._listener.slots.waits(self._slot)
-        self._within(self._listener.limits.idle)
+        self._serving.slots.waits(self._slot)
+        self._within(self._serving.limits.idle)
 
     def _within(self, seconds: float) -> None:
         self.stop_deadline()
@@ -167,7 +151,7 @@ class Connection(web.RequestHandler):
         return answer
 
     def refused(self, reason: Reason, error: str = "") -> None:
-        self._listener.refused(reason, self._slot.peer, error)
+        self._serving.refused(reason, self._slot.peer, error)
 
 
 class Entrance(asyncio.Protocol):
@@ -176,14 +160,8 @@ class Entrance(asyncio.Protocol):
     asyncio's own servers count no connection before that, and give it a minute.
     """
 
-    def __init__(
-        self,
-        make: Callable[[asyncio.Transport, Slot], Connection],
-        listener: Listener,
-        context: ssl.SSLContext | None,
-    ) -> None:
-        self._make = make
-        self._listener = listener
+    def __init__(self, serving: Serving, context: ssl.SSLContext | None) -> None:
+        self._serving = serving
         self._context = context
         self._early: list[bytes] = []  # what came in one piece with the end of the handshake
         self._task: asyncio.Task[None] | None = None
@@ -191,9 +169,9 @@ class Entrance(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         own = cast("asyncio.Transport", transport)
         peer = peer_of(own.get_extra_info("peername"))
-        slot, lost = self._listener.slots.enter(peer, own.abort)
+        slot, lost = self._serving.slots.enter(peer, own.abort)
         if slot is None or lost is not None:
-            self._listener.refused(Reason.CONNECTIONS, peer)
+            self._serving.refused(Reason.CONNECTIONS, peer)
         if slot is None:
             own.abort()
         elif self._context is None:
@@ -214,16 +192,16 @@ class Entrance(asyncio.Protocol):
                 self,
                 context,
                 server_side=True,
-                ssl_handshake_timeout=self._listener.limits.handshake,
+                ssl_handshake_timeout=self._serving.limits.handshake,
                 ssl_shutdown_timeout=_LINGER,
             )
         except OSError as error:
-            if slot in self._listener.slots:  # else it was ended for another
-                self._listener.refused(Reason.HANDSHAKE, slot.peer, type(error).__name__)
+            if slot in self._serving.slots:  # else it was ended for another
+                self._serving.refused(Reason.HANDSHAKE, slot.peer, type(error).__name__)
         finally:
             # Closed during the handshake: a newer configuration, perhaps with passwords, is served
-            if secured is None or secured.is_closing() or self._listener.slots.closed:
-                self._listener.slots.leave(slot)
+            if secured is None or secured.is_closing() or self._serving.slots.closed:
+                self._serving.slots.leave(slot)
                 (secured or own).abort()
                 secured = None
         if secured is not None:
@@ -231,7 +209,7 @@ class Entrance(asyncio.Protocol):
 
     def _serve(self, transport: asyncio.Transport, slot: Slot) -> None:
         slot.end = transport.abort
-        connection = self._make(transport, slot)
+        connection = Connection(self._serving, transport, slot)
         transport.set_protocol(connection)
         connection.connection_made(transport)
         for data in self._early:
@@ -239,12 +217,17 @@ class Entrance(asyncio.Protocol):
 
 
 class Serving:
-    """An application on sockets that listen, within the bounds of a `Listener`."""
+    """An application on sockets that listen, within the limits of one listener, whose `name` is its
+    label in metrics.
+    """
 
-    def __init__(self, app: web.Application, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, app: web.Application, name: str, limits: Limits, refusals: Refusals) -> None:
+        self.limits = limits
+        self.slots = ConnectionSlots(limits.connections, limits.connections_of_peer)
+        self._name = name
+        self._refusals = refusals
         self._servers: list[asyncio.Server] = []
-        self._runner = web.AppRunner(
+        self.runner = web.AppRunner(
             app,
             handle_signals=False,
             handler_cancellation=True,  # a follower of the events that left is forgotten at once
@@ -253,20 +236,13 @@ class Serving:
 
     async def start(self, *, context: ssl.SSLContext | None = None, **where: Any) -> None:
         """Listen; `where` is what asyncio's `create_server` takes. Raises OSError."""
-        if self._runner.server is None:
-            await self._runner.setup()
-        server, listener = self._runner.server, self._listener
+        if self.runner.server is None:
+            await self.runner.setup()
+        loop, enter = asyncio.get_running_loop(), partial(Entrance, self, context)
+        self._servers.append(await loop.create_server(enter, backlog=_BACKLOG, **where))
 
-        def enter() -> asyncio.Protocol:
-            return Entrance(
-                lambda transport, slot: Connection(server, listener, transport, slot),
-                listener,
-                context,
-            )
-
-        self._servers.append(
-            await asyncio.get_running_loop().create_server(enter, backlog=_BACKLOG, **where)
-        )
+    def refused(self, reason: Reason, peer: str, error: str = "") -> None:
+        self._refusals.add(self._name, reason, peer=peer, error=error)
 
     @property
     def port(self) -> int:
@@ -275,10 +251,10 @@ class Serving:
 
     async def end(self) -> None:
         """Take no more connections, finish the answers under way for a second, close the rest."""
-        self._listener.slots.close()
+        self.slots.close()
         for server in self._servers:
             server.close()
-        await self._runner.cleanup()
+        await self.runner.cleanup()
 
 
 @web.middleware

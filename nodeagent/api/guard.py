@@ -15,8 +15,7 @@ from aiohttp import web, web_response
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.api.connection import refused
-from nodeagent.api.connection_slots import LOOPBACK, peer_of
-from nodeagent.api.limits import Reason
+from nodeagent.api.limits import LOOPBACK, Reason, peer_of
 from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownDevice
 
 # The Server header would reveal the versions of Python and aiohttp, also in answers that aiohttp

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from nodeagent.api.answers import Answers
-from nodeagent.api.connection import Listener, Serving
+from nodeagent.api.connection import Serving
 from nodeagent.api.limits import SOCKET_LIMITS, TCP_LIMITS, Limits, Refusals
 from nodeagent.api.routes import create_app
 from nodeagent.errors import NodeagentError
@@ -29,7 +29,7 @@ async def listen(
     Raises NodeagentError when the address cannot be used.
     """
     app = create_app(answers, listen_host=host, limits=limits)
-    serving = Serving(app, Listener("api", limits, refusals))
+    serving = Serving(app, "api", limits, refusals)
     try:
         try:
             await serving.start(host=host or None, port=port)
@@ -52,7 +52,7 @@ async def listen_on_socket(
     Raises NodeagentError when it cannot be made.
     """
     app = create_app(answers, listen_host="", limits=limits)
-    serving = Serving(app, Listener("socket", limits, refusals))
+    serving = Serving(app, "socket", limits, refusals)
     listener, made = _private_socket(path)
     try:
         await serving.start(sock=listener)

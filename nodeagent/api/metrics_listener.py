@@ -18,10 +18,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.api.answers import Answers
-from nodeagent.api.connection import Connection, Listener, Serving, refused, whole_requests
-from nodeagent.api.connection_slots import peer_of
+from nodeagent.api.connection import Connection, Serving, refused, whole_requests
 from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
-from nodeagent.api.limits import TCP_LIMITS, Limits, Reason, Refusals
+from nodeagent.api.limits import TCP_LIMITS, Limits, Reason, Refusals, peer_of
 from nodeagent.api.metrics_routes import metrics_routes
 from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import WebConfig, read_web_config
@@ -116,7 +115,7 @@ class MetricsListener:
         context: ssl.SSLContext | None,
         check: PasswordCheck | None,
     ) -> None:
-        serving = Serving(self._app(config, check), Listener("metrics", self.limits, self.refusals))
+        serving = Serving(self._app(config, check), "metrics", self.limits, self.refusals)
         await serving.start(sock=listener.dup(), context=context)
         earlier, self._serving = self._serving, serving
         if earlier:

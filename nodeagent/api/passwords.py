@@ -27,7 +27,7 @@ _FIRST_TURN = 0.1  # seconds that a check with its rest is thought to take befor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attempt:
+class Guess:
     """A password from `peer` that waits to be checked."""
 
     peer: str
@@ -52,7 +52,7 @@ class PasswordSchedule:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Attempt, None] = {}  # oldest first
+        self._waiting: dict[Guess, None] = {}  # oldest first
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._turn = 0
         self._rest_until = 0.0
@@ -64,19 +64,19 @@ class PasswordSchedule:
     def idle(self) -> bool:
         return not self._waiting
 
-    def arrive(self, peer: str) -> Attempt:
-        attempt = Attempt(peer)
+    def arrive(self, peer: str) -> Guess:
+        attempt = Guess(peer)
         self._waiting[attempt] = None
         return attempt
 
-    def leave(self, attempt: Attempt) -> None:
+    def leave(self, attempt: Guess) -> None:
         """Its client does not wait any more; an attempt that was checked is none already."""
         self._waiting.pop(attempt, None)
 
     def rest(self, now: float) -> float:
         return max(0.0, self._rest_until - now)
 
-    def next(self, now: float) -> Attempt:
+    def next(self, now: float) -> Guess:
         """The attempt to check now; there has to be one."""
         attempt = self._choose(now)
         del self._waiting[attempt]
@@ -84,7 +84,7 @@ class PasswordSchedule:
         self._began = now
         return attempt
 
-    def checked(self, attempt: Attempt, now: float, *, cost: float, right: bool) -> None:
+    def checked(self, attempt: Guess, now: float, *, cost: float, right: bool) -> None:
         """A check ended that took `cost` seconds of a processor."""
         self._rest_until = now + cost
         self._turn_time = self._rest_until - self._began
@@ -104,7 +104,7 @@ class PasswordSchedule:
         """A refusal is answered, and a new guess may follow."""
         self._refuse_from = now + 2 * self._turn_time
 
-    def _choose(self, now: float) -> Attempt:
+    def _choose(self, now: float) -> Guess:
         newest = reversed(self._waiting)
         match self._turn % 4:
             case 0 | 2:
@@ -152,7 +152,7 @@ class PasswordCheck:
         self._known: OrderedDict[bytes, bool] = OrderedDict()
         self._wrong: OrderedDict[bytes, bool] = OrderedDict()
         self._schedule = PasswordSchedule()
-        self._asked: dict[Attempt, tuple[str, bytes, asyncio.Future[bool]]] = {}
+        self._asked: dict[Guess, tuple[str, bytes, asyncio.Future[bool]]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="password")
         self._refusing = asyncio.Lock()  # in the order in which they were refused
         self._checking: asyncio.Task[None] | None = None
@@ -233,7 +233,7 @@ class PasswordCheck:
         finally:
             self._checking = None
 
-    def _answer(self, attempt: Attempt, right: bool) -> None:
+    def _answer(self, attempt: Guess, right: bool) -> None:
         """Let the client's request go on, if it still waits."""
         if (asked := self._asked.get(attempt)) and not asked[2].done():
             asked[2].set_result(right)

@@ -1,23 +1,32 @@
-"""What a client can ask. Nothing here changes anything; what does, is in `mps_routes`."""
+"""What a client can ask, and, over the Unix socket alone, have done."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
 
 from nodeagent.api.answers import Answers, Preview
 from nodeagent.api.connection import refused, whole_requests
-from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
+from nodeagent.api.guard import (
+    errors_as_json,
+    only_over_unix_socket,
+    refuse_foreign_hosts,
+    set_headers,
+)
 from nodeagent.api.limits import Limits, Reason
 from nodeagent.api.metrics_routes import accepts_gzip, metrics_routes
-from nodeagent.api.mps_routes import mps_routes
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
+from nodeagent.errors import UnknownDevice
 from nodeagent.plan.plan import Verdict
 from nodeagent.reconcile.event_log import Event
 from nodeagent.text import shown
+from nodeagent.uncancelled import uncancelled
 from nodeagent.views import shapes
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
@@ -45,7 +54,10 @@ def create_app(answers: Answers, *, listen_host: str, limits: Limits) -> web.App
             web.post("/v1/plan/preview", routes.preview),
             web.get("/v1/events", routes.events),
             web.get("/openapi.json", routes.openapi),
-            *mps_routes(answers),
+            web.get("/v1/mps", routes.mps),
+            # Whatever changes something is bound to the Unix socket here and nowhere else.
+            web.post("/v1/mps/restart", only_over_unix_socket(routes.restart_mps)),
+            web.post("/v1/mps/drain", only_over_unix_socket(routes.drain_mps)),
         ]
     )
     return app
@@ -94,12 +106,9 @@ class _Routes:
             refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many previews at once")
         self._previews += 1
-        computing = asyncio.create_task(
-            self._compute(text, request.query.get("configuration")), name="preview"
-        )
-        computing.add_done_callback(self._computed)
         # Who asks and leaves does not end the thread, so the next one waits for it all the same.
-        found = await asyncio.shield(computing)
+        computing = self._compute(text, request.query.get("configuration"))
+        found = await asyncio.shield(asyncio.create_task(computing, name="preview"))
         if found is None:
             raise web.HTTPServiceUnavailable(text="the GPUs have not been observed yet")
         if not found.readable:
@@ -107,11 +116,11 @@ class _Routes:
         return web.json_response(found.report, status=422 if found.verdict in _REFUSED else 200)
 
     async def _compute(self, text: bytes, configuration: str | None) -> Preview | None:
-        async with self._one_preview:
-            return await asyncio.to_thread(self._answers.preview, text, configuration)
-
-    def _computed(self, _: asyncio.Task[Preview | None]) -> None:
-        self._previews -= 1
+        try:
+            async with self._one_preview:
+                return await asyncio.to_thread(self._answers.preview, text, configuration)
+        finally:
+            self._previews -= 1
 
     async def openapi(self, _: web.Request) -> web.Response:
         return web.json_response(DESCRIPTION)
@@ -160,6 +169,51 @@ class _Routes:
                 request.transport.abort()
             raise ConnectionResetError("the follower does not read") from None
 
+    async def mps(self, request: web.Request) -> web.Response:
+        device = request.query.get("device")
+        report = self._answers.mps(device)
+        if report is None:
+            raise web.HTTPNotFound(text=f"this node has no device {_shown(device)}")
+        return web.json_response(report)
+
+    async def restart_mps(self, request: web.Request) -> web.Response:
+        given = _read(await request.read(), "device", "force")
+        device = self._one_daemon(given["device"])
+        force = bool(given.get("force"))
+        # What was begun is finished although the client disconnects.
+        return web.json_response(await uncancelled(self._answers.restart_mps(device, force)))
+
+    async def drain_mps(self, request: web.Request) -> web.Response:
+        """A client that disconnects gives the drain up: else the device would take no clients
+        without a visible reason.
+        """
+        given = _read(await request.read(), "device", "timeout", "force")
+        device = self._one_daemon(given["device"])
+        seconds, force = given.get("timeout"), bool(given.get("force"))
+        return web.json_response(await self._answers.drain_mps(device, seconds, force))
+
+    def _one_daemon(self, device: str) -> str:
+        """The UUID of the device meant; raises UnknownDevice unless it has exactly one daemon."""
+        report = self._answers.mps(device)
+        if report is None:
+            raise UnknownDevice(
+                f"this node has no device {_shown(device)}",
+                remedy="nodeagent mps status lists the devices with MPS",
+            )
+        daemons: list[Json] = report["daemons"]
+        if not daemons:
+            raise UnknownDevice(
+                f"{device} has no MPS daemon",
+                remedy="nodeagent mps status lists the devices with one",
+            )
+        if len(daemons) > 1:
+            first = daemons[0]["device"]
+            raise UnknownDevice(
+                f"{device} has {len(daemons)} MPS daemons",
+                remedy=f"name the MIG device, by UUID or as GPU:SLICE, such as {first}",
+            )
+        return str(daemons[0]["device"])
+
 
 def _last_event_id(request: web.Request) -> int | None:
     given = request.headers.get("Last-Event-ID", request.query.get("after", ""))
@@ -199,3 +253,50 @@ def event_json(event: Event) -> Json:
             first=event.first,
         )
     )
+
+
+_LONGEST_NAME = 100  # characters of a device's
+_LONGEST = sys.float_info.max  # seconds; an integer beyond it is no float
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= _LONGEST_NAME
+
+
+def _is_timeout(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value <= _LONGEST)
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "device": (_is_name, "an index, a UUID or GPU:SLICE, written as text"),
+    "timeout": (_is_timeout, "seconds, a number from 0, or null"),
+    "force": (lambda value: value is None or isinstance(value, bool), "true or false"),
+}
+
+
+def _read(body: bytes, *accepted: str) -> Json:
+    """The body of a request, checked. An unknown key could change the meaning: it is refused."""
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise web.HTTPBadRequest(text='expected a JSON object such as {"device": "0"}')
+    unknown = sorted(given.keys() - set(accepted))
+    if unknown:
+        raise web.HTTPBadRequest(
+            text=f"found the key {_shown(unknown[0])}; accepted: {', '.join(accepted)}"
+        )
+    for name in accepted:
+        is_right, expected = _FIELDS[name]
+        if not is_right(given.get(name)):
+            raise web.HTTPBadRequest(text=f"{name}: expected {expected}")
+    return given
+
+
+def _shown(text: str | None) -> str:
+    """Text from outside, bounded and in quotes."""
+    return repr((text or "")[:_LONGEST_NAME])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.api.connection_slots import ConnectionSlots, Slot, peer_of
+from nodeagent.api.limits import ConnectionSlots, Slot, peer_of
 
 
 class Clients:

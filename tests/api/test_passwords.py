@@ -19,7 +19,7 @@ import bcrypt
 import pytest
 
 from nodeagent.api.limits import Limits
-from nodeagent.api.passwords import Attempt, PasswordCheck, PasswordSchedule, TooManyAsk
+from nodeagent.api.passwords import Guess, PasswordCheck, PasswordSchedule, TooManyAsk
 
 LONG = 300.0  # virtual seconds
 
@@ -48,7 +48,7 @@ class Siege:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self._asked: dict[
-            Attempt, tuple[int, float]
+            Guess, tuple[int, float]
         ] = {}  # guesser (-1: the right user) and start time
         self._checking = False
         self._refused: deque[tuple[int, float]] = deque()  # guesser, and until when it waits
@@ -84,7 +84,7 @@ class Siege:
             self._at(now + self.patience, lambda later: self._give_up(attempt, later))
         self._go_on(now)
 
-    def _give_up(self, attempt: Attempt, now: float) -> None:
+    def _give_up(self, attempt: Guess, now: float) -> None:
         if attempt in self._asked:
             self._schedule.leave(attempt)
             self._soon(now, self._asked.pop(attempt)[0])
@@ -102,7 +102,7 @@ class Siege:
         cost = self.cost * self._random.uniform(0.8, 1.2)
         self._at(now + cost + self.delay, lambda later: self._checked(attempt, cost, later))
 
-    def _checked(self, attempt: Attempt, cost: float, now: float) -> None:
+    def _checked(self, attempt: Guess, cost: float, now: float) -> None:
         self.busy += cost
         who, since = self._asked.pop(attempt, (0, 0.0))
         self._schedule.checked(attempt, now, cost=cost, right=who < 0)
