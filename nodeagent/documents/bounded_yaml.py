@@ -47,7 +47,7 @@ class Tree(Struct, frozen=True):
 
 def read_tree(text: str | bytes, *, most_nodes: int = MOST_NODES) -> Tree:
     """Read one YAML or JSON document; raises DocumentError with all faults of its form."""
-    reader = _Reader(yaml.parse(_decoded(text), Loader=yaml.CSafeLoader), most_nodes)
+    reader = _TreeReader(yaml.parse(_decoded(text), Loader=yaml.CSafeLoader), most_nodes)
     value: Value = None
     try:
         value = reader.document()
@@ -94,7 +94,7 @@ class _Stop(Exception):
     """Reading on would be pointless."""
 
 
-class _Reader:
+class _TreeReader:
     """Makes values of parser events. It descends no deeper than DEEPEST, so recursion is safe."""
 
     def __init__(self, events: Iterator[yaml.Event], most_nodes: int) -> None:

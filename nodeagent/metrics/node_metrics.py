@@ -13,8 +13,7 @@ from nodeagent.health.table import ROWS
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.claim_samples import claim_samples
-from nodeagent.plan.fragmentation import fragmentation
-from nodeagent.plan.layouts import Card, creatable, free_slots
+from nodeagent.plan.layouts import Card, creatable, fragmentation, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, WantedInstance
-from nodeagent.plan.mps_assignment import Seat, assign, cost_of
 from nodeagent.plan.mps_users import outside_mps
 from nodeagent.plan.observed import Device, Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.remedies import in_use_remedy
+from nodeagent.plan.search import Seat, assign, cost_of
 from nodeagent.plan.shares import ComputeMode, WantedMps
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step, StopMps
 from nodeagent.structs import Struct

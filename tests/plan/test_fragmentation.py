@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from nodeagent.claims.names import places
-from nodeagent.plan.fragmentation import fragmentation
-from nodeagent.plan.layouts import creatable
+from nodeagent.plan.layouts import creatable, fragmentation
 from nodeagent.plan.observed import HealthLimits
 from nodeagent.structs import replace
 from tests.claims.boards import legal_sets, mig_off, with_devices

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.plan.desired import WantedInstance
-from nodeagent.plan.mps_assignment import START, STOP, Seat, assign, cost_of
+from nodeagent.plan.search import START, STOP, Seat, assign, cost_of
 from nodeagent.plan.shares import WantedMps
 from tests.plan.daemons import A, B, C, D
 

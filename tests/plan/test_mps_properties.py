@@ -14,10 +14,10 @@ from nodeagent.plan.desired import (
     MigEnabled,
     WantedInstance,
 )
-from nodeagent.plan.mps_assignment import STOP, cost_of
 from nodeagent.plan.observed import Gpu, MpsDaemon, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
+from nodeagent.plan.search import STOP, cost_of
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.plan.steps import (
     CreateComputeInstance,
