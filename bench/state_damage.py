@@ -21,7 +21,7 @@ from nodeagent.files.state import StateFile
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.health.state_file import health_file
 from nodeagent.mps.files import records as mps_records
-from nodeagent.reconcile.last_good_plan import last_good_plan
+from nodeagent.reconcile.plan_update import last_good_plan
 
 _FIRST_RELEASE = Path("tests/data/state")
 _OF_ITS_OWN: dict[str, Callable[[Path], StateFile[Any]]] = {

@@ -20,9 +20,8 @@ from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.gpu_changes import GpuChanges
-from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
-from nodeagent.reconcile.plan_update import PlanText
+from nodeagent.reconcile.plan_update import FILE_NAME, PlanText, last_good_plan
 from nodeagent.reconcile.reconciler import NodeDriver, Reconciler, Rules
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words

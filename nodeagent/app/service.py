@@ -38,8 +38,8 @@ from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.gpu_changes import GpuChanges
-from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN_NAME
-from nodeagent.reconcile.last_good_plan import last_good_plan
+from nodeagent.reconcile.plan_update import FILE_NAME as PLAN_NAME
+from nodeagent.reconcile.plan_update import last_good_plan
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.settings import Settings
 from nodeagent.structs import replace

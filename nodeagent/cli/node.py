@@ -170,7 +170,7 @@ def as_accepted(
         return observed
     from nodeagent.documents.reading import digest_of
     from nodeagent.plan.numbers import numbered, numbers_of
-    from nodeagent.reconcile.last_good_plan import last_good_plan
+    from nodeagent.reconcile.plan_update import last_good_plan
 
     kept = last_good_plan(path).read()
     if kept is None or digest_of(kept.plan.text) != digest:

@@ -23,7 +23,6 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Host
-from nodeagent.reconcile.last_good_plan import last_good_plan
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import (
     DeferredPlan,
@@ -32,6 +31,7 @@ from nodeagent.reconcile.plan_update import (
     PlanText,
     PlanUpdate,
     UnreadablePlan,
+    last_good_plan,
 )
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Refusal

@@ -1,13 +1,26 @@
-"""What a plan source has to say: a text, that there is none, or that it cannot be read."""
+"""What a plan source has to say (a text, that there is none, or that it cannot be read), and the
+last plan that was accepted, kept where it survives a restart.
+
+When the agent starts and finds the plan's carrier empty, unreadable or wrong, the plan kept stays
+in force. Only root may read it: a plan can name users and limits of other people. The file is
+itself a plan that `nodeagent plan -f` reads: what the agent adds are comments.
+"""
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
 
+from msgspec import json
+
+from nodeagent.documents.reading import digest_of
+from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.numbers import Numbers
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
+from nodeagent.strict_json import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +69,58 @@ class DeferredPlan(Protocol):
     def on(self, observed: ObservedNode) -> PlanUpdate:
         """What it means for this node. Pure, and called in a thread, since it may take long."""
         ...
+
+
+FILE_NAME: Final = "last-good-plan"
+_LARGEST = 2 * 1024 * 1024  # bytes, more than any document that was ever accepted
+_CONFIGURATION = b"# configuration: "
+_NUMBERS = b"# gpus: "
+
+
+def last_good_plan(path: Path | None) -> StateFile[KeptPlan]:
+    """The file; `path` None: nothing is kept."""
+    return StateFile(
+        path,
+        _FORMAT,
+        what="the accepted plan",
+        lost="only the plan's own source counts after a restart",
+        remedy="check with `nodeagent status` that the plan in force is the one you want",
+    )
+
+
+def _encoded(kept: KeptPlan) -> bytes:
+    named = _CONFIGURATION + json.encode(kept.plan.configuration)
+    numbers = _NUMBERS + json.encode(kept.numbers)
+    return b"\n".join((named, numbers, kept.plan.text))
+
+
+def _decoded(content: bytes, version: int) -> KeptPlan:
+    if version == 0:
+        return KeptPlan(_of_the_first_release(content))
+    first, _, text = content.partition(b"\n")
+    name = _name(parse_json(first.removeprefix(_CONFIGURATION)))
+    if version <= _WITHOUT_NUMBERS:
+        return KeptPlan(PlanText(text, name))
+    second, _, text = text.partition(b"\n")
+    numbers = json.decode(second.removeprefix(_NUMBERS), type=Numbers)
+    return KeptPlan(PlanText(text, name), numbers)
+
+
+def _of_the_first_release(content: bytes) -> PlanText:
+    fields = parse_json(content)
+    text = base64.b64decode(fields["text"], validate=True)
+    if fields["digest"] != digest_of(text):
+        raise ValueError("its digest is not that of its text")
+    return PlanText(text, _name(fields["configuration"]))
+
+
+def _name(configuration: object) -> str | None:
+    if not isinstance(configuration, str | None):
+        raise TypeError(f"{configuration!r} is no name of a configuration")
+    return configuration
+
+
+_WITHOUT_NUMBERS = 2  # the version of the file in which the GPUs had no lasting numbers
+_FORMAT: Final[StateFormat[KeptPlan]] = StateFormat(
+    "last-good-plan", 3, _LARGEST, _encoded, _decoded
+)

@@ -127,7 +127,9 @@ class Reconciler:
             pause = await self._reconcile_once()
         except NodeagentError as error:
             await self._close_driver()
-            return self._failed(Problem(_code_of(error), error.message, error.remedy))
+            missing = isinstance(error, DriverError) and error.name == LIBRARY_MISSING
+            code = Code.DRIVER_MISSING if missing else Code.DRIVER
+            return self._failed(Problem(code, error.message, error.remedy))
         except Abandoned:
             return 0.0
         except Exception as error:  # a fault of ours; it is tried again after a while
@@ -190,8 +192,12 @@ class Reconciler:
         self._processes.watch(blocking_pids(judgement))
         if self.plan.kept != tried:  # accepted by the last look
             await self._save_plan()
-        self.on_round(self._done, asyncio.get_running_loop().time() - began)
-        return self._pause(judgement)
+        now = asyncio.get_running_loop().time()
+        self.on_round(self._done, now - began)
+        # Until a failed GPU may be tried again, at most until the resync.
+        retry = self._queue.next_retry(judgement)
+        resync = self.rules.resync
+        return resync if retry is None else min(resync, max(0.0, retry - now))
 
     async def _save_plan(self) -> None:
         if trouble := await self.plan.save():
@@ -269,13 +275,6 @@ class Reconciler:
         self._alive(0)
         self.reporter.step(report)
 
-    def _pause(self, judgement: Judgement) -> float:
-        """How long to rest: until a failed GPU may be tried again, at most until the resync."""
-        retry = self._queue.next_retry(judgement)
-        if retry is None:
-            return self.rules.resync
-        return min(self.rules.resync, max(0.0, retry - asyncio.get_running_loop().time()))
-
     # --- what is so -------------------------------------------------------------------------
 
     def _describe(
@@ -329,8 +328,3 @@ def _driver_error(observed: ObservedNode) -> str:
     if any(gpu.access is not Access.UNKNOWN for gpu in observed.gpus):
         return ""
     return observed.gpus[0].access_reason if observed.gpus else ""
-
-
-def _code_of(error: NodeagentError) -> Code:
-    missing = isinstance(error, DriverError) and error.name == LIBRARY_MISSING
-    return Code.DRIVER_MISSING if missing else Code.DRIVER

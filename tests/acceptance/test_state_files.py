@@ -22,7 +22,7 @@ from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.health.state_file import health_file
 from nodeagent.mps.files.records import RecordUnusable
 from nodeagent.mps.files.records import read_records as mps_records
-from nodeagent.reconcile.last_good_plan import last_good_plan
+from nodeagent.reconcile.plan_update import last_good_plan
 from tests.acceptance.agent_home import Home
 
 FIRST_RELEASE = Path("tests/data/state")  # what it wrote on h100-80gb:2 with MPS, XIDs, time slices

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from nodeagent.plan.numbers import NumberedGpu
-from nodeagent.reconcile.last_good_plan import last_good_plan
-from nodeagent.reconcile.plan_update import KeptPlan, PlanText
+from nodeagent.reconcile.plan_update import KeptPlan, PlanText, last_good_plan
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program

@@ -29,7 +29,7 @@ from nodeagent.mps.files.log import facts, worth_showing
 from nodeagent.mps.files.records import FOLDER, RecordUnusable, read_records
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
 from nodeagent.processes import LARGEST_ENVIRONMENT, variables_in
-from nodeagent.reconcile.last_good_plan import last_good_plan
+from nodeagent.reconcile.plan_update import last_good_plan
 from tests.fuzz.runs import Parser, Refused
 
 _STATE = Path("tests/data/state")

@@ -11,8 +11,7 @@ import pytest
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.numbers import NumberedGpu
-from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reconcile.plan_update import KeptPlan, PlanText
+from nodeagent.reconcile.plan_update import FILE_NAME, KeptPlan, PlanText, last_good_plan
 from nodeagent.structs import replace
 
 FIRST_RELEASE = Path("tests/data/state/last-good-plan")

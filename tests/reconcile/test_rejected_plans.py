@@ -8,8 +8,13 @@ import pytest
 
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.last_good_plan import FILE_NAME, last_good_plan
-from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import (
+    FILE_NAME,
+    NoPlan,
+    PlanText,
+    UnreadablePlan,
+    last_good_plan,
+)
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase
 from tests.rig import Rig, destruction, do, plan_text, running

@@ -31,8 +31,8 @@ from nodeagent.files.state import read_own_file, read_regular_file
 from nodeagent.gpu.original_settings import FILE_NAME as MODES
 from nodeagent.health.state_file import FILE_NAME as HEALTH
 from nodeagent.mps.files.records import FOLDER as DAEMONS
-from nodeagent.reconcile.last_good_plan import FILE_NAME as PLAN
-from nodeagent.reconcile.last_good_plan import last_good_plan
+from nodeagent.reconcile.plan_update import FILE_NAME as PLAN
+from nodeagent.reconcile.plan_update import last_good_plan
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.settings.sources import setting_names, variable_of
 
