@@ -101,8 +101,6 @@ class ApiAdapter:
             async with asyncio.timeout(seconds):
                 await self.shared.control.settled.wait()
 
-    # --- answers --------------------------------------------------------------------------------
-
     def status(self, gpu: str | None) -> Rendered | None:
         self.shared.control.refresh_if_older_than(_FRESH)
         return self._rendered.page(gpu)
@@ -138,13 +136,11 @@ class ApiAdapter:
             *self.active_plan.preview(plan, state.observed, self._policy), self._policy
         )
 
-    # --- MPS ------------------------------------------------------------------------------------
-
     def mps(self, device: str | None) -> Json | None:
         return mps_answer(self.current(), device)
 
     async def restart_mps(self, device: str, force: bool) -> Json:
-        await self.mps_service.restart(device, force=force)
+        await self.mps_service.fleet.restart(device, force=force)
         return self._done_with(device, "restarted")
 
     async def drain_mps(self, device: str, seconds: float | None, force: bool) -> Json:

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from nodeagent.app.claim_reports import ClaimReports
-from nodeagent.app.claim_view import ClaimView
+from nodeagent.app.claim_view import ClaimReports, ClaimView
 from nodeagent.app.shared import Shared
 from nodeagent.claims.files.cdi_files import ToolkitEdits
 from nodeagent.claims.model import ClaimedDevice
@@ -167,8 +166,6 @@ class ClaimsService:
             self._problem = Problem(Code.CLUSTER, message, remedy)
         self._nudge("the kubelet has registered the driver, or refuses it")
 
-    # --- for the kubelet --------------------------------------------------------------------------
-
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         with self.view.attempts.attempt(Operation.PREPARE, claim.namespace, claim.name, claim.uid):
             return await self.claims.prepare(claim.namespace, claim.name, claim.uid)
@@ -196,8 +193,6 @@ class ClaimsService:
                 remedy="`nodeagent status` shows what is wrong with the driver; the agent retries",
             )
         return self._observation.node
-
-    # --- for the scheduler ------------------------------------------------------------------------
 
     async def _publish(self) -> None:
         """Publish what is offered, as often as something may have changed it."""

@@ -14,7 +14,6 @@ from nodeagent.cluster.plan_sources.registry import check_source, make_source
 if TYPE_CHECKING:
     from nodeagent.cluster.plan_sources.node_source import FollowFile, NodeSource, Offer
 
-_LAST_WORDS = 1.5  # seconds for the newest state to be written at the end
 _LEAVING = 2.0  # seconds for putting back at the end what was done around a change
 
 
@@ -77,10 +76,6 @@ class ClusterService:
         self.hooks.use_source(name)
         self.publisher.use(source)
         return source
-
-    async def flush(self) -> None:
-        """The agent stops: have the newest state written while `run` still runs."""
-        await self.publisher.flush(within=_LAST_WORDS)
 
     async def run(self) -> None:
         async with self.access:

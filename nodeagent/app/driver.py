@@ -10,7 +10,6 @@ from nodeagent.gpu.driver import Driver
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.device_users import FinishedAmong
     from nodeagent.gpu.original_settings import OriginalSettings
-    from nodeagent.gpu.process_details import ProcessDetails
     from nodeagent.gpu.topology import Topology
     from nodeagent.gpu.users import UsageSource
     from nodeagent.settings import Settings
@@ -30,7 +29,11 @@ def make_driver(
     `simulated_smi` is the stand-in for nvidia-smi where the GPUs are simulated, None where they are
     real; simulated processes have no files. The rest is as `Driver` and `kubelet_users` have it.
     """
-    simulated = simulated_smi is not None
+    simulated, processes = simulated_smi is not None, None
+    if not simulated:
+        from nodeagent.gpu.process_details import ProcessDetails
+
+        processes = ProcessDetails()
     return Driver(
         observe_deadline=settings.driver.observe_deadline,
         step_deadline=settings.driver.step_deadline,
@@ -39,14 +42,8 @@ def make_driver(
         topology=topology,
         original=original,
         time_slices=time_slices,
-        processes=None if simulated else _process_details(),
+        processes=processes,
     )
-
-
-def _process_details() -> ProcessDetails:
-    from nodeagent.gpu.process_details import ProcessDetails
-
-    return ProcessDetails()
 
 
 def _sources(

@@ -50,6 +50,7 @@ from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import HealthReadings, KernelErrors, OwnChanges
 from nodeagent.telemetry.samples import SampleBatch
+from nodeagent.uncancelled import uncancelled
 from nodeagent.views.health_remedies import HealthRemedies
 
 log = structlog.get_logger(__name__)
@@ -112,7 +113,6 @@ class HealthService:
         self.file = health_file(places.state)
         self._kept: object = None  # what was written down last, as far as it is missed
         self._not_kept = ""  # why not, as it was logged
-        self._writing = asyncio.Lock()
         self._news = asyncio.Event()
         self._addresses_known = asyncio.Event()
         self._log_from = 0.0  # uptime in seconds; what is older in the kernel log does not count
@@ -308,20 +308,15 @@ class HealthService:
         """A write that was begun is not left half-way: its thread would go on, and might be the
         last to write although what it writes is older.
         """
-        self._write_task = asyncio.create_task(self._write(), name="keep health")
-        await asyncio.shield(self._write_task)
-
-    async def _write(self) -> None:
-        async with self._writing:
-            state = self.state
-            try:
-                await asyncio.to_thread(self.file.save, state)
-            except NodeagentError as error:
-                if error.message != self._not_kept:  # it is tried again and again
-                    log.warning(error.message, remedy=error.remedy)
-                self._not_kept = error.message
-            else:
-                self._kept, self._not_kept = _missed(state), ""
+        state = self.state
+        try:
+            await uncancelled(asyncio.to_thread(self.file.save, state))
+        except NodeagentError as error:
+            if error.message != self._not_kept:  # it is tried again and again
+                log.warning(error.message, remedy=error.remedy)
+            self._not_kept = error.message
+        else:
+            self._kept, self._not_kept = _missed(state), ""
 
 
 def _read_gpus(state: HealthState) -> frozenset[str]:

@@ -26,7 +26,6 @@ from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.selection import default_selection, read_selection
-from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
 from nodeagent.telemetry.counters_file import counters_text
@@ -36,7 +35,7 @@ from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.telemetry.readings import READING_FIELDS
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
-from nodeagent.views.node_state import NodeState, Reading
+from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
     from nodeagent.api.answers import Answers
@@ -71,7 +70,7 @@ class MetricsService:
         self._unread: Problem | None = None
         self._listener_problem: Problem | None = None
         host = settings.metrics.host_label
-        self._exporter = Exporter(
+        self.exporter = Exporter(
             self._selection,
             host=() if host == "none" else ((host, settings.node_name),),
             renamed=settings.metrics.names == "renamed",
@@ -91,28 +90,9 @@ class MetricsService:
         self._owners = owners
         self._looking_up: asyncio.Task[None] | None = None
 
-    # --- for others -------------------------------------------------------------------------------
-
     def scrape(self, zipped: bool) -> bytes:
         """The text, compressed by gzip if so wished. Calls nothing that could take long."""
-        return self._exporter.scrape(zipped, process_samples(), self.refusals.counts)
-
-    @property
-    def readings(self) -> Mapping[tuple[str, int | None], Reading]:
-        return self._exporter.readings
-
-    def changed(self) -> None:
-        self._exporter.changed()
-
-    def claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
-        """An attempt to prepare or release a claim took so long, and failed for a `reason`; "": it
-        did not.
-        """
-        self._exporter.claim_work.add(operation, seconds, reason)
-        self._exporter.changed()
-
-    def round_over(self, outcome: NodeOutcome | None, seconds: float) -> None:
-        self._exporter.work.add_round(outcome, seconds)
+        return self.exporter.scrape(zipped, process_samples(), self.refusals.counts)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -149,8 +129,6 @@ class MetricsService:
             self._listener_problem = None
             log.info("metrics are served on metrics.listen")
 
-    # --- what is read -----------------------------------------------------------------------------
-
     async def run(self) -> None:
         path = self._settings.counters
         if path is not None:
@@ -184,7 +162,7 @@ class MetricsService:
                 log.warning("a line of the counters file is ignored", why=str(finding))
             log.info("fields to export", metrics=len(found.metrics), labels=len(found.labels))
         self._selection = found
-        self._exporter.select(found)
+        self.exporter.select(found)
 
     def _read(self) -> None:
         """Have the selected fields read, and those that the status shows."""
@@ -197,25 +175,23 @@ class MetricsService:
         wholes = [sample.whole for sample in found.latest]
         found.samples["events"] = self._event_values.sample(wholes, self._slices)
         found.readers = (*found.readers, self._sampling.listener)
-        self._exporter.take(found)
+        self.exporter.take(found)
 
     def _count_events(self, events: tuple[Event, ...]) -> None:
         # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
         self._event_values.update(events, self._sampling.sampler.wholes, self._slices)
 
-    # --- whose it is ------------------------------------------------------------------------------
-
     def _count_processes(self, samples: tuple[ProcessSample, ...]) -> None:
         for sample in samples:
-            self._exporter.put_processes(sample.gpu, sample.running)
+            self.exporter.put_processes(sample.gpu, sample.running)
         if self._owners is not None and self._looking_up is None:
             looking_up = self._look_up(self._owners)
             self._looking_up = asyncio.create_task(looking_up, name="look up processes")
 
     async def _look_up(self, owners: OwnersOf) -> None:
         try:
-            pids = self._exporter.unknown_pids()
-            self._exporter.put_owners(await asyncio.to_thread(owners, pids))
+            pids = self.exporter.unknown_pids()
+            self.exporter.put_owners(await asyncio.to_thread(owners, pids))
         except Exception:  # a fault of ours; the next list may go well
             log.exception("the owners of processes cannot be read")
         finally:

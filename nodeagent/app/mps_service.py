@@ -50,7 +50,7 @@ class MpsService:
         observation = shared.observation
         self._stirred = asyncio.Event()
         self._clients: Mapping[str, tuple[ClientState, ...]] = {}
-        self._fleet = make_fleet(
+        self.fleet = make_fleet(
             settings,
             places,
             check=compute_mode_check(observation, exclusive=settings.compute_mode == "exclusive"),
@@ -59,7 +59,7 @@ class MpsService:
         )
         self.node = NodeController(
             driver,
-            self._fleet,
+            self.fleet,
             make_publisher(settings, places),
             observation,
             health=health,
@@ -76,7 +76,7 @@ class MpsService:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Adopt what an earlier agent left, and watch; the fleet is there inside."""
-        async with self._fleet, self._watch:
+        async with self.fleet, self._watch:
             await self.node.publish()
             watching = asyncio.create_task(self._watch_clients(), name="watch MPS clients")
             try:
@@ -85,12 +85,10 @@ class MpsService:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
                 if self._throwaway:
-                    await self._fleet.keep_only(())
-
-    # --- what is so -----------------------------------------------------------------------------
+                    await self.fleet.keep_only(())
 
     def overview(self) -> MpsOverview:
-        statuses = self._fleet.statuses()
+        statuses = self.fleet.statuses()
         if not statuses:  # as on most nodes, and this is asked for with each sample
             return MpsOverview((), self.node.publishing_problems)
         observed = self.node.seen or ObservedNode()
@@ -106,15 +104,9 @@ class MpsService:
         clients = (known.get(client.pid, client) for client in daemon.clients)
         return replace(daemon, clients=tuple(_with_pod(c, pods.get(c.pid)) for c in clients))
 
-    # --- what people want -----------------------------------------------------------------------
-
-    async def restart(self, device: str, *, force: bool) -> None:
-        """Start a device's daemon anew; raises StillInUse and other NodeagentErrors."""
-        await self._fleet.restart(device, force=force)
-
     async def drain(self, device: str, *, seconds: float | None, force: bool) -> None:
         """Accept no new clients and wait for the others; raises DrainTimedOut with those left."""
-        left = await self._fleet.drain(device, seconds=seconds, force=force)
+        left = await self.fleet.drain(device, seconds=seconds, force=force)
         if left:
             known = {client.pid: client for client in self._clients.get(device, ())}
             clients = [known.get(pid, ClientState(pid)) for pid in left]
@@ -125,16 +117,6 @@ class MpsService:
                 remedy=f"end them ({end}), give them more time, or end the daemon under them: "
                 f"`nodeagent mps drain {device} --timeout {seconds or 0:g} --force`",
             )
-
-    async def poll(self) -> None:
-        """Ask all daemons who their clients are, and wait for the answers, but not for long."""
-        await self._fleet.poll()
-
-    def plan_accepted(self) -> None:
-        """A new plan: what was given up is tried again."""
-        self._fleet.retry()
-
-    # --- what happens ---------------------------------------------------------------------------
 
     def _report(self, device: str, report: Report) -> None:
         kind, message = event_of(report)
@@ -162,7 +144,7 @@ class MpsService:
             await asyncio.sleep(_CALM)
             self._stirred.clear()
             try:
-                seen = await self._watch.check(self._fleet.running())
+                seen = await self._watch.check(self.fleet.running())
             except Exception:  # a fault of ours; the next look may go well
                 log.exception("MPS clients cannot be read")
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,6 @@ def _beside(state: Path | None, name: str) -> Path | None:
 
 log = structlog.get_logger(__name__)
 
-_Identity = tuple[int, int] | None  # device and inode of a file; None: it is not there
-
 _INTERVAL = 1.0  # seconds between two checks
 _REMEMBERED = 600.0  # seconds that a loss is a problem after it was repaired
 
@@ -144,7 +142,6 @@ class OwnFiles:
         self._repaired = repaired
         self._unusable: Problem | None = None  # of the run directory, now
         self._lost: dict[Path, float] = {}  # deleted paths, and when by the event loop's clock
-        self._sockets: dict[Path, tuple[_Identity, asyncio.Event]] = {}
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -161,12 +158,11 @@ class OwnFiles:
 
     async def until_gone(self, path: Path) -> None:
         """Wait until the path leads to another file than now, or to none."""
-        gone = asyncio.Event()
-        self._sockets[path] = (await asyncio.to_thread(_identity, path), gone)
-        try:
-            await gone.wait()
-        finally:
-            del self._sockets[path]
+        first = await asyncio.to_thread(_identity, path)
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            if not first or await asyncio.to_thread(_identity, path) != first:
+                return
 
     async def run(self) -> None:
         """Look at them every so often, until cancelled; raises OtherWriter when the agent is not
@@ -175,9 +171,7 @@ class OwnFiles:
         known = self.problems
         while True:
             await asyncio.sleep(_INTERVAL)
-            deleted, gone = await asyncio.to_thread(self._check, tuple(self._sockets.items()))
-            for event in gone:
-                event.set()
+            deleted = await asyncio.to_thread(self._check)
             for path in deleted:
                 self.lost(path)
             if deleted:
@@ -188,10 +182,8 @@ class OwnFiles:
                 known = self.problems
                 self._changed()
 
-    def _check(
-        self, sockets: Iterable[tuple[Path, tuple[_Identity, asyncio.Event]]]
-    ) -> tuple[tuple[Path, ...], tuple[asyncio.Event, ...]]:
-        """What was deleted and made again just now, and the events of the sockets that are gone."""
+    def _check(self) -> list[Path]:
+        """What was deleted and made again just now."""
         for file in self._files:
             file.review()
         deleted: list[Path] = []
@@ -212,8 +204,7 @@ class OwnFiles:
                 f"run namei -l {path} and repair the first path that it cannot show, or its "
                 "file system",
             )
-        gone = [one for path, (first, one) in sockets if not first or _identity(path) != first]
-        return tuple(dict.fromkeys(deleted)), tuple(gone)
+        return list(dict.fromkeys(deleted))
 
     def _loss(self) -> Problem | None:
         if not self._lost:
@@ -227,7 +218,8 @@ class OwnFiles:
         )
 
 
-def _identity(path: Path) -> _Identity:
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None: it is not there."""
     try:
         found = path.lstat()
     except OSError:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from nodeagent.app.claims_service import ClaimsService
     from nodeagent.claims.upkeep.left_claims import LeftClaims
 
+_LAST_WORDS = 1.5  # seconds for the newest state to be written on the Node at the end
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed
 _MARGIN = 30.0  # seconds beyond all deadlines after which a loop counts as stuck
 
@@ -120,7 +121,7 @@ class Agent:
                 self._cluster,
                 change=changes.change,
                 health=lambda: self._health.state,
-                poll_mps=self._mps.poll,
+                poll_mps=self._mps.fleet.poll,
                 pool=driver.pool,
             )
             self._claims.view.attempts.on_end.append(self._claim_attempt_over)
@@ -164,9 +165,9 @@ class Agent:
             hearts=shared.hearts,
             changes=changes,
             mps=self._mps.overview,
-            on_plan=self._mps.plan_accepted,
+            on_plan=self._mps.fleet.retry,
             hooks=self._cluster.hooks if self._cluster else ChangeHooks(),
-            on_round=self._metrics.round_over,
+            on_round=self._metrics.exporter.work.add_round,
             own_problems=self._own_problems,
         )
         self._plan = PlanService(shared, settings_file, self._active_plan, self._cluster)
@@ -225,7 +226,7 @@ class Agent:
             tasks = [group.create_task(run, name=name) for name, run in services.items()]
             await group.create_task(self._reconciler.run(), name="reconcile")
             if self._cluster:
-                await self._cluster.flush()
+                await self._cluster.publisher.flush(within=_LAST_WORDS)
             self._shared.events.close()
             for task in tasks:
                 task.cancel()
@@ -233,8 +234,6 @@ class Agent:
     def _ready(self) -> None:
         self._notifier.ready()
         self._on_ready()
-
-    # --- the node's state ---------------------------------------------------------------------
 
     def _current(self) -> NodeState:
         """With the daemons, health, the cluster and claims as they are at this moment."""
@@ -247,7 +246,7 @@ class Agent:
             cluster=cluster.publisher.state if cluster else None,
             claims=self._claims.view.served if self._claims else None,
             less_offered=self._claims.less_offered if self._claims else (),
-            readings=self._metrics.readings,
+            readings=self._metrics.exporter.readings,
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
         )
 
@@ -265,7 +264,8 @@ class Agent:
 
     def _claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
         """What was refused, or is not any more, may be what the headline is about."""
-        self._metrics.claim_attempt_over(operation, seconds, reason)
+        self._metrics.exporter.claim_work.add(operation, seconds, reason)
+        self._metrics.exporter.changed()
         before = self._claims_wait
         self._claims_wait = self._claims is not None and self._claims.view.attempts.any_refused
         if before or self._claims_wait:
@@ -276,7 +276,7 @@ class Agent:
         with_health = replace(state, health=self._health.state, claims=claims)
         if self._cluster:
             self._cluster.publisher.publish(with_health, self._active_plan.offered)
-        self._metrics.changed()
+        self._metrics.exporter.changed()
         found = headline(with_health, in_cluster=self._shared.in_cluster)
         self._notifier.status(f"{state.phase}: {found.text}")
 

@@ -61,7 +61,7 @@ class Watched:
     def observed(self, node: ObservedNode) -> None:
         """The node is known to be like this."""
         self.state = NodeState("gpu-node-0", "file", observed=node)
-        self.part.changed()
+        self.part.exporter.changed()
 
     async def sampled(self, times: int = 2) -> None:
         """Wait until every GPU that answers was read so often from now on: a round does not wait

@@ -66,11 +66,11 @@ class Truth:
 def _rig(folder: Path, driver: Driver, watched: list[Watched]) -> Rig:
     def published(_: NodeState) -> None:
         for one in watched:
-            one.part.changed()
+            one.part.exporter.changed()
 
     def round_over(outcome: NodeOutcome | None, seconds: float) -> None:
         for one in watched:
-            one.part.round_over(outcome, seconds)
+            one.part.exporter.work.add_round(outcome, seconds)
 
     return Rig(folder, driver=driver, on_state=published, on_round=round_over)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from nodeagent.api.mps_routes import _read as read_request
 from nodeagent.api.passwords import _credentials as read_header
+from nodeagent.api.routes import _read as read_request
 from nodeagent.claims.files.cdi_files import NoToolkitEdits, ToolkitEdits
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_identity, tls_context
 from nodeagent.cluster.client.faults import CredentialsUnusable
