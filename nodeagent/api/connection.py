@@ -217,9 +217,7 @@ class Entrance(asyncio.Protocol):
 
 
 class Serving:
-    """An application on sockets that listen, within the limits of one listener, whose `name` is its
-    label in metrics.
-    """
+    """An application on sockets that listen, within `limits`; `name` is its label in metrics."""
 
     def __init__(self, app: web.Application, name: str, limits: Limits, refusals: Refusals) -> None:
         self.limits = limits

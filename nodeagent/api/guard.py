@@ -34,12 +34,13 @@ _HEADERS = {
 
 def refuse_foreign_hosts(listen_host: str) -> Middleware:
     """A middleware that refuses requests over loopback that name another host."""
-    own = host_name(f"[{listen_host}]" if ":" in listen_host else listen_host)
-    allowed = _LOCAL_NAMES | ({own} if own else set())
+    named = host_name(f"[{listen_host}]" if ":" in listen_host else listen_host)
+    allowed = _LOCAL_NAMES | ({named} if named else set())
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if _over_loopback(request):
+        own = request.transport.get_extra_info("sockname") if request.transport else None
+        if peer_of(own) == LOOPBACK:  # a Unix socket is guarded by itself
             hosts = request.headers.getall("Host", [])
             if len(hosts) > 1 or any(host_name(host) not in allowed for host in hosts):
                 refused(request, Reason.HOST)
@@ -65,11 +66,6 @@ def host_name(host: str) -> str:
         except ValueError:
             return ""
     return found["name"].casefold().removesuffix(".")
-
-
-def _over_loopback(request: web.Request) -> bool:
-    own = request.transport.get_extra_info("sockname") if request.transport else None
-    return peer_of(own) == LOOPBACK  # a Unix socket is guarded by itself
 
 
 def only_over_unix_socket(handler: Handler) -> Handler:

@@ -126,19 +126,17 @@ class ClaimsService:
         await asyncio.to_thread(self.places.load)
 
     def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
-        """A plan's goal of the GPU beside what claims have there, with its instances in the places
-        that they had.
-        """
+        """A plan's goal of the GPU beside what claims have, its instances where they were."""
         return self.places.as_before(self.claims.beside(goal, gpu), gpu)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        own = (
-            self._problem,
-            self._publisher.problem if self._publisher else None,
-            _closed(self._offers.closed),
-        )
-        return (*self.claims.problems, *self._amiss, *(problem for problem in own if problem))
+        own = [self._problem, self._publisher.problem if self._publisher else None]
+        if why := self._offers.closed:
+            end = "remove the other from this node, or set dra.mode: off"
+            remedy = f"leave the GPUs to one of them: {end}"
+            own.append(Problem(Code.OWNED, f"nothing is offered to claims: {why}", remedy))
+        return (*self.claims.problems, *self._amiss, *filter(None, own))
 
     async def run(self) -> NoReturn:
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
@@ -317,10 +315,3 @@ class ClaimsService:
         except TimeoutError:
             pass
         self._changed.clear()
-
-
-def _closed(why: str) -> Problem | None:
-    if not why:
-        return None
-    remedy = "leave the GPUs to one of them: remove the other from this node, or set dra.mode: off"
-    return Problem(Code.OWNED, f"nothing is offered to claims: {why}", remedy)

@@ -165,9 +165,7 @@ class OwnFiles:
                 return
 
     async def run(self) -> None:
-        """Look at them every so often, until cancelled; raises OtherWriter when the agent is not
-        the only one any more.
-        """
+        """Check every so often, until cancelled; raises OtherWriter when there is another agent."""
         known = self.problems
         while True:
             await asyncio.sleep(_INTERVAL)

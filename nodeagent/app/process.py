@@ -83,9 +83,7 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Call `stop` in the event loop with the name of the first signal; the next one ends the
-    process at once.
-    """
+    """Call `stop` in the event loop with the first signal's name; the next ends the process."""
     loop = asyncio.get_running_loop()
 
     def received(number: signal.Signals) -> None:

@@ -272,9 +272,7 @@ def then(rule: Rule[T], make: Callable[[Place, T], U]) -> Rule[U]:
 
 
 def read_with(rule: Rule[T], value: object, findings: Findings, path: DocumentPath = ()) -> T:
-    """The result of a document, or of what is at `path` of one; raises DocumentError with every
-    fault.
-    """
+    """What the rule makes of the value at `path`; raises DocumentError with every fault."""
     try:
         result = rule.read(Place(value, path, findings))
     except Refused:

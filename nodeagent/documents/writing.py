@@ -37,9 +37,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
 def plan_document(observed: ObservedNode) -> str:
-    """A plan in YAML: every MIG device at its place, and MPS and time slices, for all GPUs that
-    have MIG or are shared.
-    """
+    """A plan in YAML for all GPUs that have MIG or are shared: each MIG device at its place."""
     entries = plan_data(observed)["gpus"]
     lines = [*_comments(export_notes(observed)), "version: v1", "gpus:" if entries else "gpus: []"]
     for entry in entries:

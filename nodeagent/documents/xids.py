@@ -68,9 +68,7 @@ _TABLE: Rule[list[Given]] = form(
 
 
 def read_xid_table(text: str | bytes) -> XidTable:
-    """The program's table with the text's entries laid over it; raises DocumentError with every
-    fault found.
-    """
+    """The program's table with the text's entries laid over it; raises DocumentError."""
     tree = read_tree(text)
     table = default_table()
     rows = dict(table.rows)

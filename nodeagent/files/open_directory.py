@@ -45,9 +45,7 @@ class Remedies:
 
 @dataclass(frozen=True, slots=True)
 class OpenDirectory:
-    """An open directory. `path` is for messages alone, `remedies` also for those of what is in
-    it.
-    """
+    """An open directory; `path` is for messages, `remedies` also for those of what is in it."""
 
     path: Path
     descriptor: int
@@ -237,9 +235,7 @@ def _check_owner(path: Path, found: os.stat_result, uid: int, remedies: Remedies
 
 
 def _check_writers(path: Path, found: os.stat_result, *, group: bool) -> None:
-    """A kubelet's volumes are root's, of mode 0777 or, with fsGroup, 2777: no pod can change
-    that.
-    """
+    """A kubelet's volumes are root's, mode 0777 or, with fsGroup, 2777: no pod can change that."""
     others = found.st_mode & stat.S_IWOTH
     own = group or found.st_gid in {0, os.getegid()}
     if others or (found.st_mode & stat.S_IWGRP and not own):

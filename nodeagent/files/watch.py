@@ -36,9 +36,7 @@ _WITHOUT_INOTIFY = 5.0  # seconds between looks where the kernel gives no watch
 
 
 def signature(path: Path) -> Signature:
-    """What differs when the file was written, replaced, made or taken away; text when there is
-    none. Blocks.
-    """
+    """What differs when the file was written, replaced, made or removed; text without one."""
     try:
         found = path.stat()
     except OSError as error:

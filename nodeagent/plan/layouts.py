@@ -20,9 +20,7 @@ _MEDIA_ENGINES = ("decoder", "encoder", "jpeg", "ofa")
 
 
 class CardProfile(Struct, frozen=True):
-    """One profile as the search needs it: `masks` by start, `engines` as a vector, and how many of
-    it there can be.
-    """
+    """One profile for the search: `masks` by start, `engines` as a vector, how many at most."""
 
     profile: GpuInstanceProfile
     masks: Mapping[int, int]

@@ -175,9 +175,7 @@ class ActivePlan:
         self._unread = found if isinstance(found, Refusal) else None
 
     async def restore(self) -> tuple[str, ...]:
-        """Take the plan kept by an earlier life as the last good one; gives what is wrong with
-        it.
-        """
+        """The plan kept by an earlier life is the last good one; gives what is wrong with it."""
         kept = await asyncio.to_thread(self._file.load)
         troubles = (str(self._file.problem),) if self._file.problem else ()
         try:

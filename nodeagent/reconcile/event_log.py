@@ -164,9 +164,7 @@ class Event:
 
 
 class Follower:
-    """One reader of new events; async iteration ends when it fell too far behind, or at the end
-    of the log.
-    """
+    """A reader of new events; iteration ends with the log, or when it fell too far behind."""
 
     def __init__(self, backlog: list[Event], capacity: int) -> None:
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()

@@ -136,9 +136,7 @@ class GpuChanges:
         self._changed()
 
     def counts(self) -> Counter[str]:
-        """How many changes of each GPU are over, those that found nothing to do included; for
-        `turn`.
-        """
+        """How many changes of each GPU are over, those that found nothing too; for `turn`."""
         return self._counts.copy()
 
     @asynccontextmanager

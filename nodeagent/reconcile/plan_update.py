@@ -62,9 +62,7 @@ PlanUpdate = PlanText | NoPlan | UnreadablePlan
 
 @runtime_checkable
 class DeferredPlan(Protocol):
-    """What a source asks for where that depends on the node's cards; a value: equal ones ask for
-    the same.
-    """
+    """What a source asks for where that depends on the cards; a value: equal ones ask the same."""
 
     def on(self, observed: ObservedNode) -> PlanUpdate:
         """What it means for this node. Pure, and called in a thread, since it may take long."""
