@@ -249,7 +249,7 @@ class Serving:
 
     async def end(self) -> None:
         """Take no more connections, finish the answers under way for a second, close the rest."""
-        self.slots.close()
+        self.slots.closed = True
         for server in self._servers:
             server.close()
         await self.runner.cleanup()

@@ -114,12 +114,12 @@ class ConnectionSlots:
         self._most_of_peer = most_of_peer
         self._slots: dict[Slot, None] = {}  # those that wait, in the order in which they began to
         self._of_peer: Counter[str] = Counter()
-        self._closed = False
+        self.closed = False  # no more connections are taken, those in a TLS handshake included
 
     def enter(self, peer: str, end: Callable[[], None]) -> tuple[Slot | None, Slot | None]:
         """A slot for a new connection, None where no room can be made; and the one it cost."""
         lost: Slot | None = None
-        if self._closed:
+        if self.closed:
             return None, None
         if self._of_peer[peer] >= self._most_of_peer:
             lost = self._longest_waiting(peer)
@@ -149,14 +149,6 @@ class ConnectionSlots:
         if slot in self._slots:
             del self._slots[slot]
             self._slots[slot] = None
-
-    def close(self) -> None:
-        self._closed = True
-
-    @property
-    def closed(self) -> bool:
-        """Whether no more connections are taken, those in a TLS handshake included."""
-        return self._closed
 
     def _entered(self, peer: str, end: Callable[[], None]) -> Slot:
         slot = Slot(peer, end)

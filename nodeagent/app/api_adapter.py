@@ -83,8 +83,9 @@ class ApiAdapter:
 
     async def _serve_socket(self, api: ModuleType, listens: asyncio.Event) -> None:
         """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
-        path = await asyncio.to_thread(self.shared.paths.socket, api.SOCKET_NAME)
-        while path:
+        directory = await asyncio.to_thread(self.shared.paths.make_run_directory)
+        while directory:
+            path = directory / api.SOCKET_NAME
             try:
                 async with api.listen_on_socket(self, path, self.metrics.refusals):
                     listens.set()

@@ -84,14 +84,6 @@ class Paths:
             return _beside(self.simulation.state, name)
         return self.settings.state.dir / name
 
-    def socket(self, name: str) -> Path | None:
-        """The Unix socket of this name, in a folder that is there now; None: there is none.
-
-        Raises NodeagentError. Blocks for a moment.
-        """
-        directory = self.make_run_directory()
-        return directory / name if directory else None
-
     def make_run_directory(self) -> Path | None:
         """The run directory, made where it is not there; None: the agent has none. Raises
         NodeagentError. Blocks for a moment.

@@ -75,7 +75,7 @@ def test_after_its_end_a_listener_takes_no_one() -> None:
     """Connections that were accepted in the last moment are refused."""
     clients = Clients()
     clients.connect("a")
-    clients.slots.close()
+    clients.slots.closed = True
     assert clients.connect("b") is None
 
 
