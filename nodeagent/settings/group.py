@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, dataclass_tran
 T = TypeVar("T")
 
 
-class Field(NamedTuple):
+class GroupField(NamedTuple):
     """A field of a group. `kind` is its annotation; `description` "": it is not a setting, but a
     group or what the agent notes itself.
     """
@@ -26,7 +26,7 @@ class _Setting(NamedTuple):
     description: str
 
 
-_FIELDS: dict[type, dict[str, Field]] = {}
+_FIELDS: dict[type, dict[str, GroupField]] = {}
 
 
 def setting(default: T, description: str) -> T:
@@ -43,7 +43,7 @@ def group(made: type[T]) -> type[T]:
     for name, kind in made.__annotations__.items():
         value = vars(made)[name]
         described = value if isinstance(value, _Setting) else _Setting(value, "")
-        known[name] = Field(name, kind, *described)
+        known[name] = GroupField(name, kind, *described)
         setattr(made, name, described.default)
     _FIELDS[made] = known
     return made
@@ -85,6 +85,6 @@ class Group:
         return f"{type(self).__name__}({vars(self)})"
 
 
-def fields(of: type[Group] | Group) -> Mapping[str, Field]:
+def fields(of: type[Group] | Group) -> Mapping[str, GroupField]:
     """The fields of a group by name, in their order."""
     return _FIELDS[of if isinstance(of, type) else type(of)]
