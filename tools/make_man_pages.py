@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.cli.command_tree import Command, Word, command_tree
+from nodeagent.cli.commands import all_options
+from nodeagent.cli.completion import all_commands
+from nodeagent.cli.declarations import Command, Option
 from nodeagent.cli.parser import EXIT_CODES
 
 
@@ -21,35 +23,37 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """All pages, by the names of their files."""
-    commands = command_tree().all()
-    return {f"{_name(c)}.1": "".join(f"{row}\n" for row in _page(c)) for c in commands}
+    rows = {"-".join(path): _page(path, command) for path, command in all_commands()}
+    return {f"{name}.1": "".join(f"{row}\n" for row in page) for name, page in rows.items()}
 
 
-def _page(command: Command) -> Iterator[str]:
-    name = _name(command)
+def _page(path: tuple[str, ...], command: Command) -> Iterator[str]:
+    name, below = "-".join(path), command.subcommands()
+    options = [each for each in all_options(command) if not each.is_argument]
+    arguments = [each for each in all_options(command) if each.is_argument]
     yield f'.TH "{_plain(name.upper())}" 1 "" "nodeagent {__version__}" "nodeagent"'
     yield ".SH NAME"
-    summary = command.description.removesuffix(".")
+    summary = command.sentence.removesuffix(".")
     yield f"{_plain(name)} \\- {_plain(summary[0].lower() + summary[1:])}"
     yield ".SH SYNOPSIS"
-    words = [word.value for word in command.arguments] or ["COMMAND"] * bool(command.commands)
-    arguments = "".join(f" \\fI{_plain(word)}\\fR" for word in words)
-    yield f"\\fB{_plain(' '.join(command.path))}\\fR [\\fIoptions\\fR]{arguments}"
+    words = [word.value for word in arguments] or ["COMMAND"] * bool(below)
+    named = "".join(f" \\fI{_plain(word)}\\fR" for word in words)
+    yield f"\\fB{_plain(' '.join(path))}\\fR [\\fIoptions\\fR]{named}"
     yield ".SH DESCRIPTION"
-    yield _plain(command.description)
-    if command.commands:
+    yield _plain(command.sentence)
+    if below:
         yield ".SH COMMANDS"
-        for child in command.commands:
-            yield from _term(f"\\fB{_plain(child.name)}\\fR", child.description)
-    for title, group in (("ARGUMENTS", command.arguments), ("OPTIONS", command.options)):
+        for child, its in below.items():
+            yield from _term(f"\\fB{_plain(child)}\\fR", its.sentence)
+    for title, group in (("ARGUMENTS", arguments), ("OPTIONS", options)):
         if group:
             yield f".SH {title}"
             for word in group:
-                yield from _term(_spelled(word), word.meaning)
+                yield from _term(_spelled(word), word.details["help"])
     yield ".SH EXIT STATUS"
     yield _plain(EXIT_CODES)
-    above = ["-".join(command.path[:-1])] if len(command.path) > 1 else []
-    near = [*above, *map(_name, command.commands)]
+    above = ["-".join(path[:-1])] if len(path) > 1 else []
+    near = [*above, *(f"{name}-{child}" for child in below)]
     yield ".SH SEE ALSO"
     yield ", ".join(f"\\fB{_plain(page)}\\fR(1)" for page in near)
 
@@ -60,15 +64,11 @@ def _term(term: str, meaning: str) -> Iterator[str]:
     yield _plain(meaning)
 
 
-def _spelled(word: Word) -> str:
+def _spelled(word: Option) -> str:
     value = f"\\fI{_plain(word.value)}\\fR" if word.value else ""
-    names = ", ".join(f"\\fB{_plain(name)}\\fR" for name in word.names)
+    names = "" if word.is_argument else ", ".join(f"\\fB{_plain(n)}\\fR" for n in word.names)
     choices = f" ({_plain(', '.join(word.choices))})" if word.choices else ""
     return " ".join(filter(None, (names, value))) + choices
-
-
-def _name(command: Command) -> str:
-    return "-".join(command.path)
 
 
 def _plain(text: str) -> str:

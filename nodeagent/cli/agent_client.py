@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from nodeagent.cli.command_settings import command_settings
-from nodeagent.cli.options import Options
 from nodeagent.errors import NodeagentError
 from nodeagent.settings import Address
 from nodeagent.strict_json import parse_json
@@ -47,7 +47,7 @@ class AgentRefused(NodeagentError):
         self.status = status
 
 
-def agent_address(options: Options) -> AgentAddress:
+def agent_address(options: Namespace) -> AgentAddress:
     """Where the settings say that the agent listens; only there when --listen says it."""
     settings = command_settings(options)
     listen = settings.api.listen

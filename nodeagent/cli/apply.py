@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ from nodeagent.cli.blockers import blocker_words, wait_for_blockers
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, kept_claims, writing
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
 from nodeagent.cli.progress import Progress, on_terminal
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Apply the document; the exit code reports the final state."""
     settings = command_settings(options)
     document = read_or_report(options, output)
@@ -63,7 +63,7 @@ def run(options: Options, output: Output) -> ExitCode:
 
 
 async def _apply(
-    options: Options, settings: Settings, document: PlanDocument, output: Output
+    options: Namespace, settings: Settings, document: PlanDocument, output: Output
 ) -> _Rounds:
     """Raises DocumentError for a document that is none for this node."""
     clock = asyncio.get_running_loop().time

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import is_rejection, planned, read_or_report, report
 from nodeagent.plan.plan import Verdict
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Say whether nothing would have to be done: exit code 0 or 1, or 2 for a bad document."""
     document = read_or_report(options, output)
     settings = command_settings(options)

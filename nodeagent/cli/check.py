@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated, lock_file, observed_node
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import DriverError, UsageError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.cluster.client.node_view import NodeView
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Look at everything; fails when an error was found."""
     findings = list(_findings(options))
     output.page(check_page(findings))
@@ -41,7 +41,7 @@ def run(options: Options, output: Output) -> ExitCode:
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 
-def _findings(options: Options) -> Iterator[Finding]:
+def _findings(options: Namespace) -> Iterator[Finding]:
     try:
         settings = command_settings(options)
     except UsageError as wrong:
@@ -88,7 +88,7 @@ def _findings(options: Options) -> Iterator[Finding]:
     yield from host.owner_findings(commands())
 
 
-def _observe(options: Options, settings: Settings) -> ObservedNode | DriverError:
+def _observe(options: Namespace, settings: Settings) -> ObservedNode | DriverError:
     of_the_driver = Settings(driver=settings.driver, nvidia_smi=settings.nvidia_smi)
     try:
         return event_loop.run(observed_node(options, of_the_driver))
@@ -105,7 +105,7 @@ def _plan(
 
 
 def _mps(
-    options: Options,
+    options: Namespace,
     settings: Settings,
     document: PlanDocument | None,
     accounts: Mapping[str, Account],

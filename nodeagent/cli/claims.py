@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from datetime import UTC, datetime
 
 from nodeagent.cli.agent_client import agent_address, get
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.page import line
@@ -15,7 +15,7 @@ _NONE_SERVED = "This agent serves no claims: dra.mode is off, or the node is in 
 _KEYS = ("node", "observedAt", "claims", "lessOffered")
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Show them once."""
     status = get(agent_address(options), "/v1/status")
     if "claims" in status:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 
-from nodeagent.cli.options import Options
 from nodeagent.settings import Settings, load_settings
 
 _SETTINGS = {  # by the option that overrides it
@@ -22,11 +22,11 @@ _SETTINGS = {  # by the option that overrides it
 }
 
 
-def command_settings(options: Options) -> Settings:
+def command_settings(options: Namespace) -> Settings:
     """The settings for a command that does one thing and ends; raises UsageError."""
     return load_settings(getattr(options, "settings", None), os.environ, flags_of(options))
 
 
-def flags_of(options: Options) -> dict[str, object]:
+def flags_of(options: Namespace) -> dict[str, object]:
     """The settings that the command line gives, by their names; None where it does not."""
     return {name: getattr(options, option, None) for option, name in _SETTINGS.items()}

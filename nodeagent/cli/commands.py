@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.cli.declarations import Command, Option, choice, duration, flag, option, path
-from nodeagent.cli.values import positive
+from nodeagent import __version__
+from nodeagent.cli.declarations import (
+    HELP,
+    Command,
+    Option,
+    choice,
+    duration,
+    flag,
+    option,
+    path,
+    positive,
+)
 from nodeagent.settings.sources import choices
 
 
@@ -197,3 +207,21 @@ GLOBAL_OPTIONS = (
     ),
     flag("--no-color", "no colours"),
 )
+
+_VERSION = option(
+    "--version",
+    action="version",
+    version=f"nodeagent {__version__}",
+    help="show program's version number and exit",
+)
+
+PROGRAM = Command(
+    "partitions the NVIDIA GPUs of this node",
+    subcommands=lambda: COMMANDS,
+    general=(HELP, _VERSION),
+)
+
+
+def all_options(command: Command) -> tuple[Option, ...]:
+    """Those of every command among them."""
+    return (*command.general, *GLOBAL_OPTIONS, *command.one_of, *command.options)

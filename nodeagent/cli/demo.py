@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import Any
 
 from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, get
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.settings import Address
@@ -46,7 +46,7 @@ gpus:
 """
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Take the tour; raises NodeagentError where the program does not do what is claimed."""
     if options.simulate is not None or options.state is not None or not output.is_text:
         raise UsageError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 from nodeagent.cli.command_settings import command_settings
-from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
 
 # The variables that users of nvidia-mig-parted have set already.
@@ -17,7 +17,7 @@ CONFIGURATION_VARIABLE = "MIG_PARTED_SELECTED_CONFIG"
 LARGEST = 1 << 20  # bytes that are read; so large a document is refused, whatever else it holds
 
 
-def read_content(options: Options) -> bytes:
+def read_content(options: Namespace) -> bytes:
     """The text that the options name, as it is; raises UsageError."""
     name = _name_of_file(options)
     if not name:
@@ -25,7 +25,7 @@ def read_content(options: Options) -> bytes:
     return _content(name)
 
 
-def configuration_in(content: bytes, options: Options) -> str | None:
+def configuration_in(content: bytes, options: Namespace) -> str | None:
     """The configuration that is asked for, if any; raises UsageError.
 
     A name in the environment concerns files that have configurations, and no plan; the setting
@@ -36,12 +36,12 @@ def configuration_in(content: bytes, options: Options) -> str | None:
     if named := os.environ.get(CONFIGURATION_VARIABLE):
         return named
     setting = command_settings(options).plan
-    is_its_file = Path(_name_of_file(options) or "").absolute() == setting.file.absolute()
+    is_its_file = Path(_name_of_file(options)).absolute() == setting.file.absolute()
     return setting.name if is_its_file else None
 
 
-def _name_of_file(options: Options) -> str | None:
-    return options.file or os.environ.get(FILE_VARIABLE)
+def _name_of_file(options: Namespace) -> str:
+    return str(options.file or os.environ.get(FILE_VARIABLE, ""))
 
 
 def _content(name: str) -> bytes:

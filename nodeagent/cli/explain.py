@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.runbook.entries import Entry
 from nodeagent.runbook.lookup import runbook
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Print the entries of the codes; without any, a line for each entry there is."""
     entries = runbook().find(options.codes) if options.codes else runbook().entries
     if output.is_text:

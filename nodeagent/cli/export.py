@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from nodeagent.cli import event_loop
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.documents import writing
 from nodeagent.plan.observed import Access, ObservedNode
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Write the document in YAML, or as JSON; fails when a GPU had to be left out."""
     observed = event_loop.run(_observed(options))
     _write(observed, output, mig_parted=options.export_format == "mig-parted")
@@ -26,7 +27,7 @@ def run(options: Options, output: Output) -> ExitCode:
     return ExitCode.FAILED if silent else ExitCode.DONE
 
 
-async def _observed(options: Options) -> ObservedNode:
+async def _observed(options: Namespace) -> ObservedNode:
     async with looking_at(options, command_settings(options), None) as (node, _):
         return await node.observe()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -14,7 +15,6 @@ from nodeagent.cli.agent_client import (
     post,
 )
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain
 from nodeagent.errors import UsageError
 from nodeagent.terminal.mps_page import clients_page, daemons_page
@@ -28,7 +28,7 @@ _BAD_USAGE = frozenset({400, 404})
 _IN_USE = frozenset({409, 504})
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Show the daemons or their clients, or have one restarted or drained."""
     address = agent_address(options)
     try:

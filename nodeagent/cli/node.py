@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.app import driver
-from nodeagent.cli.options import Options
 from nodeagent.errors import UsageError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
@@ -37,18 +37,18 @@ class SimulatedGpus(Struct, frozen=True):
     directory: Path
 
 
-def is_simulated(options: Options) -> bool:
+def is_simulated(options: Namespace) -> bool:
     """Whether the command line asks for simulated GPUs."""
     return options.simulate is not None or options.state is not None
 
 
-def is_throwaway(options: Options) -> bool:
+def is_throwaway(options: Namespace) -> bool:
     """Whether the node is gone after this command."""
     return is_simulated(options) and options.state is None
 
 
 def make_driver(
-    options: Options,
+    options: Namespace,
     settings: Settings,
     *,
     original: OriginalSettings | None = None,
@@ -61,7 +61,7 @@ def make_driver(
     )
 
 
-async def observed_node(options: Options, settings: Settings) -> ObservedNode:
+async def observed_node(options: Namespace, settings: Settings) -> ObservedNode:
     """The GPUs as they are now; raises DriverUnavailable or UsageError."""
     with simulation(options, shared=settings.reset != "never"):
         async with make_driver(options, settings) as gpus:
@@ -69,7 +69,7 @@ async def observed_node(options: Options, settings: Settings) -> ObservedNode:
 
 
 @contextmanager
-def simulation(options: Options, *, shared: bool) -> Iterator[SimulatedGpus | None]:
+def simulation(options: Namespace, *, shared: bool) -> Iterator[SimulatedGpus | None]:
     """Simulated GPUs in place of the driver's; None where none are asked for.
 
     `shared`: the stand-in for nvidia-smi, a process of its own, has to see the same node; without
@@ -124,7 +124,7 @@ def _known_to_nvidia_smi(state: Path) -> Iterator[None]:
 
 
 @contextmanager
-def writing(options: Options, settings: Settings) -> Iterator[None]:
+def writing(options: Namespace, settings: Settings) -> Iterator[None]:
     """Be the only one who changes this node; raises NodeagentError when another program does."""
     if is_throwaway(options):
         yield  # no other program sees this node
@@ -135,7 +135,7 @@ def writing(options: Options, settings: Settings) -> Iterator[None]:
         yield
 
 
-def _state_dir(options: Options, settings: Settings) -> Path:
+def _state_dir(options: Namespace, settings: Settings) -> Path:
     if options.state is None:
         return settings.state.dir
     from nodeagent.simulation.state_file import directory_beside
@@ -143,7 +143,7 @@ def _state_dir(options: Options, settings: Settings) -> Path:
     return directory_beside(options.state)
 
 
-def kept_claims(options: Options, settings: Settings) -> BesideClaims:
+def kept_claims(options: Namespace, settings: Settings) -> BesideClaims:
     """Goals of GPUs beside what claims have, as the records of an agent say that is stopped by now.
 
     Raises NodeagentError. Blocks for a moment.
@@ -157,7 +157,7 @@ def kept_claims(options: Options, settings: Settings) -> BesideClaims:
 
 
 def as_accepted(
-    options: Options, settings: Settings, observed: ObservedNode, digest: str
+    options: Namespace, settings: Settings, observed: ObservedNode, digest: str
 ) -> ObservedNode:
     """The GPUs by the numbers of the plan of this digest, where an agent has accepted it: as it
     means them, whether or not one of them has fallen off the bus since. Blocks for a moment.
@@ -178,10 +178,10 @@ def as_accepted(
     return numbered(observed, numbers_of(observed, kept.numbers))
 
 
-def lock_file(options: Options, run_dir: Path) -> Path:
+def lock_file(options: Namespace, run_dir: Path) -> Path:
     """The lock of the machine's GPUs, or that of a simulated node beside its state file."""
     from nodeagent.execute.writer_lock import FILE_NAME
 
     if options.state is not None:
-        return options.state.with_name(f"{options.state.name}.{FILE_NAME}")
+        return Path(f"{options.state}.{FILE_NAME}")
     return run_dir / FILE_NAME

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from argparse import Namespace
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from nodeagent import __version__
-from nodeagent.cli.commands import COMMANDS, GLOBAL_OPTIONS
-from nodeagent.cli.declarations import Command
-from nodeagent.cli.options import Options
+from nodeagent.cli.commands import COMMANDS, GLOBAL_OPTIONS, PROGRAM
+from nodeagent.cli.declarations import Command, Option
 from nodeagent.errors import UsageError
 
 EXIT_CODES = (
@@ -51,16 +49,38 @@ class Parser(argparse.ArgumentParser):
     parsed, and the parsers of all take a tenth of its time.
     """
 
-    def __init__(self, *, fill: Callable[[Parser], None], **details: Any) -> None:
+    def __init__(self, *, command: Command, **details: Any) -> None:
+        self._command = command
         self._details = details
-        self._fill: Callable[[Parser], None] | None = fill
+        self._filled = False
 
     def fill(self) -> None:
         """Make the parser with its options, once."""
-        fill, self._fill = self._fill, None
-        if fill is not None:
-            super().__init__(allow_abbrev=False, **self._details)
-            fill(self)
+        if self._filled:
+            return
+        self._filled = True
+        command, is_top = self._command, self._command is PROGRAM
+        super().__init__(
+            allow_abbrev=False, add_help=False, description=command.sentence, **self._details
+        )
+        _add(self, command.general)
+        # Accepted before and after the command; only the topmost parser knows the defaults, so
+        # that what was said before a command is not forgotten after it.
+        default = {} if is_top else {"default": argparse.SUPPRESS}
+        _add(self.add_argument_group("options of every command"), GLOBAL_OPTIONS, **default)
+        if command.one_of:
+            _add(self.add_mutually_exclusive_group(required=True), command.one_of)
+        _add(self, command.options)
+        if is_top:
+            self._add_commands(dest="command", metavar="COMMAND", required=True)
+        elif command.subcommands():
+            self._add_commands(dest="subcommand", metavar="WHAT")
+
+    def _add_commands(self, **details: Any) -> None:
+        parsers = self.add_subparsers(**details)
+        epilog = self.epilog if self._command is PROGRAM else None
+        for name, command in self._command.subcommands().items():
+            parsers.add_parser(name, help=command.summary, epilog=epilog, command=command)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.fill()
@@ -78,9 +98,9 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(str(error), remedy=remedy) from None
 
 
-def parse(argv: list[str] | None) -> Options:
+def parse(argv: list[str] | None) -> Namespace:
     """Read the command line; raises UsageError, or SystemExit after --help and --version."""
-    options = Options()
+    options = Namespace()
     _, unknown = build_parser().parse_known_args(argv, namespace=options)
     if unknown:
         raise _unrecognized(unknown, options)
@@ -93,7 +113,7 @@ def parse(argv: list[str] | None) -> Options:
     return options
 
 
-def _unrecognized(unknown: list[str], options: Options) -> UsageError:
+def _unrecognized(unknown: list[str], options: Namespace) -> UsageError:
     """With the nearest of the command's options."""
     command, words = COMMANDS[options.command], ["nodeagent", options.command]
     subcommands = command.subcommands()
@@ -114,54 +134,11 @@ def _meant(word: str, known: Iterable[str], program: str) -> str:
     return f"{meant} see {program} --help".lstrip()
 
 
+def _add(group: argparse._ActionsContainer, options: Iterable[Option], **default: Any) -> None:
+    for names, details in options:
+        group.add_argument(*names, **{**details, **default})
+
+
 def build_parser() -> Parser:
     """The whole command line."""
-    return Parser(
-        prog="nodeagent",
-        description="Partitions the NVIDIA GPUs of this node.",
-        epilog=f"exit codes: {EXIT_CODES}",
-        fill=_fill,
-    )
-
-
-def _fill(parser: Parser) -> None:
-    parser.add_argument("--version", action="version", version=f"nodeagent {__version__}")
-    _add_global_options(parser, top=True)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_commands(commands, COMMANDS, epilog=f"exit codes: {EXIT_CODES}")
-
-
-def _add_commands(
-    parsers: argparse._SubParsersAction[Parser],
-    commands: Mapping[str, Command],
-    *,
-    epilog: str | None = None,
-) -> None:
-    for name, command in commands.items():
-        summary = command.summary
-        sentence = summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
-        fill = partial(_fill_command, command)
-        parsers.add_parser(name, help=summary, description=sentence, epilog=epilog, fill=fill)
-
-
-def _fill_command(command: Command, parser: Parser) -> None:
-    _add_global_options(parser, top=False)
-    if command.one_of:
-        group = parser.add_mutually_exclusive_group(required=True)
-        for names, details in command.one_of:
-            group.add_argument(*names, **details)
-    for names, details in command.options:
-        parser.add_argument(*names, **details)
-    if subcommands := command.subcommands():
-        _add_commands(parser.add_subparsers(dest="subcommand", metavar="WHAT"), subcommands)
-
-
-def _add_global_options(parser: Parser, *, top: bool) -> None:
-    """Accepted before and after the command; only the topmost parser knows the defaults, so that
-    what was said before a command is not forgotten after it.
-    """
-    group = parser.add_argument_group("options of every command")
-    for names, details in GLOBAL_OPTIONS:
-        group.add_argument(
-            *names, **(details if top else {**details, "default": argparse.SUPPRESS})
-        )
+    return Parser(prog="nodeagent", epilog=f"exit codes: {EXIT_CODES}", command=PROGRAM)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, kept_claims
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.errors import DocumentError
@@ -22,7 +23,7 @@ from nodeagent.structs import replace
 SOURCE = "file"
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Show the plan for the document."""
     document = read_or_report(options, output)
     settings = command_settings(options)
@@ -31,7 +32,7 @@ def run(options: Options, output: Output) -> ExitCode:
     return exit_codes.of_plan(found)
 
 
-async def planned(options: Options, settings: Settings, document: PlanDocument) -> NodePlan:
+async def planned(options: Namespace, settings: Settings, document: PlanDocument) -> NodePlan:
     """The plan for the node as it is now; for a rejected document one without GPUs."""
     async with looking_at(options, settings, document) as (node, host):
         observed = await node.observe()
@@ -82,7 +83,7 @@ def is_rejection(found: NodePlan) -> bool:
     return not found.gpus and bool(found.problems)
 
 
-def read_or_report(options: Options, output: Output) -> PlanDocument:
+def read_or_report(options: Namespace, output: Output) -> PlanDocument:
     """The document; one that is refused is also reported in the format asked for.
 
     Raises UsageError and DocumentError.

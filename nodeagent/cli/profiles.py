@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from nodeagent.cli import event_loop
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import observed_node
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.plan.layouts import creatable
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile
 from nodeagent.structs import asdict
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """List the profiles; fails when a GPU does not answer."""
     observed = event_loop.run(observed_node(options, command_settings(options)))
     offers = [(gpu, creatable(gpu)) for gpu in observed.gpus]

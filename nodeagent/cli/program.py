@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from importlib import import_module
@@ -12,19 +13,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, complain, complain_about, discard_standard_output
 from nodeagent.cli.parser import parse
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
 from nodeagent.left_out import left_out
 
-Run = Callable[[Options, Output], ExitCode]
+Run = Callable[[Namespace, Output], ExitCode]
 
 # A module cannot be called like a keyword, nor like the package that it is in.
 _MODULES = {
     "assert": "assertion",
     "bundle": "bundle.command",
-    "completion": "completion.command",
     "simulate": "simulate.command",
 }
 

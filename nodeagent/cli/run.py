@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 from nodeagent.app import process
@@ -14,7 +15,6 @@ from nodeagent.cli.command_settings import flags_of
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.hints import check_free, hints
 from nodeagent.cli.node import SIMULATED_SMI, SimulatedGpus, is_simulated, is_throwaway, simulation
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, write_to_stderr
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.plan_sources.registry import CARRIERS
@@ -23,7 +23,7 @@ from nodeagent.files.state import read_regular_file
 from nodeagent.settings import DEFAULT_FILE, Settings, load_settings
 
 
-def run(options: Options, _: Output) -> ExitCode:
+def run(options: Namespace, _: Output) -> ExitCode:
     """Run it until a signal; what it does is in its log, on standard error."""
     settings_file = SettingsFile(
         options.settings or DEFAULT_FILE,
@@ -51,7 +51,7 @@ def run(options: Options, _: Output) -> ExitCode:
     return ExitCode.DONE
 
 
-def _for_the_agent(simulated: SimulatedGpus, options: Options, settings: Settings) -> Simulation:
+def _for_the_agent(simulated: SimulatedGpus, options: Namespace, settings: Settings) -> Simulation:
     from nodeagent.cli.simulated_mps import simulated_places
 
     return Simulation(
@@ -65,7 +65,7 @@ def _for_the_agent(simulated: SimulatedGpus, options: Options, settings: Setting
     )
 
 
-def _is_shared(options: Options, settings: Settings) -> bool:
+def _is_shared(options: Namespace, settings: Settings) -> bool:
     """Whether the stand-in for nvidia-smi, a process of its own, has to find the simulated node.
 
     Keeping that in a file costs a quarter of the time to a layout of eight GPUs.
@@ -78,7 +78,7 @@ def _is_shared(options: Options, settings: Settings) -> bool:
         return False
 
 
-def _flags(options: Options) -> dict[str, object]:
+def _flags(options: Namespace) -> dict[str, object]:
     """With absolute paths, because the settings are read again later."""
     flags = {**flags_of(options), "plan.name": options.configuration}
     return {k: v.absolute() if isinstance(v, Path) else v for k, v in flags.items()}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output, formatted
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Print it as JSON, unless YAML was asked for."""
     if options.subject == "settings":
         from nodeagent.settings.sources import settings_schema as schema

@@ -7,13 +7,13 @@ by the document, or because an agent left daemons here.
 from __future__ import annotations
 
 import asyncio
+from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from nodeagent.cli.node import is_throwaway, make_driver, simulation
-from nodeagent.cli.options import Options
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
 from nodeagent.gpu.original_settings import OriginalSettings
@@ -35,7 +35,7 @@ _RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
 
 @asynccontextmanager
 async def looking_at(
-    options: Options, settings: Settings, document: PlanDocument | None
+    options: Namespace, settings: Settings, document: PlanDocument | None
 ) -> AsyncIterator[tuple[ReadableNode, Host]]:
     """The node, real or simulated, and what of the host bears on the document.
 
@@ -57,7 +57,7 @@ async def looking_at(
 
 @asynccontextmanager
 async def changing(
-    options: Options, settings: Settings, document: PlanDocument
+    options: Namespace, settings: Settings, document: PlanDocument
 ) -> AsyncIterator[tuple[ChangeableNode, Host]]:
     """As `looking_at`, to change it.
 
@@ -104,7 +104,11 @@ class _Sharing(Struct, frozen=True):
 
 @asynccontextmanager
 async def _opened(
-    options: Options, settings: Settings, document: PlanDocument | None, *, read_only: bool = False
+    options: Namespace,
+    settings: Settings,
+    document: PlanDocument | None,
+    *,
+    read_only: bool = False,
 ) -> AsyncIterator[tuple[Driver, _Sharing | None]]:
     """The driver, to be entered; and what else it takes, None where nothing is concerned."""
     entries = document.entries if document else ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from nodeagent.cli.command_settings import command_settings
-from nodeagent.cli.options import Options
 from nodeagent.cli.simulated_mps import simulated_run_dir
 from nodeagent.errors import UsageError
 from nodeagent.mps.files.directories import directories_of
@@ -17,7 +17,7 @@ from nodeagent.simulation.state_file import directory_beside
 
 
 @contextmanager
-def simulated_node(options: Options) -> Iterator[SimulatedNode]:
+def simulated_node(options: Namespace) -> Iterator[SimulatedNode]:
     """The node in the state file; a new one where --simulate names its boards."""
     state = state_file(options)
     if options.simulate is None and not state.exists():
@@ -28,14 +28,14 @@ def simulated_node(options: Options) -> Iterator[SimulatedNode]:
         yield node
 
 
-def state_file(options: Options) -> Path:
+def state_file(options: Namespace) -> Path:
     """The file that was named; raises UsageError when none was."""
     if options.state is None:
         raise UsageError(
             "this needs a simulated node that outlives the command",
             remedy="name the node's state file with --state FILE",
         )
-    return options.state
+    return Path(options.state)
 
 
 def device_on(named: str, node: SimulatedNode) -> str:
@@ -62,13 +62,13 @@ def uuid_of(named: str, node: SimulatedNode) -> str:
     return card.identity.uuid
 
 
-def device_named(named: str, options: Options) -> str:
+def device_named(named: str, options: Namespace) -> str:
     """The UUID of a device of the node in the state file; raises UsageError."""
     with simulated_node(options) as node:
         return uuid_of(named, node)
 
 
-def pipes_of(device: str, options: Options) -> Path:
+def pipes_of(device: str, options: Namespace) -> Path:
     """The pipe directory of a device's daemon, below the run.dir that an agent on this node has
     with the same settings; raises NodeagentError where there can be none.
     """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,7 +19,6 @@ from nodeagent.cli.agent_client import (
     get_list,
 )
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.terminal.events_page import events_page
@@ -35,7 +35,7 @@ _PACE = 1.0  # seconds between two requests while watching
 _SAMPLED = frozenset({"utilization", "temperature", "power", "memory"})  # of a GPU
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Show it once, or follow it until Ctrl-C."""
     if options.watch and options.events:
         raise UsageError("--events shows past events, --watch new ones", remedy="give one")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli.command_tree import command_tree
+from nodeagent.cli.commands import all_options
+from nodeagent.cli.completion import all_commands
 from tools.make_man_pages import pages
 
 if TYPE_CHECKING:
@@ -54,9 +55,10 @@ def test_each_script_has_every_word_and_is_accepted(program: Program, shell: str
     """The shell finds no fault in it."""
     script = _script(program, shell)
     text = script.read_text(encoding="utf-8")
-    for command in command_tree().all():
-        assert command.name in text
-        for name in (name for option in command.options for name in option.names):
+    for path, command in all_commands():
+        assert path[-1] in text
+        named = (option for option in all_options(command) if not option.is_argument)
+        for name in (name for option in named for name in option.names):
             assert (name.lstrip("-") if shell == "fish" else name) in text
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell} on this machine")
@@ -125,9 +127,10 @@ def test_fish_completes(program: Program) -> None:
 def test_every_command_has_a_manual_page(tmp_path: Path) -> None:
     """With its options; roff finds no fault in it."""
     made = pages()
-    for command in command_tree().all():
-        page = made[f"{'-'.join(command.path)}.1"].replace("\\-", "-")
-        assert all(name in page for option in command.options for name in option.names)
+    for path, command in all_commands():
+        page = made[f"{'-'.join(path)}.1"].replace("\\-", "-")
+        named = (option for option in all_options(command) if not option.is_argument)
+        assert all(name in page for option in named for name in option.names)
     if shutil.which("groff") is None:
         pytest.skip("there is no groff on this machine")
     for name, page in made.items():

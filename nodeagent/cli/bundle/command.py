@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from nodeagent.cli.bundle.archive import Part, bounded, new_file, write
 from nodeagent.cli.bundle.contents import gather
 from nodeagent.cli.bundle.withheld import Withheld
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.program import main
 from nodeagent.terminal.page import Span, Tone, count, line
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Write it, whatever is missing; raises UsageError for bad settings, NodeagentError where the
     file cannot be made.
     """

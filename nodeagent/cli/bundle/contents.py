@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import subprocess
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
@@ -22,7 +23,6 @@ from nodeagent.cli.bundle.archive import LARGEST, Part
 from nodeagent.cli.bundle.withheld import shown_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import formatted
 from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
 from nodeagent.documents.reading import read_document
@@ -60,7 +60,7 @@ _OF_THE_MACHINE = re.compile(
 Main = Callable[[list[str]], int]
 
 
-def gather(options: Options, settings: Settings, main: Main) -> Iterator[Part]:
+def gather(options: Namespace, settings: Settings, main: Main) -> Iterator[Part]:
     """All parts, one after the other; `main` runs a command line within this process."""
     yield Part("version.txt", "program, Python, packages, kernel and driver", _versions())
     shown = formatted(shown_settings(settings), "yaml").encode()
@@ -109,7 +109,7 @@ def _answers(address: AgentAddress) -> Iterator[Part]:
 # --- what commands print --------------------------------------------------------------------------
 
 
-def _commands(options: Options, main: Main) -> Iterator[Part]:
+def _commands(options: Namespace, main: Main) -> Iterator[Part]:
     node = _words(options, "simulate", "state", "settings")
     directories = _words(options, "run_dir", "state_dir")
     run = partial(_printed, main)
@@ -119,7 +119,7 @@ def _commands(options: Options, main: Main) -> Iterator[Part]:
     yield _without_secrets(run("check.json", "preflight of this machine", words))
 
 
-def _words(options: Options, *names: str) -> list[str]:
+def _words(options: Namespace, *names: str) -> list[str]:
     """The options that were given, as words of a command line."""
     given = ((name, getattr(options, name, None)) for name in names)
     return [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None]
@@ -148,7 +148,7 @@ def _without_secrets(check: Part) -> Part:
 # --- the agent's files ----------------------------------------------------------------------------
 
 
-def _files(options: Options, settings: Settings) -> Iterator[Part]:
+def _files(options: Namespace, settings: Settings) -> Iterator[Part]:
     """By name, so that nothing else of these folders is in a bundle."""
     directory, run_dir = settings.state.dir, settings.run.dir
     beside = ""  # what stands before the names of a simulated node's files

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_named, pipes_of, state_file
 from nodeagent.errors import NodeagentError, UsageError
@@ -44,7 +44,7 @@ class _Role(NamedTuple):
     environment: dict[str, str]
 
 
-def run_client(options: Options, output: Output) -> None:
+def run_client(options: Namespace, output: Output) -> None:
     """Start a client, say what it was given, and keep it until its time is over or Ctrl-C."""
     state = state_file(options)
     role = _role(options)
@@ -136,7 +136,7 @@ def _stay(client: SimulatedClient, until: float) -> None:
             continue
 
 
-def _role(options: Options) -> _Role:
+def _role(options: Namespace) -> _Role:
     if options.env is not None:
         return _role_of(_read_env(options.env), options.env)
     if options.on_device is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+from argparse import Namespace
 from collections.abc import Callable
 
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_on, simulated_node
 from nodeagent.errors import UsageError
@@ -15,7 +15,7 @@ from nodeagent.terminal.page import line
 from nodeagent.text import did_you_mean
 
 
-def run(options: Options, output: Output) -> ExitCode:
+def run(options: Namespace, output: Output) -> ExitCode:
     """Do one thing to the node in the state file, or list the boards."""
     match options.subcommand:
         case "boards":
@@ -83,7 +83,7 @@ def _sensors(output: Output) -> None:
 _Done = tuple[str, dict[str, object]]
 
 
-def _occupy(node: SimulatedNode, options: Options) -> _Done:
+def _occupy(node: SimulatedNode, options: Namespace) -> _Done:
     device = device_on(options.device, node)
     process = node.occupy(
         device,
@@ -99,32 +99,32 @@ def _occupy(node: SimulatedNode, options: Options) -> _Done:
     }
 
 
-def _release(node: SimulatedNode, options: Options) -> _Done:
+def _release(node: SimulatedNode, options: Namespace) -> _Done:
     named = options.device
     gone = node.release(device_on(named, node) if named else None, options.pid)
     where = f" from {named}" if named else ""
     return f"processes taken away{where}: {gone}", {"released": gone}
 
 
-def _load(node: SimulatedNode, options: Options) -> _Done:
+def _load(node: SimulatedNode, options: Namespace) -> _Done:
     named, share = options.device, options.share
     node.load(device_on(named, node), share)
     return f"{named} is busy for {share:.0%} of the time", {"device": named, "share": share}
 
 
-def _xid(node: SimulatedNode, options: Options) -> _Done:
+def _xid(node: SimulatedNode, options: Namespace) -> _Done:
     """Report an XID of a GPU or MIG device to the programs that listen now."""
     named, xid = options.device, options.xid
     node.xid(device_on(named, node), xid)
     return f"{named} reported XID {xid}", {"device": named, "xid": xid}
 
 
-def _reboot(node: SimulatedNode, _: Options) -> _Done:
+def _reboot(node: SimulatedNode, _: Namespace) -> _Done:
     node.reboot()
     return "the simulated node was rebooted", {"rebooted": True}
 
 
-def _sensor(node: SimulatedNode, options: Options) -> _Done:
+def _sensor(node: SimulatedNode, options: Namespace) -> _Done:
     """Let a sensor report a figure, or follow the load again."""
     named, sensor, figure = options.device, str(options.sensor), options.figure
     node.set_figures(device_on(named, node), {sensor: figure})
@@ -133,7 +133,7 @@ def _sensor(node: SimulatedNode, options: Options) -> _Done:
     return f"{sensor} of {named} {what}", facts
 
 
-def _fault(node: SimulatedNode, options: Options) -> _Done:
+def _fault(node: SimulatedNode, options: Namespace) -> _Done:
     if options.clear:
         node.clear_faults()
         return "no faults are left", {"cleared": True}
@@ -155,7 +155,7 @@ def _fault(node: SimulatedNode, options: Options) -> _Done:
 # --- what has to be right before the node is opened; these raise UsageError -----------------------
 
 
-def _check_sensor(options: Options) -> None:
+def _check_sensor(options: Namespace) -> None:
     from nodeagent.simulation.sensors import NAMES, is_known
 
     if options.sensor is None or (options.figure is None) != options.clear:
@@ -171,7 +171,7 @@ def _check_sensor(options: Options) -> None:
         )
 
 
-def _check_fault(options: Options) -> None:
+def _check_fault(options: Namespace) -> None:
     if sum([options.clear, options.lost is not None, options.function is not None]) > 1:
         raise UsageError(
             "FUNCTION, --lost and --clear are three different things",
@@ -192,7 +192,7 @@ def _check_fault(options: Options) -> None:
         )
 
 
-_ACTS: dict[str, Callable[[SimulatedNode, Options], _Done]] = {
+_ACTS: dict[str, Callable[[SimulatedNode, Namespace], _Done]] = {
     "occupy": _occupy,
     "release": _release,
     "load": _load,

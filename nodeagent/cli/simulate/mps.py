@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable
 
-from nodeagent.cli.options import Options
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_named, pipes_of, simulated_node, state_file
 from nodeagent.errors import UsageError
@@ -15,7 +15,7 @@ from nodeagent.simulation.state_file import directory_beside
 from nodeagent.terminal.page import line
 
 
-def turn_knob(options: Options, output: Output) -> None:
+def turn_knob(options: Namespace, output: Output) -> None:
     """Turn one, turn one or all back, or list them."""
     if options.knob is None and not options.clear:
         width = max(map(len, KNOBS))
@@ -45,7 +45,7 @@ def _knob(name: str) -> str:
     return found
 
 
-def _knobs(options: Options) -> Knobs:
+def _knobs(options: Namespace) -> Knobs:
     """Of the whole installation, which is made if no agent has made it yet, or of one device."""
     state = state_file(options)
     with simulated_node(options):  # it must be there

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.cli.declarations import Command, Option, duration, flag, option, path
-from nodeagent.cli.values import figure, index, positive, share, size
+from nodeagent.cli.declarations import (
+    Command,
+    Option,
+    duration,
+    figure,
+    flag,
+    index,
+    option,
+    path,
+    positive,
+    share,
+    size,
+)
 
 _SPELLINGS = (
     "a GPU by index, UUID or PCI address, or a MIG device by UUID, by GPU:SLICE (0:4) or by "

@@ -1,1 +1,0 @@
-"""`nodeagent completion`: scripts by which shells complete the command line."""
