@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
 
 
-def run(options: Namespace, output: Output) -> ExitCode:
+def run_apply(options: Namespace, output: Output) -> ExitCode:
     """Apply the document; the exit code reports the final state."""
     settings = command_settings(options)
     document = read_or_report(options, output)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.cluster.client.node_view import NodeView
 
 
-def run(options: Namespace, output: Output) -> ExitCode:
+def run_check(options: Namespace, output: Output) -> ExitCode:
     """Look at everything; fails when an error was found."""
     findings = list(_findings(options))
     output.page(check_page(findings))

@@ -21,7 +21,7 @@ from nodeagent.simulation.boards import board_names
 Named: TypeAlias = tuple[tuple[str, ...], Command]
 
 
-def run(options: Namespace, output: Output) -> ExitCode:
+def run_completion(options: Namespace, output: Output) -> ExitCode:
     """Print it, whatever the format: a shell reads it."""
     output.text({"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]())
     return ExitCode.DONE

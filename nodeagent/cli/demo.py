@@ -46,7 +46,7 @@ gpus:
 """
 
 
-def run(options: Namespace, output: Output) -> ExitCode:
+def run_demo(options: Namespace, output: Output) -> ExitCode:
     """Take the tour; raises NodeagentError where the program does not do what is claimed."""
     if options.simulate is not None or options.state is not None or not output.is_text:
         raise UsageError(

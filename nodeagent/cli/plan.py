@@ -1,17 +1,20 @@
-"""`nodeagent plan`: what would be done, and why; touches nothing."""
+"""`nodeagent plan` and `assert`: what would be done and why, and whether that is nothing."""
 
 from __future__ import annotations
 
+import os
+import sys
 from argparse import Namespace
+from contextlib import nullcontext
+from pathlib import Path
 
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
-from nodeagent.cli.document_source import LARGEST, configuration_in, read_content
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, kept_claims
 from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import looking_at
-from nodeagent.errors import DocumentError
+from nodeagent.errors import DocumentError, UsageError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
@@ -22,14 +25,35 @@ from nodeagent.structs import replace
 
 SOURCE = "file"
 
+# The variables that users of nvidia-mig-parted have set already.
+_FILE, _CONFIGURATION = "MIG_PARTED_CONFIG_FILE", "MIG_PARTED_SELECTED_CONFIG"
+_LARGEST = 1 << 20  # bytes that are read; so large a document is refused, whatever else it holds
 
-def run(options: Namespace, output: Output) -> ExitCode:
+
+def run_plan(options: Namespace, output: Output) -> ExitCode:
     """Show the plan for the document."""
     document = read_or_report(options, output)
     settings = command_settings(options)
     found = event_loop.run(planned(options, settings, document))
     report(found, document, output, settings.policy)
     return exit_codes.of_plan(found)
+
+
+def run_assert(options: Namespace, output: Output) -> ExitCode:
+    """Say whether nothing would have to be done: exit code 0 or 1, or 2 for a bad document."""
+    document = read_or_report(options, output)
+    settings = command_settings(options)
+    found = event_loop.run(planned(options, settings, document))
+    if is_rejection(found) or not output.is_text:
+        report(found, document, output, settings.policy)
+    else:
+        from nodeagent.terminal.assert_page import assert_page
+
+        output.page(assert_page(found))
+    if exit_codes.of_plan(found) is ExitCode.BAD_DOCUMENT:
+        return ExitCode.BAD_DOCUMENT
+    unready = any(gpu.problems for gpu in found.gpus)
+    return ExitCode.DONE if found.verdict is Verdict.IN_SYNC and not unready else ExitCode.FAILED
 
 
 async def planned(options: Namespace, settings: Settings, document: PlanDocument) -> NodePlan:
@@ -83,6 +107,9 @@ def is_rejection(found: NodePlan) -> bool:
     return not found.gpus and bool(found.problems)
 
 
+# --- the document ---------------------------------------------------------------------------------
+
+
 def read_or_report(options: Namespace, output: Output) -> PlanDocument:
     """The document; one that is refused is also reported in the format asked for.
 
@@ -90,15 +117,50 @@ def read_or_report(options: Namespace, output: Output) -> PlanDocument:
     """
     from nodeagent.documents.reading import digest_of, read_document
 
-    content = read_content(options)
+    content = _content(options)
     try:
-        return read_document(content, configuration=configuration_in(content, options))
+        return read_document(content, configuration=_configuration(content, options))
     except DocumentError as error:
         if not output.is_text:
             from nodeagent.views.plan_report import rejection_json
 
-            digest = digest_of(content) if len(content) < LARGEST else ""  # else it was not all
+            digest = digest_of(content) if len(content) < _LARGEST else ""  # else it was not all
             output.document(
                 rejection_json(error.problems, Verdict.INVALID, digest=digest, source=SOURCE)
             )
         raise
+
+
+def _content(options: Namespace) -> bytes:
+    """The text that the options name, as it is; raises UsageError."""
+    name = _file(options)
+    if not name:
+        raise UsageError("no document given", remedy="name one with -f FILE, or - for stdin")
+    if name == "-" and sys.stdin is None:
+        raise UsageError("standard input is closed", remedy="name a file with -f")
+    try:
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
+            return file.read(_LARGEST)
+    except OSError as error:
+        raise UsageError(
+            f"{name} cannot be read: {error.strerror}", remedy="name a readable file with -f"
+        ) from None
+
+
+def _configuration(content: bytes, options: Namespace) -> str | None:
+    """The configuration that is asked for, if any; raises UsageError.
+
+    A name in the environment concerns files that have configurations, and no plan; the setting
+    `plan.name` the file of the setting `plan.file` alone.
+    """
+    named: str | None = options.configuration
+    if named is not None or b"mig-configs" not in content:
+        return named
+    if named := os.environ.get(_CONFIGURATION):
+        return named
+    setting = command_settings(options).plan
+    return setting.name if Path(_file(options)).absolute() == setting.file.absolute() else None
+
+
+def _file(options: Namespace) -> str:
+    return str(options.file or os.environ.get(_FILE, ""))

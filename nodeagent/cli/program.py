@@ -20,10 +20,16 @@ from nodeagent.left_out import left_out
 
 Run = Callable[[Namespace, Output], ExitCode]
 
-# A module cannot be called like a keyword, nor like the package that it is in.
+# Where the command is, if not in a module of its name.
 _MODULES = {
-    "assert": "assertion",
+    "assert": "plan",
     "bundle": "bundle.command",
+    "claims": "status",
+    "explain": "reference",
+    "export": "observe",
+    "mps": "status",
+    "profiles": "observe",
+    "schema": "reference",
     "simulate": "simulate.command",
 }
 
@@ -95,7 +101,7 @@ def _main(argv: list[str] | None) -> int:
 def command(name: str) -> Run:
     """The command of that name; only its own modules are imported."""
     module = import_module(f"nodeagent.cli.{_MODULES.get(name, name)}")
-    found: Run = module.run
+    found: Run = getattr(module, f"run_{name}")
     return found
 
 

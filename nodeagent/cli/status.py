@@ -1,6 +1,4 @@
-"""`nodeagent status`: the running agent's picture of the node, or of one GPU in full, and what it
-decided in the last hour.
-"""
+"""`nodeagent status`, `claims` and `mps`: what the running agent says and decided."""
 
 from __future__ import annotations
 
@@ -9,33 +7,45 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from nodeagent.cli.agent_client import (
     AgentAddress,
+    AgentRefused,
     AgentUnreachable,
     agent_address,
     get,
     get_list,
+    post,
 )
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import Output
+from nodeagent.cli.output import Output, complain
 from nodeagent.errors import NodeagentError, UsageError
-from nodeagent.terminal.events_page import events_page
-from nodeagent.terminal.gpu_page import gpu_page
+from nodeagent.terminal.claims_page import claims_page
+from nodeagent.terminal.mps_page import clients_page, daemons_page
 from nodeagent.terminal.page import Line, Span, Tone, at_most, line, wrapped
-from nodeagent.terminal.status_page import status_page
 from nodeagent.text import listed, shown
 
 Json = Mapping[str, Any]
 
-_PATH = "/v1/status"
+_STATUS = "/v1/status"
 _LAST_HOUR = "/v1/events?within=3600"
 _PACE = 1.0  # seconds between two requests while watching
 _SAMPLED = frozenset({"utilization", "temperature", "power", "memory"})  # of a GPU
 
+_NO_CLAIMS = "This agent serves no claims: dra.mode is off, or the node is in no cluster."
+_CLAIMS = ("node", "observedAt", "claims", "lessOffered")  # of the status
 
-def run(options: Namespace, output: Output) -> ExitCode:
+_MPS = "/v1/mps"
+_RESTART_PATIENCE = 300.0  # seconds: an end, a start and the limits, each with its own deadline
+_MARGIN = 120.0  # seconds beyond the time to drain: the end itself has deadlines too
+_BAD_USAGE = frozenset({400, 404})
+_IN_USE = frozenset({409, 504})
+
+
+def run_status(options: Namespace, output: Output) -> ExitCode:
     """Show it once, or follow it until Ctrl-C."""
     if options.watch and options.events:
         raise UsageError("--events shows past events, --watch new ones", remedy="give one")
@@ -45,6 +55,8 @@ def run(options: Namespace, output: Output) -> ExitCode:
         return ExitCode.DONE
     status = _ask(address, options.one_gpu)
     if options.events:
+        from nodeagent.terminal.events_page import events_page
+
         events = _of_gpu(get_list(address, _LAST_HOUR), status, options.one_gpu)
         output.page(events_page(status, events))
         output.document({"events": events})
@@ -58,7 +70,7 @@ def run(options: Namespace, output: Output) -> ExitCode:
 
 def _ask(address: AgentAddress, gpu: str | None) -> Json:
     """The agent's status, of one GPU alone if it is named. Raises as `get` does, and UsageError."""
-    status = get(address, _PATH)
+    status = get(address, _STATUS)
     return status if gpu is None else _of_one(status, gpu)
 
 
@@ -72,7 +84,11 @@ def _page(
     with suppress(NodeagentError):
         events = _of_gpu(get_list(address, _LAST_HOUR), status, gpu)
     if gpu is None:
+        from nodeagent.terminal.status_page import status_page
+
         return status_page(status, width, height, events)
+    from nodeagent.terminal.gpu_page import gpu_page
+
     return gpu_page(status, width, events)
 
 
@@ -181,3 +197,59 @@ def _lasting(status: Json) -> Json:
             for gpu in status.get("gpus", ())
         ],
     }
+
+
+def run_claims(options: Namespace, output: Output) -> ExitCode:
+    """Show the resource claims that the agent serves, once."""
+    answer = get(agent_address(options), _STATUS)
+    if "claims" in answer:
+        less_offered = answer.get("lessOffered", ())
+        output.page(claims_page(answer["claims"], datetime.now(UTC), less_offered))
+    else:
+        output.page((line(_NO_CLAIMS),))
+    output.document({key: answer[key] for key in _CLAIMS if key in answer})
+    return ExitCode.DONE
+
+
+def run_mps(options: Namespace, output: Output) -> ExitCode:
+    """Show the daemons or their clients, or have one restarted or drained."""
+    address = agent_address(options)
+    try:
+        match options.subcommand:
+            case "status" | "clients" as what:
+                query = f"?{urlencode({'device': options.device})}" if options.device else ""
+                answer = get(address, _MPS + query)
+                page = (daemons_page if what == "status" else clients_page)(answer)
+            case "restart":
+                body = {"device": options.device, "force": options.force}
+                answer = post(address, f"{_MPS}/restart", body, patience=_RESTART_PATIENCE)
+                page = _done(answer)
+            case "drain":
+                timeout = options.timeout
+                body = {"device": options.device, "timeout": timeout, "force": options.force}
+                patience = None if timeout is None else timeout + _MARGIN
+                answer = post(address, f"{_MPS}/drain", body, patience=patience)
+                page = _done(answer)
+            case _:
+                raise UsageError(f"there is no mps {options.subcommand}")
+    except AgentUnreachable as error:
+        if options.state is None or options.subcommand in {"status", "clients"}:
+            raise
+        remedy = "an agent on simulated GPUs has that socket only with a --run-dir: run it with one"
+        raise AgentUnreachable(
+            error.message, remedy=f"{remedy}, and give the same one to nodeagent mps"
+        ) from None
+    except AgentRefused as refusal:
+        if refusal.status in _BAD_USAGE:  # such as a device that is not there
+            raise UsageError(refusal.message, remedy=refusal.remedy) from None
+        if refusal.status not in _IN_USE:
+            raise
+        complain(refusal)
+        return ExitCode.BLOCKED
+    output.page(page)
+    output.document(answer)
+    return ExitCode.DONE
+
+
+def _done(answer: Mapping[str, Any]) -> tuple[Line, ...]:
+    return (line(str(answer.get("message", "done"))),)

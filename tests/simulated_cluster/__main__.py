@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nodeagent.claims.files.records import FOLDER
-from nodeagent.cli.hints import check_free
+from nodeagent.cli.run import check_free
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.writer_lock import FILE_NAME, writer_lock
 from nodeagent.settings import Address

@@ -14,7 +14,7 @@ from nodeagent.cli.program import main
 from nodeagent.terminal.page import Span, Tone, count, line
 
 
-def run(options: Namespace, output: Output) -> ExitCode:
+def run_bundle(options: Namespace, output: Output) -> ExitCode:
     """Write it, whatever is missing; raises UsageError for bad settings, NodeagentError where the
     file cannot be made.
     """

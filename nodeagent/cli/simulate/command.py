@@ -15,7 +15,7 @@ from nodeagent.terminal.page import line
 from nodeagent.text import did_you_mean
 
 
-def run(options: Namespace, output: Output) -> ExitCode:
+def run_simulate(options: Namespace, output: Output) -> ExitCode:
     """Do one thing to the node in the state file, or list the boards."""
     match options.subcommand:
         case "boards":

@@ -1,4 +1,4 @@
-"""`nodeagent profiles`: what each GPU offers, and how many more fit now."""
+"""`nodeagent export` and `profiles`: the node as it is, and what its GPUs offer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,44 @@ from nodeagent.cli import event_loop
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import observed_node
-from nodeagent.cli.output import Output
+from nodeagent.cli.output import Output, complain
+from nodeagent.cli.shared_node import looking_at
 from nodeagent.plan.layouts import creatable
-from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile
+from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.structs import asdict
 
 
-def run(options: Namespace, output: Output) -> ExitCode:
+def run_export(options: Namespace, output: Output) -> ExitCode:
+    """Write the document in YAML, or as JSON; fails when a GPU had to be left out."""
+    observed = event_loop.run(_observed(options))
+    _write(observed, output, mig_parted=options.export_format == "mig-parted")
+    silent = [gpu for gpu in observed.gpus if gpu.access is not Access.OK]
+    for gpu in silent[:1]:
+        more = f" (and {len(silent) - 1} more)" if len(silent) > 1 else ""
+        complain(
+            f"GPU {gpu.index}{more} does not answer and is left out: {gpu.access_reason}",
+            "applied elsewhere, the document leaves that GPU as it is",
+        )
+    return ExitCode.FAILED if silent else ExitCode.DONE
+
+
+async def _observed(options: Namespace) -> ObservedNode:
+    async with looking_at(options, command_settings(options), None) as (node, _):
+        return await node.observe()
+
+
+def _write(observed: ObservedNode, output: Output, *, mig_parted: bool) -> None:
+    from nodeagent.documents import writing
+
+    if output.format == "json":
+        data = writing.mig_parted_data if mig_parted else writing.plan_data
+        output.document(data(observed))
+    else:
+        text = writing.mig_parted_document if mig_parted else writing.plan_document
+        output.text(text(observed))
+
+
+def run_profiles(options: Namespace, output: Output) -> ExitCode:
     """List the profiles; fails when a GPU does not answer."""
     observed = event_loop.run(observed_node(options, command_settings(options)))
     offers = [(gpu, creatable(gpu)) for gpu in observed.gpus]

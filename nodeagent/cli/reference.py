@@ -1,17 +1,21 @@
-"""`nodeagent explain`: what a code, check, phase, alert or XID means, and what mends it."""
+"""`nodeagent explain` and `schema`: what a word in an answer or a document means."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import Output
-from nodeagent.runbook.entries import Entry
-from nodeagent.runbook.lookup import runbook
+from nodeagent.cli.output import Output, formatted
+
+if TYPE_CHECKING:
+    from nodeagent.runbook.entries import Entry
 
 
-def run(options: Namespace, output: Output) -> ExitCode:
+def run_explain(options: Namespace, output: Output) -> ExitCode:
     """Print the entries of the codes; without any, a line for each entry there is."""
+    from nodeagent.runbook.lookup import runbook
+
     entries = runbook().find(options.codes) if options.codes else runbook().entries
     if output.is_text:
         from nodeagent.terminal.explain_page import entries_page, list_page
@@ -31,3 +35,13 @@ def _json(entry: Entry) -> dict[str, object]:
         "mend": list(entry.mend),
         "see": list(entry.see),
     }
+
+
+def run_schema(options: Namespace, output: Output) -> ExitCode:
+    """Print it as JSON, unless YAML was asked for."""
+    if options.subject == "settings":
+        from nodeagent.settings.sources import settings_schema as schema
+    else:
+        from nodeagent.documents.plan import plan_schema as schema
+    output.text(formatted(schema(), "yaml" if output.format == "yaml" else "json"))
+    return ExitCode.DONE
