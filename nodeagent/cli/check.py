@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.app.shared import source_of
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks import gpu, health, host, metrics, mps, plan
+from nodeagent.cli.checks import files, machine, mps
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
@@ -53,18 +53,18 @@ def _findings(options: Namespace) -> Iterator[Finding]:
         yield warning("settings", problem.message, problem.remedy)
     simulated = is_simulated(options)
     observed = _observe(options, settings)
-    yield from gpu.driver_findings(observed)
-    yield gpu.permission_finding(simulated=simulated)
+    yield from machine.driver_findings(observed)
+    yield machine.permission_finding(simulated=simulated)
     if isinstance(observed, ObservedNode) and not simulated:
         smi, reset_allowed = settings.nvidia_smi, settings.reset != "never"
-        yield from gpu.nvidia_smi_findings(observed, smi, reset_allowed=reset_allowed)
-        yield from gpu.persistence_findings(observed, smi)
-        yield from host.fabric_findings(commands())
-    yield host.directory_finding("run.dir", settings.run.dir)
-    yield host.directory_finding("state.dir", settings.state.dir)
-    yield from health.health_findings(settings.health, simulated=simulated)
-    yield from metrics.metrics_findings(settings.metrics)
-    yield host.lock_finding(lock_file(options, settings.run.dir))
+        yield from machine.nvidia_smi_findings(observed, smi, reset_allowed=reset_allowed)
+        yield from machine.persistence_findings(observed, smi)
+        yield from machine.fabric_findings(commands())
+    yield machine.directory_finding("run.dir", settings.run.dir)
+    yield machine.directory_finding("state.dir", settings.state.dir)
+    yield from files.health_findings(settings.health, simulated=simulated)
+    yield from files.metrics_findings(settings.metrics)
+    yield machine.lock_finding(lock_file(options, settings.run.dir))
     try:
         source = source_of(settings.plan, in_cluster=in_cluster)
     except UsageError as wrong:
@@ -80,12 +80,12 @@ def _findings(options: Namespace) -> Iterator[Finding]:
         finding, document = _plan(settings, source, node)
         yield finding
     kubelet = settings.kubelet
-    yield from host.kubelet_findings(kubelet, in_cluster=in_cluster, simulated=simulated)
+    yield from machine.kubelet_findings(kubelet, in_cluster=in_cluster, simulated=simulated)
     accounts = {} if document is None else accounts_for(document, settings.mps.user)
     if document is not None and isinstance(observed, ObservedNode):
-        yield plan.fit_finding(document, observed, Host(settings.mps.user, accounts))
+        yield files.fit_finding(document, observed, Host(settings.mps.user, accounts))
     yield from _mps(options, settings, document, accounts)
-    yield from host.owner_findings(commands())
+    yield from machine.owner_findings(commands())
 
 
 def _observe(options: Namespace, settings: Settings) -> ObservedNode | DriverError:
@@ -100,8 +100,8 @@ def _plan(
     settings: Settings, source: str, node: NodeView | None
 ) -> tuple[Finding, PlanDocument | None]:
     if source == "file" or node is None:
-        return plan.file_finding(settings.plan)
-    return plan.node_finding(node, source, settings.plan)
+        return files.file_finding(settings.plan)
+    return files.node_finding(node, source, settings.plan)
 
 
 def _mps(

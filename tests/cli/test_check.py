@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.cli.checks import gpu as gpu_preflight
-from nodeagent.cli.checks import host as host_preflight
+from nodeagent.cli.checks import machine
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from tests.processes.real import running
 
@@ -114,13 +113,13 @@ def test_cards_without_mig_and_pending_modes_are_warnings(program: Program) -> N
 def test_other_owners_are_found_by_process_and_unit(tmp_path: Path) -> None:
     """Each program that may undo plans is named with how to stop it; arguments do not count."""
     commands = {7: ("/usr/bin/nvidia-mig-manager", "--once"), 8: ("vim", "nvidia-mig-parted")}
-    found = list(host_preflight.owner_findings(commands, tmp_path))
+    found = list(machine.owner_findings(commands, tmp_path))
     assert [f.level for f in found] == ["warning"]
     assert "pid 7" in found[0].message
     units = tmp_path / "etc/systemd/system/multi-user.target.wants"
     units.mkdir(parents=True)
     (units / "nvidia-mig-manager.service").touch()
-    assert len(list(host_preflight.owner_findings(commands, tmp_path))) == 2
+    assert len(list(machine.owner_findings(commands, tmp_path))) == 2
 
 
 def test_another_owner_on_this_machine(h100: Program) -> None:
@@ -132,20 +131,20 @@ def test_another_owner_on_this_machine(h100: Program) -> None:
 
 def test_no_other_owner_is_well(tmp_path: Path) -> None:
     """One line says that it was looked at."""
-    found = host_preflight.owner_findings({8: ("/bin/sh",)}, tmp_path)
+    found = machine.owner_findings({8: ("/bin/sh",)}, tmp_path)
     assert [f.level for f in found] == ["ok"]
 
 
 def test_fabric_manager_matters_only_with_switches(tmp_path: Path) -> None:
     """No hint without evidence; a warning when the switches are there and it is not."""
     commands: dict[int, tuple[str, ...]] = {8: ("/bin/sh",)}
-    assert list(host_preflight.fabric_findings(commands, tmp_path)) == []
+    assert list(machine.fabric_findings(commands, tmp_path)) == []
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia-nvswitch0").touch()
-    [found] = host_preflight.fabric_findings(commands, tmp_path)
+    [found] = machine.fabric_findings(commands, tmp_path)
     assert found.level == "warning"
     commands[9] = ("/usr/bin/nv-fabricmanager", "-c", "x.cfg")
-    [found] = host_preflight.fabric_findings(commands, tmp_path)
+    [found] = machine.fabric_findings(commands, tmp_path)
     assert found.level == "ok"
 
 
@@ -155,27 +154,27 @@ UNREADABLE = "x" * 256  # the kernel does not say whether it is there, as for on
 def test_directories(tmp_path: Path) -> None:
     """One that is there, one that can be made, and one that never can."""
     (tmp_path / "file").touch()
-    assert host_preflight.directory_finding("run.dir", tmp_path).level == "ok"
-    made = host_preflight.directory_finding("run.dir", tmp_path / "a/b")
+    assert machine.directory_finding("run.dir", tmp_path).level == "ok"
+    made = machine.directory_finding("run.dir", tmp_path / "a/b")
     assert (made.level, "made" in made.message) == ("ok", True)
-    never = host_preflight.directory_finding("run.dir", tmp_path / "file/b")
+    never = machine.directory_finding("run.dir", tmp_path / "file/b")
     assert never.level == "error"
     unreadable = tmp_path / UNREADABLE / "b"
-    assert host_preflight.directory_finding("run.dir", unreadable).check == "run.dir"
+    assert machine.directory_finding("run.dir", unreadable).check == "run.dir"
     assert not (tmp_path / "a").exists()
 
 
 def test_a_running_writer_is_seen_and_not_disturbed(tmp_path: Path) -> None:
     """The check gives the lock back at once."""
     path = tmp_path / "writer.lock"
-    assert "no other program" in host_preflight.lock_finding(path).message
+    assert "no other program" in machine.lock_finding(path).message
     with path.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert "is running" in host_preflight.lock_finding(path).message
+        assert "is running" in machine.lock_finding(path).message
         fcntl.flock(held, fcntl.LOCK_SH)  # as another check has it for a moment
-        assert "no other program" in host_preflight.lock_finding(path).message
+        assert "no other program" in machine.lock_finding(path).message
     for _ in range(2):
-        assert "no other program" in host_preflight.lock_finding(path).message
+        assert "no other program" in machine.lock_finding(path).message
 
 
 def _node(*, needs_reset: bool) -> ObservedNode:
@@ -198,7 +197,7 @@ def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:
     hopper, ampere = _node(needs_reset=False), _node(needs_reset=True)
 
     def levels(node: ObservedNode, smi: tuple[str], *, allowed: bool) -> list[str]:
-        found = gpu_preflight.nvidia_smi_findings(node, smi, reset_allowed=allowed)
+        found = machine.nvidia_smi_findings(node, smi, reset_allowed=allowed)
         return [finding.level for finding in found]
 
     assert levels(hopper, none, allowed=True) == []
@@ -222,14 +221,14 @@ def test_persistence_mode_matters_from_hopper_on(
     """Off means that MIG mode is lost with the driver; who cannot ask says nothing."""
     hopper = _node(needs_reset=False)
     smi = _smi(tmp_path, answer)
-    found = gpu_preflight.persistence_findings(hopper, smi)
+    found = machine.persistence_findings(hopper, smi)
     assert [finding.level for finding in found] == levels
-    assert not list(gpu_preflight.persistence_findings(_node(needs_reset=True), smi))
+    assert not list(machine.persistence_findings(_node(needs_reset=True), smi))
 
 
 def test_no_gpu_at_all_is_an_error() -> None:
     """A driver without GPUs is of no use."""
-    found = list(gpu_preflight.driver_findings(ObservedNode(driver_version="1")))
+    found = list(machine.driver_findings(ObservedNode(driver_version="1")))
     assert [f.level for f in found] == ["ok", "error"]
 
 

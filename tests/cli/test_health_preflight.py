@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nodeagent.cli.checks.health import health_findings
+from nodeagent.cli.checks.files import health_findings
 from nodeagent.settings import load_settings
 
 

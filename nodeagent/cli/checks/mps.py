@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
-from nodeagent.cli.checks.host import is_visible
+from nodeagent.cli.checks.machine import is_visible
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, directories_of, may_pass
 from nodeagent.mps.launch.launcher import OPEN_FILES

@@ -1,23 +1,101 @@
-"""Preflight: the plan, from where the agent will take it, and whether it fits the node."""
+"""Preflight: files that the settings name, and the plan, from where the agent will take it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.cluster.plan_sources.registry import CARRIERS
-from nodeagent.errors import DocumentError
+from nodeagent.errors import DocumentError, NodeagentError, UsageError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
-from nodeagent.settings import PlanSettings
+from nodeagent.settings import HealthSettings, MetricsSettings, PlanSettings
 
 if TYPE_CHECKING:
     from nodeagent.cluster.client.node_view import NodeView
+
+
+def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[Finding]:
+    """The table of XIDs, and whether the kernel log may be read."""
+    if settings.xids is not None:
+        yield _table_finding(settings)
+    if not simulated or "kernel_log" in settings.given:
+        yield _log_finding(settings)
+
+
+def _table_finding(settings: HealthSettings) -> Finding:
+    from nodeagent.documents.xids import xid_table
+
+    try:
+        xid_table(settings.xids)
+    except UsageError as wrong:
+        return error("table of XIDs", wrong.message, wrong.remedy)
+    return ok("table of XIDs", f"{settings.xids} is accepted")
+
+
+def _log_finding(settings: HealthSettings) -> Finding:
+    path = settings.kernel_log
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as failed:
+        return warning(
+            "kernel log",
+            f"{path} cannot be opened: {failed.strerror}; XIDs are then known from NVML alone",
+            "run as root with CAP_SYSLOG, and in a pod with the device",
+        )
+    return ok("kernel log", f"{path} can be read")
+
+
+def metrics_findings(settings: MetricsSettings) -> Iterator[Finding]:
+    """The file of counters, each of its lines, and the web-config file; those that are named."""
+    if settings.counters is not None:
+        yield from _counters_findings(settings.counters)
+    if settings.web_config is not None:
+        yield _web_config_finding(settings.web_config, listens=settings.listen is not None)
+
+
+def _counters_findings(path: Path) -> Iterator[Finding]:
+    from nodeagent.metrics.selection import read_selection
+    from nodeagent.telemetry.counters_file import counters_text
+
+    check = "file of counters"
+    try:
+        selection = read_selection(counters_text(path))
+    except NodeagentError as wrong:
+        yield error(check, wrong.message, wrong.remedy)
+        return
+    fields = len(selection.metrics) + len(selection.labels)
+    yield ok(check, f"{path} has {fields} fields that can be exported")
+    for found in selection.findings:
+        yield warning(check, f"line {found.line}: {found.message}", found.remedy)
+
+
+def _web_config_finding(path: Path, *, listens: bool) -> Finding:
+    from nodeagent.api.web_config import read_web_config
+
+    check = "web-config file"
+    if not listens:
+        return warning(
+            check,
+            "it has an effect only with metrics.listen, which is not set",
+            "set metrics.listen",
+        )
+    try:
+        config = read_web_config(path)
+        if config.tls is not None:
+            config.tls.context()
+    except NodeagentError as wrong:
+        return error(check, wrong.message, wrong.remedy)
+    users = f"{len(config.users)} users" if config.users else "no passwords"
+    return ok(check, f"{path}: {'TLS' if config.tls else 'no TLS'}, {users}")
 
 
 def file_finding(plan: PlanSettings) -> tuple[Finding, PlanDocument | None]:
