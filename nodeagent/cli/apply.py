@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
 from nodeagent.cli import event_loop, exit_codes
-from nodeagent.cli.blockers import blocker_words, wait_for_blockers
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, kept_claims, writing
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
-from nodeagent.cli.progress import Progress, on_terminal
+from nodeagent.cli.progress import Progress, blocker_words, on_terminal, wait_for_blockers
 from nodeagent.cli.shared_node import changing
 from nodeagent.errors import DocumentError
 from nodeagent.execute.executor import execute

@@ -12,7 +12,7 @@ from nodeagent.cli.checks import files, machine, mps
 from nodeagent.cli.checks.findings import Finding, error, ok, warning
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import is_simulated, lock_file, observed_node
+from nodeagent.cli.node import is_simulated, lock_file, observed_node, run_dir
 from nodeagent.cli.output import Output
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import DriverError, UsageError
@@ -23,7 +23,6 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.shares import Account, Host
 from nodeagent.processes import commands
 from nodeagent.settings import Settings
-from nodeagent.simulation.state_file import directory_beside
 from nodeagent.terminal.check_page import check_page
 
 if TYPE_CHECKING:
@@ -112,15 +111,11 @@ def _mps(
 ) -> Iterator[Finding]:
     """A simulated node brings its own programs, so the machine's do not matter there."""
     users = mps.users_of(document, settings.mps.user)
-    run_dir = settings.run.dir
+    directory = run_dir(options, settings)
     if not is_simulated(options):
         ours = settings.mps
         programs = Programs(ours.control, ours.path, ours.library_path or "")
-        yield from mps.mps_findings(programs, run_dir, users=users)
-    elif options.state is not None:
-        from nodeagent.cli.simulated_mps import simulated_run_dir
-
-        run_dir = simulated_run_dir(settings, directory_beside(options.state))
-    if is_simulated(options) and users:
-        yield mps.path_finding(run_dir, wanted=True)
-    yield from mps.user_findings(accounts, users, run_dir)
+        yield from mps.mps_findings(programs, directory, users=users)
+    elif users:
+        yield mps.path_finding(directory, wanted=True)
+    yield from mps.user_findings(accounts, users, directory)

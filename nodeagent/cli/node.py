@@ -131,11 +131,12 @@ def writing(options: Namespace, settings: Settings) -> Iterator[None]:
         return
     from nodeagent.execute.writer_lock import writer_lock
 
-    with writer_lock(lock_file(options, settings.run.dir), _state_dir(options, settings)):
+    with writer_lock(lock_file(options, settings.run.dir), state_dir(options, settings)):
         yield
 
 
-def _state_dir(options: Namespace, settings: Settings) -> Path:
+def state_dir(options: Namespace, settings: Settings) -> Path:
+    """Where an agent on this node has the records of claims and what GPUs were like before it."""
     if options.state is None:
         return settings.state.dir
     from nodeagent.simulation.state_file import directory_beside
@@ -143,12 +144,28 @@ def _state_dir(options: Namespace, settings: Settings) -> Path:
     return directory_beside(options.state)
 
 
+def run_dir(options: Namespace, settings: Settings) -> Path:
+    """The run directory of the daemons that an agent on this node has with the same settings."""
+    if options.state is None:
+        return settings.run.dir
+    from nodeagent.cli.simulated_node import simulated_run_dir
+
+    return simulated_run_dir(settings, state_dir(options, settings))
+
+
+def kept_file(options: Namespace, settings: Settings, name: str) -> Path:
+    """An agent's file of this name that survives its restart."""
+    if options.state is not None and "dir" not in settings.state.given:
+        return Path(f"{options.state.absolute()}.{name}")
+    return settings.state.dir / name
+
+
 def kept_claims(options: Namespace, settings: Settings) -> BesideClaims:
     """Goals of GPUs beside what claims have, as the records of an agent say that is stopped by now.
 
     Raises NodeagentError. Blocks for a moment.
     """
-    folder = _state_dir(options, settings) / _CLAIMS
+    folder = state_dir(options, settings) / _CLAIMS
     if is_throwaway(options) or not os.path.isdir(folder):  # noqa: PTH112  # False where it is hidden
         return lambda goal, _: goal
     from nodeagent.claims.upkeep.left_claims import left_claims
@@ -162,10 +179,7 @@ def as_accepted(
     """The GPUs by the numbers of the plan of this digest, where an agent has accepted it: as it
     means them, whether or not one of them has fallen off the bus since. Blocks for a moment.
     """
-    directory, beside = settings.state.dir, ""
-    if options.state is not None and "dir" not in settings.state.given:
-        directory, beside = options.state.absolute().parent, f"{options.state.name}."
-    path = directory / f"{beside}{_LAST_GOOD_PLAN}"
+    path = kept_file(options, settings, _LAST_GOOD_PLAN)
     if is_throwaway(options) or not os.path.isfile(path):  # noqa: PTH113  # False where it is hidden
         return observed
     from nodeagent.documents.reading import digest_of

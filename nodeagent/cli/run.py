@@ -58,7 +58,7 @@ def run_run(options: Namespace, _: Output) -> ExitCode:
 
 
 def _for_the_agent(simulated: SimulatedGpus, options: Namespace, settings: Settings) -> Simulation:
-    from nodeagent.cli.simulated_mps import simulated_places
+    from nodeagent.cli.simulated_node import simulated_places
 
     return Simulation(
         simulated.state,

@@ -147,7 +147,7 @@ def _make_sharing(
 
     places = mps_setup.places_of(settings)
     if directory:
-        from nodeagent.cli.simulated_mps import simulated_places
+        from nodeagent.cli.simulated_node import simulated_places
 
         places = simulated_places(settings, directory)
     return _Sharing(

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from nodeagent.cli.blockers import wait_for_blockers
+from nodeagent.cli.progress import wait_for_blockers
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace

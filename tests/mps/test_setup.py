@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cli.simulated_mps import simulated_places
+from nodeagent.cli.simulated_node import simulated_places
 from nodeagent.mps.launch.child import can_mount_own_shm
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.mps.programs import Programs
