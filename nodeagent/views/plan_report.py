@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
+from nodeagent.plan import steps
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.plan import (
     GpuOutcome,
@@ -18,19 +19,6 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.planner import once_free
 from nodeagent.plan.problems import Problem
-from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    ResetGpu,
-    SetComputeMode,
-    SetMigMode,
-    SetTimeSlice,
-    StartMps,
-    Step,
-    StopMps,
-)
 from nodeagent.views import shapes
 from nodeagent.views.devices import mig_devices
 from nodeagent.views.mps_report import share_shapes, user_id
@@ -155,58 +143,58 @@ def _lies(instance: GpuInstance, device: ComputeInstance | None) -> shapes.Place
     )
 
 
-_KINDS: Mapping[type[Step], str] = {
-    SetMigMode: "setMigMode",
-    ResetGpu: "resetGpu",
-    DestroyGpuInstance: "destroyInstance",
-    DestroyComputeInstance: "destroyInstance",
-    CreateGpuInstance: "createInstance",
-    CreateComputeInstance: "createInstance",
-    StopMps: "stopMps",
-    StartMps: "startMps",
-    SetComputeMode: "setComputeMode",
-    SetTimeSlice: "setTimeSlice",
+_KINDS: Mapping[type[steps.Step], str] = {
+    steps.SetMigMode: "setMigMode",
+    steps.ResetGpu: "resetGpu",
+    steps.DestroyGpuInstance: "destroyInstance",
+    steps.DestroyComputeInstance: "destroyInstance",
+    steps.CreateGpuInstance: "createInstance",
+    steps.CreateComputeInstance: "createInstance",
+    steps.StopMps: "stopMps",
+    steps.StartMps: "startMps",
+    steps.SetComputeMode: "setComputeMode",
+    steps.SetTimeSlice: "setTimeSlice",
 }
 
 
-def step_kind(step: Step) -> str:
+def step_kind(step: steps.Step) -> str:
     """The `kind` of a step."""
     return _KINDS[type(step)]
 
 
-def _step(step: Step) -> shapes.Step:
+def _step(step: steps.Step) -> shapes.Step:
     """One step. `scope` says whether a GPU instance or only a compute instance is meant."""
     more: Json = {}
     match step:
-        case SetMigMode():
+        case steps.SetMigMode():
             more = {"mode": MODE_WORD[step.enabled]}
-        case DestroyGpuInstance(devices=devices):
+        case steps.DestroyGpuInstance(devices=devices):
             more = {"scope": "gpuInstance", "gi": step.instance}
             more["uuid"] = devices[0] if devices else ""
             more["uuids"] = list(devices) if len(devices) > 1 else None
-        case DestroyComputeInstance():
+        case steps.DestroyComputeInstance():
             more = {"scope": "computeInstance", "gi": step.instance, "ci": step.compute}
             more["uuid"] = step.device
-        case CreateGpuInstance():
+        case steps.CreateGpuInstance():
             more = {"scope": "gpuInstance", "compute": list(step.compute)}
-        case CreateComputeInstance():
+        case steps.CreateComputeInstance():
             more = {"scope": "computeInstance", "gi": step.instance}
-        case StartMps(wanted=wanted):
+        case steps.StartMps(wanted=wanted):
             more = {"user": user_id(wanted.account), "runs": step.runs}
             more["shares"] = share_shapes(wanted.sharing)
-        case SetComputeMode():
+        case steps.SetComputeMode():
             more = {"mode": step.mode.value}
-        case SetTimeSlice():
+        case steps.SetTimeSlice():
             more = {"time_slice": step.time_slice}
     return shapes.Step(kind=step_kind(step), reason=step.reason, **_place(step), **more)
 
 
-def _place(step: Step) -> Json:
+def _place(step: steps.Step) -> Json:
     """Where the step acts; a MIG device that is not made yet has its place only."""
-    if isinstance(step, SetMigMode | ResetGpu | SetTimeSlice):
+    if isinstance(step, steps.SetMigMode | steps.ResetGpu | steps.SetTimeSlice):
         return {}
     body: Json = {}
-    if isinstance(step, StopMps | StartMps | SetComputeMode):
+    if isinstance(step, steps.StopMps | steps.StartMps | steps.SetComputeMode):
         body["device"] = step.device
     if step.placement is not None:
         place = step.placement

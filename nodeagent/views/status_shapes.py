@@ -6,29 +6,16 @@ from msgspec import Meta
 
 from nodeagent.health.findings import Action, Severity
 from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.views import shapes
 from nodeagent.views.claims import Claim
 from nodeagent.views.node_state import Phase
-from nodeagent.views.shapes import (
-    Bytes,
-    Cluster,
-    FirstSlice,
-    Headline,
-    ModeState,
-    MpsDaemon,
-    Pod,
-    Problem,
-    Shape,
-    Slices,
-    Time,
-    one_of,
-)
 
 Utilization = Annotated[float, Meta(description="percent of the time in which it worked")]
 
 # --- health ---------------------------------------------------------------------------------------
 
 
-class HealthFinding(Shape, frozen=True, kw_only=True):
+class HealthFinding(shapes.Shape, frozen=True, kw_only=True):
     check: Annotated[str, Meta(description="what was looked at")]
     cause: str
     severity: Severity
@@ -36,20 +23,20 @@ class HealthFinding(Shape, frozen=True, kw_only=True):
     evidence: Annotated[str, Meta(description="what was read, with its figures")]
     suggested_action: Action
     advice: str
-    since: Time = ""
-    last_seen: Time = ""
+    since: shapes.Time = ""
+    last_seen: shapes.Time = ""
     count: Annotated[int, Meta(description="how often it was seen")] | None = None
     xid: int | None = None
     link: Annotated[int, Meta(description="of NVLink")] | None = None
     gi: Annotated[int, Meta(description="the GPU instance it hit")] | None = None
     ci: Annotated[int, Meta(description="the compute instance it hit")] | None = None
-    start: FirstSlice | None = None
-    size: Slices | None = None
+    start: shapes.FirstSlice | None = None
+    size: shapes.Slices | None = None
     pid: int | None = None
-    pods: Annotated[list[Pod], Meta(description="who used the place then")] | None = None
+    pods: Annotated[list[shapes.Pod], Meta(description="who used the place then")] | None = None
 
 
-class Health(Shape, frozen=True, kw_only=True):
+class Health(shapes.Shape, frozen=True, kw_only=True):
     status: Annotated[Severity, Meta(description="of its worst finding")]
     findings: list[HealthFinding]
 
@@ -57,35 +44,35 @@ class Health(Shape, frozen=True, kw_only=True):
 # --- the status -----------------------------------------------------------------------------------
 
 
-class Refused(Shape, frozen=True, kw_only=True):
+class Refused(shapes.Shape, frozen=True, kw_only=True):
     digest: str = ""
-    problems: list[Problem]
+    problems: list[shapes.Problem]
 
 
-class UserMemory(Shape, frozen=True, kw_only=True):
-    used: Bytes
+class UserMemory(shapes.Shape, frozen=True, kw_only=True):
+    used: shapes.Bytes
 
 
-class User(Shape, frozen=True, kw_only=True):
-    source: Annotated[str, one_of("process", "mps", "capability", "kubelet")]
+class User(shapes.Shape, frozen=True, kw_only=True):
+    source: Annotated[str, shapes.one_of("process", "mps", "capability", "kubelet")]
     pid: int | None = None
     command: str = ""
     script: Annotated[str, Meta(description="the file or module that an interpreter runs")] = ""
     user: Annotated[int, Meta(description="user id")] | None = None
     memory: UserMemory | None = None
-    pod: Pod | None = None
+    pod: shapes.Pod | None = None
 
 
-class InstanceMemory(Shape, frozen=True, kw_only=True):
-    used: Bytes
-    total: Bytes
+class InstanceMemory(shapes.Shape, frozen=True, kw_only=True):
+    used: shapes.Bytes
+    total: shapes.Bytes
 
 
-class Instance(Shape, frozen=True, kw_only=True):
+class Instance(shapes.Shape, frozen=True, kw_only=True):
     uuid: Annotated[str, Meta(description="absent while it is half-made")] = ""
     profile: str
-    start: FirstSlice
-    size: Slices
+    start: shapes.FirstSlice
+    size: shapes.Slices
     gi: int
     ci: int | None = None
     in_use: bool
@@ -96,12 +83,12 @@ class Instance(Shape, frozen=True, kw_only=True):
     utilization: Utilization | None = None
 
 
-class GpuMemory(Shape, frozen=True, kw_only=True):
-    total: Bytes
-    used: Bytes | None = None
+class GpuMemory(shapes.Shape, frozen=True, kw_only=True):
+    total: shapes.Bytes
+    used: shapes.Bytes | None = None
 
 
-class Nvlink(Shape, frozen=True, kw_only=True):
+class Nvlink(shapes.Shape, frozen=True, kw_only=True):
     total: Annotated[int, Meta(description="links of the card")]
     active: Annotated[int, Meta(description="those that are up")]
     peers: Annotated[
@@ -109,18 +96,18 @@ class Nvlink(Shape, frozen=True, kw_only=True):
     ]
 
 
-class Free(Shape, frozen=True, kw_only=True):
+class Free(shapes.Shape, frozen=True, kw_only=True):
     slots: list[int]
     creatable: dict[str, int]
 
 
-class Gpu(Shape, frozen=True, kw_only=True):
+class Gpu(shapes.Shape, frozen=True, kw_only=True):
     index: int
     uuid: Annotated[str, Meta(description="absent while it never answered")] = ""
     name: str = ""
     pci_bus_id: str = ""
     memory: GpuMemory | None = None
-    mig: ModeState | None = None
+    mig: shapes.ModeState | None = None
     compute_mode: ComputeMode | None = None
     time_slice: TimeSlice | None = None
     numa_node: Annotated[int, Meta(description="whose processors are nearest")] | None = None
@@ -136,27 +123,27 @@ class Gpu(Shape, frozen=True, kw_only=True):
     health: Health
 
 
-class Status(Shape, frozen=True, kw_only=True):
+class Status(shapes.Shape, frozen=True, kw_only=True):
     node: str
-    headline: Headline
+    headline: shapes.Headline
     phase: Phase
     message: Annotated[str, Meta(description="the state in one sentence")]
     source: str
     digest: Annotated[str, Meta(description="of the plan in force")] = ""
     configuration: str | None = None
     rejected: Refused | None = None
-    observed_at: Time = ""
+    observed_at: shapes.Time = ""
     driver_version: str = ""
-    cluster: Cluster | None = None
+    cluster: shapes.Cluster | None = None
     health: Annotated[Health, Meta(description="of the node itself")] | None = None
     gpus: list[Gpu]
-    mps: list[MpsDaemon]
+    mps: list[shapes.MpsDaemon]
     claims: Annotated[list[Claim], Meta(description="absent where none are served")] | None = None
     less_offered: (
         Annotated[
-            list[Problem],
+            list[shapes.Problem],
             Meta(description="why GPUs offer less to claims than they could; absent: they do not"),
         ]
         | None
     ) = None
-    problems: list[Problem]
+    problems: list[shapes.Problem]

@@ -7,20 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, assert_never
 
+from nodeagent.plan import steps
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, users_of
-from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    ResetGpu,
-    SetComputeMode,
-    SetMigMode,
-    SetTimeSlice,
-    StartMps,
-    Step,
-    StopMps,
-)
 from nodeagent.plan.users import User
 
 MODE_WORD = {True: "enabled", False: "disabled"}  # of MIG
@@ -31,30 +19,30 @@ def gpu_words(gpu: Gpu) -> str:
     return f"GPU {gpu.index}"
 
 
-def step_words(step: Step) -> str:
+def step_words(step: steps.Step) -> str:
     """A step as a command: `create 3g.40gb at 4`."""
     match step:
-        case SetMigMode(enabled=enabled):
+        case steps.SetMigMode(enabled=enabled):
             return "enable MIG mode" if enabled else "disable MIG mode"
-        case ResetGpu():
+        case steps.ResetGpu():
             return "reset the GPU"
-        case DestroyGpuInstance() | DestroyComputeInstance():
+        case steps.DestroyGpuInstance() | steps.DestroyComputeInstance():
             return f"destroy {step.profile} at {step.placement.start}"
-        case CreateGpuInstance() | CreateComputeInstance():
+        case steps.CreateGpuInstance() | steps.CreateComputeInstance():
             return f"create {step.profile} at {step.placement.start}"
-        case StopMps():
+        case steps.StopMps():
             return f"stop MPS{_on(step)}"
-        case StartMps(runs=runs):
+        case steps.StartMps(runs=runs):
             return f"{'change the limits of' if runs else 'start'} MPS{_on(step)}"
-        case SetComputeMode(mode=mode):
+        case steps.SetComputeMode(mode=mode):
             return f"set compute mode {mode.value}{_on(step)}"
-        case SetTimeSlice(time_slice=time_slice):
+        case steps.SetTimeSlice(time_slice=time_slice):
             return f"set the time slice to {time_slice.value}"
         case _:
             assert_never(step)
 
 
-def _on(step: StopMps | StartMps | SetComputeMode) -> str:
+def _on(step: steps.StopMps | steps.StartMps | steps.SetComputeMode) -> str:
     """Where there are several devices, which."""
     return f" on {step.profile} at {step.placement.start}" if step.placement else ""
 
