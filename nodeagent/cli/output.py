@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from nodeagent.errors import NodeagentError
-from nodeagent.terminal.page import Line, in_ascii, plain_text
+from nodeagent.terminal.page import Line, in_ascii, line, plain_text
 
 if TYPE_CHECKING:  # commands that only ask the agent do without it
     from nodeagent.plan.problems import Problem
@@ -71,6 +71,10 @@ class Output:
             self._write(painted(lines))
         else:
             self._write(plain_text(lines))
+
+    def sentence(self, text: str) -> None:
+        """Write one line for a person; nothing when the format is for programs."""
+        self.page([line(text)])
 
     def drawable(self, lines: Iterable[Line]) -> Iterable[Line]:
         """The lines in characters that the stream's encoding has."""

@@ -206,7 +206,7 @@ def run_claims(options: Namespace, output: Output) -> ExitCode:
         less_offered = answer.get("lessOffered", ())
         output.page(claims_page(answer["claims"], datetime.now(UTC), less_offered))
     else:
-        output.page((line(_NO_CLAIMS),))
+        output.sentence(_NO_CLAIMS)
     output.document({key: answer[key] for key in _CLAIMS if key in answer})
     return ExitCode.DONE
 

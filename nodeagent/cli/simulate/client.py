@@ -19,7 +19,7 @@ from nodeagent.simulation.mps.clients import (
     ClientError,
     SimulatedClient,
 )
-from nodeagent.terminal.page import gibibytes, line
+from nodeagent.terminal.page import gibibytes
 
 _FOR_EVER = float("inf")
 _LOOK = 0.5  # seconds between two looks at the time
@@ -77,13 +77,13 @@ def _live(
             remedy="see nodeagent mps status",
         )
     who = f"pid {client.pid} of user {uid}"
-    terms = _accepted(client, until, lambda: _print(output, f"{who} waits to be let in"))
+    terms = _accepted(client, until, lambda: output.sentence(f"{who} waits to be let in"))
     if terms is None:
         output.document({"pid": client.pid, "user": uid, "accepted": False})
         return
     limit, threads = terms.get("limit"), terms.get("percentage")
     memory = "no memory limit" if limit is None else f"{gibibytes(int(limit))} of memory"
-    _print(output, f"{who} is a client on {role.device}: {memory}, {threads:g} % of the threads")
+    output.sentence(f"{who} is a client on {role.device}: {memory}, {threads:g} % of the threads")
     used = 0 if size is None else _allocated(client, size, output)
     output.document(
         {
@@ -123,7 +123,7 @@ def _allocated(client: SimulatedClient, size: int, output: Output) -> int:
             f"{gibibytes(size)} cannot be allocated: CUDA error {error.code} (out of memory)",
             remedy="allocate less; its limit is what its share has",
         ) from error
-    _print(output, f"it allocated {gibibytes(size)}")
+    output.sentence(f"it allocated {gibibytes(size)}")
     return size
 
 
@@ -200,7 +200,3 @@ def _owner(pipes: Path) -> int:
             remedy="an agent makes it when the plan gives this device MPS; if the agent was given "
             "a --run-dir, give the same one here",
         ) from error
-
-
-def _print(output: Output, sentence: str) -> None:
-    output.page([line(sentence)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from argparse import Namespace
-from collections.abc import Callable
 
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output
@@ -31,11 +30,13 @@ def run_simulate(options: Namespace, output: Output) -> ExitCode:
         case "sensor" if not options.device:
             _sensors(output)
         case name:
-            if check := _CHECKS.get(name):
-                check(options)
+            if name == "sensor":
+                _check_sensor(options)
+            elif name == "fault":
+                _check_fault(options)
             with simulated_node(options) as node:
-                sentence, facts = _ACTS[name](node, options)
-            output.page([line(sentence)])
+                sentence, facts = _act(node, options)
+            output.sentence(sentence)
             output.document(facts)
     return ExitCode.DONE
 
@@ -83,8 +84,36 @@ def _sensors(output: Output) -> None:
 _Done = tuple[str, dict[str, object]]
 
 
-def _occupy(node: SimulatedNode, options: Namespace) -> _Done:
-    device = device_on(options.device, node)
+def _act(node: SimulatedNode, options: Namespace) -> _Done:
+    named = options.device if "device" in options else ""
+    device = device_on(named, node) if named else ""
+    match options.subcommand:
+        case "occupy":
+            return _occupy(node, device, options)
+        case "release":
+            gone = node.release(device or None, options.pid)
+            where = f" from {named}" if named else ""
+            return f"processes taken away{where}: {gone}", {"released": gone}
+        case "load":
+            node.load(device, options.share)
+            facts = {"device": named, "share": options.share}
+            return f"{named} is busy for {options.share:.0%} of the time", facts
+        case "xid":  # for the programs that listen now
+            node.xid(device, options.xid)
+            return f"{named} reported XID {options.xid}", {"device": named, "xid": options.xid}
+        case "sensor":  # without a figure it follows the load again
+            sensor, figure = options.sensor, options.figure
+            node.set_figures(device, {sensor: figure})
+            what = "follows the load again" if figure is None else f"reports {figure:g}"
+            facts = {"device": named, "sensor": sensor, "figure": figure}
+            return f"{sensor} of {named} {what}", facts
+        case "fault":
+            return _fault(node, options)
+    node.reboot()
+    return "the simulated node was rebooted", {"rebooted": True}
+
+
+def _occupy(node: SimulatedNode, device: str, options: Namespace) -> _Done:
     process = node.occupy(
         device,
         options.pid,
@@ -97,40 +126,6 @@ def _occupy(node: SimulatedNode, options: Namespace) -> _Done:
         "pid": process.pid,
         "command": process.command,
     }
-
-
-def _release(node: SimulatedNode, options: Namespace) -> _Done:
-    named = options.device
-    gone = node.release(device_on(named, node) if named else None, options.pid)
-    where = f" from {named}" if named else ""
-    return f"processes taken away{where}: {gone}", {"released": gone}
-
-
-def _load(node: SimulatedNode, options: Namespace) -> _Done:
-    named, share = options.device, options.share
-    node.load(device_on(named, node), share)
-    return f"{named} is busy for {share:.0%} of the time", {"device": named, "share": share}
-
-
-def _xid(node: SimulatedNode, options: Namespace) -> _Done:
-    """Report an XID of a GPU or MIG device to the programs that listen now."""
-    named, xid = options.device, options.xid
-    node.xid(device_on(named, node), xid)
-    return f"{named} reported XID {xid}", {"device": named, "xid": xid}
-
-
-def _reboot(node: SimulatedNode, _: Namespace) -> _Done:
-    node.reboot()
-    return "the simulated node was rebooted", {"rebooted": True}
-
-
-def _sensor(node: SimulatedNode, options: Namespace) -> _Done:
-    """Let a sensor report a figure, or follow the load again."""
-    named, sensor, figure = options.device, str(options.sensor), options.figure
-    node.set_figures(device_on(named, node), {sensor: figure})
-    what = "follows the load again" if figure is None else f"reports {figure:g}"
-    facts: dict[str, object] = {"device": named, "sensor": sensor, "figure": figure}
-    return f"{sensor} of {named} {what}", facts
 
 
 def _fault(node: SimulatedNode, options: Namespace) -> _Done:
@@ -190,15 +185,3 @@ def _check_fault(options: Namespace) -> None:
             f"the simulated driver has no function {options.function!r}",
             remedy=did_you_mean(options.function, FUNCTIONS) or "for example 'nvmlDevice*'",
         )
-
-
-_ACTS: dict[str, Callable[[SimulatedNode, Namespace], _Done]] = {
-    "occupy": _occupy,
-    "release": _release,
-    "load": _load,
-    "xid": _xid,
-    "sensor": _sensor,
-    "fault": _fault,
-    "reboot": _reboot,
-}
-_CHECKS = {"sensor": _check_sensor, "fault": _check_fault}

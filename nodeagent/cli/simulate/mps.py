@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 from argparse import Namespace
-from collections.abc import Callable
 
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_named, pipes_of, simulated_node, state_file
@@ -27,12 +27,12 @@ def turn_knob(options: Namespace, output: Output) -> None:
     of = f" of {options.on_device}" if options.on_device else ""
     if options.clear:
         knobs.clear(*([] if knob is None else [knob]))
-        _print(output, f"{knob or 'every knob'}{of} is turned back")
+        output.sentence(f"{knob or 'every knob'}{of} is turned back")
         output.document({"cleared": [knob] if knob else sorted(KNOBS)})
         return
     value = _value(str(knob), options.value)
     knobs.turn(str(knob), value)
-    _print(output, f"{knob}{of} is turned: {KNOBS[str(knob)]}")
+    output.sentence(f"{knob}{of} is turned: {KNOBS[str(knob)]}")
     output.document({"turned": knob, "value": value})
 
 
@@ -57,70 +57,47 @@ def _knobs(options: Namespace) -> Knobs:
     return Knobs(programs, pipes_of(device_named(options.on_device, options), options))
 
 
-def _nothing(value: str | None) -> object:
-    if value is not None:
-        raise ValueError("no value")
-    return True
-
-
-def _seconds(value: str | None) -> object:
-    number = float(value or "")
-    if not 0 <= number < float("inf"):
-        raise ValueError("seconds")
-    return number
-
-
-def _whole(value: str | None) -> object:
-    return int(value or "")
-
-
-def _some_text(value: str | None) -> object:
-    return value or ""
-
-
-def _one_of(*words: str) -> Callable[[str | None], object]:
-    def check(value: str | None) -> object:
-        if value not in words:
-            raise ValueError(value)
-        return value
-
-    return check
-
-
-def _held(value: str | None) -> object:
-    return True if value is None else _one_of("hold")(value)
-
-
-def _process(value: str | None) -> object:
-    given = json.loads(value or "")
-    return {"pid": int(given["pid"]), "uid": int(given["uid"])}
-
-
-# What each takes, in words and as a check; those that are not here take nothing.
-_VALUES: dict[str, tuple[str, Callable[[str | None], object]]] = {
-    "die_after": ("seconds", _seconds),
-    "slow_start": ("seconds", _seconds),
-    "server_slow": ("seconds", _seconds),
-    "busy": ("error or empty", _one_of("error", "empty")),
-    "start_error": ("a text, or nothing", _some_text),
-    "stray_client": ('{"pid": N, "uid": N}', _process),
-    "server_exit": ("an exit status", _whole),
-    "server_uid": ("a user id", _whole),
-    "terminate_code": ("a whole number", _whole),
-    "fault": ("nothing, or hold", _held),
+# What knobs take, in words; those that are not here take nothing.
+_TAKES = {
+    "die_after": "seconds",
+    "slow_start": "seconds",
+    "server_slow": "seconds",
+    "busy": "error or empty",
+    "start_error": "a text, or nothing",
+    "stray_client": '{"pid": N, "uid": N}',
+    "server_exit": "an exit status",
+    "server_uid": "a user id",
+    "terminate_code": "a whole number",
+    "fault": "nothing, or hold",
 }
 
 
 def _value(knob: str, given: str | None) -> object:
-    words, check = _VALUES.get(knob, ("no value", _nothing))
     try:
-        return check(given)
+        return _read(knob, given)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{knob}: found {'nothing' if given is None else repr(given)}",
-            remedy=f"it takes {words}",
+            remedy=f"it takes {_TAKES.get(knob, 'no value')}",
         ) from error
 
 
-def _print(output: Output, sentence: str) -> None:
-    output.page([line(sentence)])
+def _read(knob: str, given: str | None) -> object:
+    text = given or ""
+    match knob:
+        case "die_after" | "slow_start" | "server_slow" if 0 <= float(text) < math.inf:
+            return float(text)
+        case "server_exit" | "server_uid" | "terminate_code":
+            return int(text)
+        case "busy" if text in {"error", "empty"}:
+            return text
+        case "start_error":
+            return text
+        case "stray_client":
+            process = json.loads(text)
+            return {"pid": int(process["pid"]), "uid": int(process["uid"])}
+        case "fault" if given in {None, "hold"}:
+            return given or True
+        case _ if given is None and knob not in _TAKES:
+            return True
+    raise ValueError(knob)
