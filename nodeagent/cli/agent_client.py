@@ -17,6 +17,7 @@ from nodeagent.settings import Address
 from nodeagent.strict_json import parse_json
 
 _Answer = TypeVar("_Answer")
+_Json = TypeVar("_Json", dict[str, Any], list[Mapping[str, Any]])
 
 _SOCKET = "agent.sock"  # below run.dir
 _PATIENCE = 5.0  # seconds for the agent to answer
@@ -60,12 +61,12 @@ def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
 
     Raises AgentUnreachable, AgentRefused or NodeagentError.
     """
-    return _asked(address, path, _answer)
+    return _asked(address, path, _object)
 
 
 def get_list(address: AgentAddress, path: str) -> Sequence[Mapping[str, Any]]:
     """As `get`, where the answer is a list of objects."""
-    return _asked(address, path, _list_answer)
+    return _asked(address, path, lambda answer: _json(answer, list, "a list of objects"))
 
 
 def get_text(address: AgentAddress, path: str, most: int) -> bytes:
@@ -115,7 +116,7 @@ def post(
             connection.request(
                 "POST", path, json.dumps(body), headers={"Content-Type": "application/json"}
             )
-            return _answer(connection)
+            return _object(connection)
         except TimeoutError:
             raise NodeagentError(
                 f"the agent has not answered for {patience:g} s; it is still working on it",
@@ -151,23 +152,8 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _answer(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
-    answer = _json_answer(connection)
-    if not isinstance(answer, dict):
-        raise NodeagentError("the program there is not nodeagent: its answer is not a JSON object")
-    return answer
-
-
-def _list_answer(connection: http.client.HTTPConnection) -> Sequence[Mapping[str, Any]]:
-    answer = _json_answer(connection)
-    if not isinstance(answer, list) or not all(isinstance(one, dict) for one in answer):
-        raise NodeagentError(
-            "the program there is not nodeagent: its answer is not a list of objects"
-        )
-    return answer
-
-
-def _json_answer(connection: http.client.HTTPConnection) -> object:
+def _json(connection: http.client.HTTPConnection, kind: type[_Json], words: str) -> _Json:
+    """The answer, which has to be of this kind, `words`."""
     response = connection.getresponse()
     try:
         answer = parse_json(response.read())
@@ -181,4 +167,11 @@ def _json_answer(connection: http.client.HTTPConnection) -> object:
             status=response.status,
             remedy=str(refusal.get("remedy") or ""),
         )
+    objects = answer if isinstance(answer, list) else [answer]
+    if not isinstance(answer, kind) or not all(isinstance(one, dict) for one in objects):
+        raise NodeagentError(f"the program there is not nodeagent: its answer is not {words}")
     return answer
+
+
+def _object(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
+    return _json(connection, dict, "a JSON object")

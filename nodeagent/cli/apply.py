@@ -8,6 +8,7 @@ import signal
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
@@ -44,6 +45,8 @@ from nodeagent.views.text import step_words
 if TYPE_CHECKING:
     from nodeagent.cli.shared_node import ChangeableNode
 
+_IN_SYNC = NodePlan(Verdict.IN_SYNC)
+_NOTHING_DONE = NodeOutcome(_IN_SYNC, ())
 _RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
 
 
@@ -73,9 +76,7 @@ async def _apply(
             observed, beside = await node.observe(), kept_claims(options, settings)
             named = as_accepted(options, settings, observed, document.digest)
             desired = resolve(document, unclaimed(named, beside), host)
-            rounds = _Rounds(
-                node, settings, desired, output, beside=beside, progress=progress, stop=stop
-            )
+            rounds = _Rounds(node, settings, desired, output, beside, progress, stop)
             await rounds.take(observed)
             while rounds.blocked:
                 progress.wait_for(blocker_words(rounds.rest), deadline)
@@ -86,6 +87,7 @@ async def _apply(
             return rounds
 
 
+@dataclass
 class _Rounds:
     """Planning and acting until nothing is blocked: one round, and one more for each wake-up.
 
@@ -93,33 +95,18 @@ class _Rounds:
     is done.
     """
 
-    def __init__(
-        self,
-        node: ChangeableNode,
-        settings: Settings,
-        desired: DesiredNode,
-        output: Output,
-        *,
-        beside: BesideClaims,
-        progress: Progress,
-        stop: asyncio.Event,
-    ) -> None:
-        self._node = node
-        self._settings = settings
-        self._desired = desired
-        self._output = output
-        self._beside = beside
-        self._progress = progress
-        self._stop = stop
-        self._gpus: dict[str, GpuOutcome] = {}
-        self._refusals: dict[str, Backoff] = {}
-        self._retry_at: dict[str, float] = {}
-        self.rest = NodePlan(Verdict.IN_SYNC)
-        self.outcome = NodeOutcome(self.rest, ())
-
-    @property
-    def stopped(self) -> bool:
-        return self._stop.is_set()
+    node: ChangeableNode
+    settings: Settings
+    desired: DesiredNode
+    output: Output
+    beside: BesideClaims
+    progress: Progress
+    stop: asyncio.Event
+    rest: NodePlan = _IN_SYNC
+    outcome: NodeOutcome = _NOTHING_DONE
+    _gpus: dict[str, GpuOutcome] = field(default_factory=dict)
+    _refusals: dict[str, Backoff] = field(default_factory=dict)
+    _retry_at: dict[str, float] = field(default_factory=dict)
 
     @property
     def blocked(self) -> bool:
@@ -172,8 +159,8 @@ class _Rounds:
         self.outcome = replace(self.outcome, gpus=gpus)
 
     def _plan(self, observed: ObservedNode) -> NodePlan:
-        desired = beside_all(self._desired, observed, self._beside)
-        return plan(desired, observed, self._settings.policy)
+        desired = beside_all(self.desired, observed, self.beside)
+        return plan(desired, observed, self.settings.policy)
 
     async def _carry_out(self, now: NodePlan) -> NodeOutcome:
         indices = {gpu.before.uuid: gpu.before.index for gpu in now.gpus}
@@ -182,21 +169,21 @@ class _Rounds:
             return f"GPU {indices[step.gpu]} {step_words(step)}"
 
         def ended(step: StepReport) -> None:
-            self._progress.end(words(step.step))
-            self._progress.clear()
-            self._output.page([step_line(indices[step.step.gpu], step)])
+            self.progress.end(words(step.step))
+            self.progress.clear()
+            self.output.page([step_line(indices[step.step.gpu], step)])
 
         if now.steps:
-            self._progress.expect(len(now.steps))
+            self.progress.expect(len(now.steps))
 
         return await execute(
             now,
-            self._node,
-            parallel=self._settings.gpu.parallel,
-            policy=self._settings.policy,
-            on_begin=lambda step: self._progress.begin(words(step)),
+            self.node,
+            parallel=self.settings.gpu.parallel,
+            policy=self.settings.policy,
+            on_begin=lambda step: self.progress.begin(words(step)),
             on_progress=ended,
-            stop=self._stop,
+            stop=self.stop,
         )
 
 
@@ -263,7 +250,7 @@ def _exit_code(applied: _Rounds) -> ExitCode:
 def _report(applied: _Rounds, output: Output) -> None:
     if output.is_text:
         output.page(
-            outcome_page(applied.outcome, applied.rest, output.width, stopped=applied.stopped)
+            outcome_page(applied.outcome, applied.rest, output.width, stopped=applied.stop.is_set())
         )
         return
     from nodeagent.views.plan_report import outcome_json

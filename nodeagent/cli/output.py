@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # commands that only ask the agent do without it
     from nodeagent.plan.problems import Problem
 
 _WIDEST = 120  # pictures gain nothing beyond
-_LEAST_HEIGHT = 40  # lines of a page that is printed, which can be scrolled
+LEAST_HEIGHT = 40  # lines of a page that is printed, which can be scrolled
 _DRAWN = "┌─│…█·"
 
 
@@ -55,11 +55,6 @@ class Output:
 
         return shutil.get_terminal_size().lines
 
-    @property
-    def page_height(self) -> int:
-        """Rows for a page that is to be seen at once."""
-        return max(self.height, _LEAST_HEIGHT)
-
     def page(self, lines: Iterable[Line]) -> None:
         """Write lines for a person, at once; nothing when the format is for programs."""
         if not self.is_text or self._stream is None:
@@ -97,7 +92,9 @@ class Output:
         if self._stream is None:
             return
         try:
-            self._stream.write(_encodable(text, self._stream))
+            if not _can_encode(self._stream, text):  # escapes for what its encoding does not have
+                text = text.encode("ascii", "backslashreplace").decode("ascii")
+            self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
@@ -167,18 +164,7 @@ def _shows_colours(stream: TextIO | None) -> bool:
 
 def _can_encode(stream: TextIO, text: str) -> bool:
     try:
-        text.encode(_encoding(stream))
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def _encodable(text: str, stream: TextIO) -> str:
-    """The text, with escapes for what the stream's encoding does not have."""
-    if _can_encode(stream, text):
-        return text
-    return text.encode("ascii", "backslashreplace").decode("ascii")
-
-
-def _encoding(stream: TextIO) -> str:
-    return getattr(stream, "encoding", None) or "utf-8"

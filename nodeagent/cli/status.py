@@ -21,7 +21,7 @@ from nodeagent.cli.agent_client import (
     post,
 )
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import Output, complain
+from nodeagent.cli.output import LEAST_HEIGHT, Output, complain
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.mps_page import clients_page, daemons_page
@@ -62,7 +62,7 @@ def run_status(options: Namespace, output: Output) -> ExitCode:
         output.document({"events": events})
         return ExitCode.DONE
     if output.is_text:
-        width, height = output.width, output.page_height
+        width, height = output.width, max(output.height, LEAST_HEIGHT)
         output.page(_page(address, status, options.one_gpu, width, height))
     output.document(status)
     return ExitCode.DONE
@@ -136,7 +136,7 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
             continue
         last = known
         if output.is_text:
-            width, height = output.width, output.page_height
+            width, height = output.width, max(output.height, LEAST_HEIGHT)
             page = failure or _page(address, status, gpu, width, height)
             output.page((*page, ()))
         elif output.format == "json":
