@@ -9,7 +9,6 @@ import shutil
 import socket
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 from nodeagent.app import process
@@ -51,7 +50,7 @@ def run_run(options: Namespace, _: Output) -> ExitCode:
             settings_file=settings_file,
             simulation=None if simulated is None else _for_the_agent(simulated, options, settings),
             on_ready=lambda: write_to_stderr(
-                hints(settings.api.listen, options.state) if by_hand else ""
+                _hints(settings.api.listen, options.state) if by_hand else ""
             ),
         )
     return ExitCode.DONE
@@ -99,19 +98,16 @@ def _carrier(settings: Settings) -> str:
     return f"{CARRIERS[source].title} of Node {settings.node_name}"
 
 
-def hints(listen: Address, state: Path | None) -> str:
+def _hints(listen: Address, state: Path | None) -> str:
     """Commands for another terminal in this folder, and last the page's address; each can be pasted
     as it is. `state` is the file of a simulated node. Empty where the port is not known.
     """
-    return "".join(f"{row}\n" for row in _hints(listen, state)) if listen.port else ""
-
-
-def _hints(listen: Address, state: Path | None) -> Iterator[str]:
+    if not listen.port:
+        return ""
     address = Address(listen.host or "127.0.0.1", listen.port)
-    yield f"{program()} status --watch --listen {address}"
-    if state is not None:
-        yield f"{program()} simulate xid 0 79 --state {shlex.quote(str(state))}"
-    yield f"http://{address}/"
+    follow = f"{program()} status --watch --listen {address}\n"
+    fault = f"{program()} simulate xid 0 79 --state {shlex.quote(str(state))}\n" if state else ""
+    return f"{follow}{fault}http://{address}/\n"
 
 
 def program() -> str:

@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nodeagent.terminal import status_words
 from nodeagent.terminal.claims_page import claim_lines, less_offered_lines
 from nodeagent.terminal.events_page import event_lines
 from nodeagent.terminal.mps_page import daemon_lines
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line
 from nodeagent.terminal.slices import Cell, drawing
 from nodeagent.terminal.status_page import title_lines
-from nodeagent.terminal.status_words import (
-    answers,
-    cells_of,
-    daemons_on,
-    device_name,
-    finding_advice,
-    finding_words,
-    is_well,
-    mode_lines,
-    mode_words,
-    room_lines,
-    user_lines,
-)
 from nodeagent.terminal.troubles import headline_lines, troubles
 
 Json = Mapping[str, Any]
@@ -41,17 +29,17 @@ def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Lin
         *_health(gpu),
         *_readings(gpu),
         *_picture(gpu, width - 2),
-        *user_lines(gpu),
+        *status_words.user_lines(gpu),
         *_device_lines(gpu),
         *(
             row
-            for d, name in daemons_on(gpu, status.get("mps", ()))
+            for d, name in status_words.daemons_on(gpu, status.get("mps", ()))
             for row in daemon_lines(d, name)
         ),
         *claim_lines(status.get("claims", ()), str(gpu.get("uuid"))),
         *less_offered_lines(status.get("lessOffered", ()), status.get("problems", ())),
-        *mode_lines(gpu),
-        *room_lines(gpu),
+        *status_words.mode_lines(gpu),
+        *status_words.room_lines(gpu),
     )
     return (
         *headline,
@@ -90,13 +78,13 @@ def _readings(gpu: Json) -> tuple[Line, ...]:
 
 
 def _picture(gpu: Json, width: int) -> tuple[Line, ...]:
-    slots, cells = int(gpu.get("slots") or 0), cells_of(gpu)
-    if not answers(gpu):  # what is known of it is from before
+    slots, cells = int(gpu.get("slots") or 0), status_words.cells_of(gpu)
+    if not status_words.answers(gpu):  # what is known of it is from before
         cells = [cell._replace(labels=cell.labels[:1], tone=Tone.DIM) for cell in cells]
         return drawing([("was", cells)], slots, width) if cells else ()
     if not slots:
-        return (line(mode_words(gpu)),)
-    cells = cells or [Cell(0, slots, (mode_words(gpu),), Tone.DIM)]
+        return (line(status_words.mode_words(gpu)),)
+    cells = cells or [Cell(0, slots, (status_words.mode_words(gpu),), Tone.DIM)]
     return drawing([("now", cells)], slots, width)
 
 
@@ -113,22 +101,22 @@ def _device_lines(gpu: Json) -> Iterator[Line]:
             ),
             *([f"{device['utilization']:g} % busy"] if "utilization" in device else []),
         ]
-        yield line(dim(f"{device_name(device)}: {', '.join(facts)}"))
+        yield line(dim(f"{status_words.device_name(device)}: {', '.join(facts)}"))
 
 
 def _health(gpu: Json) -> tuple[Line, ...]:
     health: Json = gpu.get("health") or {}
     findings: Sequence[Json] = health.get("findings", ())
-    if is_well(gpu) and not findings:
+    if status_words.is_well(gpu) and not findings:
         return ()
-    well = is_well(gpu)
+    well = status_words.is_well(gpu)
     lines = [line(dim("healthy, though:") if well else Span(f"! {health['status']}", Tone.BAD))]
     for finding in findings:
-        what, evidence = finding_words(finding), str(finding.get("evidence", ""))
+        what, evidence = status_words.finding_words(finding), str(finding.get("evidence", ""))
         since = f", since {finding['since']}" if finding.get("since") else ""
         count = f", {finding['count']} times" if finding.get("count", 1) > 1 else ""
         text = ": ".join(text for text in (what, evidence) if text)
         lines.append(line(f"  {text}", dim(f"{since}{count}")))
-        if advice := finding_advice(finding):
+        if advice := status_words.finding_advice(finding):
             lines.append(line(f"    {advice}"))
     return tuple(lines)

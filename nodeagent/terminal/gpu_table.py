@@ -9,16 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nodeagent.terminal import status_words
 from nodeagent.terminal.page import Line, Span, Tone, counted, dim, index_ranges, line, table
 from nodeagent.terminal.slices import Cell, without_gaps
-from nodeagent.terminal.status_words import (
-    answers,
-    daemons_on,
-    holders,
-    is_well,
-    mode_words,
-    places,
-)
 
 Json = Mapping[str, Any]
 
@@ -72,7 +65,7 @@ def _length(spans: Line) -> int:
 
 
 def _index(gpu: Json) -> Line:
-    sick = not (answers(gpu) and is_well(gpu))
+    sick = not (status_words.answers(gpu) and status_words.is_well(gpu))
     return (Span(f"{gpu['index']:>3}"), Span(f"{_SICK if sick else ' '} ", Tone.BAD))
 
 
@@ -92,7 +85,7 @@ def _cells(gpu: Json, daemons: Sequence[Json], claims: Sequence[Json]) -> list[s
         _memory(gpu.get("memory") or {}),
         _figure(gpu, "temperature", "C"),
         _figure(gpu, "power", "W"),
-        _mps([daemon for daemon, _ in daemons_on(gpu, daemons)]),
+        _mps([daemon for daemon, _ in status_words.daemons_on(gpu, daemons)]),
         str(_held(gpu, claims) or _NONE),
     ]
 
@@ -136,7 +129,9 @@ def _held(gpu: Json, claims: Sequence[Json]) -> int:
 
 
 def _bar(gpu: Json, width: int) -> Line:
-    slots = max(int(gpu.get("slots") or 0), 1, *(start + size for start, size in places(gpu)))
+    slots = max(
+        int(gpu.get("slots") or 0), 1, *(start + size for start, size in status_words.places(gpu))
+    )
     pitch = min(max((width - 1) // slots, _NARROWEST), _WIDEST if slots > 1 else width)
     spans = [dim("│")]
     for cell in without_gaps(_parts(gpu, slots), slots):
@@ -146,11 +141,13 @@ def _bar(gpu: Json, width: int) -> Line:
 
 def _parts(gpu: Json, slots: int) -> list[Cell]:
     """Cells whose first label is the mark, and the others names, the longest first."""
-    if parts := [_slice(place, devices, gpu) for place, devices in places(gpu).items()]:
+    if parts := [
+        _slice(place, devices, gpu) for place, devices in status_words.places(gpu).items()
+    ]:
         return parts
-    if not answers(gpu):
+    if not status_words.answers(gpu):
         return [Cell(0, slots, (_NOT_KNOWN, "does not answer"), Tone.DIM)]
-    mode, users = mode_words(gpu), list(holders(gpu))
+    mode, users = status_words.mode_words(gpu), list(status_words.holders(gpu))
     if users:
         who = users[0] if len(users) == 1 else f"{len(users)} users"
         return [Cell(0, slots, (_IN_USE, f"{mode}: {who}", who), Tone.IN_USE)]
@@ -161,7 +158,7 @@ def _parts(gpu: Json, slots: int) -> list[Cell]:
 def _slice(place: tuple[int, int], devices: Sequence[Json], gpu: Json) -> Cell:
     profiles = [str(device.get("profile", "?")) for device in devices]
     names = (counted(profiles), *_short(profiles[0]))
-    if not answers(gpu):
+    if not status_words.answers(gpu):
         return Cell(*place, (_NOT_KNOWN, *names), Tone.DIM)
     if not any(device.get("uuid") for device in devices):
         return Cell(*place, (_HALF_MADE, *names), Tone.WARNING)

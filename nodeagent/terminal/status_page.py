@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nodeagent.terminal import status_words
 from nodeagent.terminal.claims_page import claim_lines, claims_without_device
 from nodeagent.terminal.events_page import last_event_lines
 from nodeagent.terminal.gpu_table import gpu_table, legend, model_lines
@@ -25,16 +26,6 @@ from nodeagent.terminal.page import (
     index_ranges,
     line,
     rows_of,
-)
-from nodeagent.terminal.status_words import (
-    daemons_on,
-    device_names,
-    finding_advice,
-    finding_words,
-    holders,
-    mode_lines,
-    room_lines,
-    user_lines,
 )
 from nodeagent.terminal.troubles import Trouble, headline_lines, troubles
 from nodeagent.text import listed
@@ -197,23 +188,23 @@ def _details(status: Json, room: int, width: int) -> tuple[Line, ...]:
     claims: Sequence[Json] = status.get("claims", ())
 
     def mps(gpu: Json) -> Iterator[Line]:
-        return (daemon_line(daemon, name) for daemon, name in daemons_on(gpu, daemons))
+        return (daemon_line(daemon, name) for daemon, name in status_words.daemons_on(gpu, daemons))
 
     def claimed(gpu: Json) -> Iterator[Line]:
         return claim_lines(claims, str(gpu.get("uuid")))
 
-    known = {name for gpu in gpus for name in device_names(gpu)}
+    known = {name for gpu in gpus for name in status_words.device_names(gpu)}
     lost = [daemon for daemon in daemons if daemon.get("device") not in known]
     others = [
         *_by_gpu(gpus, mps),
         *(daemon_line(daemon, daemon_place_words(daemon)) for daemon in lost),
         *_by_gpu(gpus, claimed),
         *claims_without_device(claims),
-        *_by_gpu(gpus, mode_lines),
+        *_by_gpu(gpus, status_words.mode_lines),
         *_by_gpu(gpus, _notices),
-        *_by_gpu(gpus, room_lines),
+        *_by_gpu(gpus, status_words.room_lines),
     ]
-    users = _by_gpu(gpus, user_lines)
+    users = _by_gpu(gpus, status_words.user_lines)
     if rows_of((*users, *others), width) > room:
         users = _by_gpu(gpus, _users_in_short)
     return at_most((*users, *others), room, width, more=_IN_FULL)
@@ -233,7 +224,8 @@ def _by_gpu(gpus: Sequence[Json], lines_of: Callable[[Json], Iterable[Line]]) ->
 
 def _users_in_short(gpu: Json) -> Iterator[Line]:
     """All users of the GPU in a line."""
-    names, used = list(holders(gpu)), sum(bool(i.get("inUse")) for i in gpu.get("instances", ()))
+    names = list(status_words.holders(gpu))
+    used = sum(bool(device.get("inUse")) for device in gpu.get("instances", ()))
     if names:
         devices = f" on {count(used, 'MIG device')}" if used else ""
         yield line(Span("used by ", Tone.IN_USE), listed(names, _MOST_NAMED), dim(devices))
@@ -245,7 +237,7 @@ def _notices(gpu: Json) -> Iterator[Line]:
     if health.get("status", "healthy") != "healthy":
         return
     for finding in health.get("findings", ()):
-        facts = (finding_words(finding), str(finding.get("evidence", "")))
-        advice = finding_advice(finding)
+        facts = (status_words.finding_words(finding), str(finding.get("evidence", "")))
+        advice = status_words.finding_advice(finding)
         said = ": ".join(fact for fact in facts if fact)
         yield line(dim("healthy, though: "), said, dim(f" ({advice})" if advice else ""))
