@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_named, pipes_of, state_file
@@ -36,70 +35,44 @@ _MEANINGS = {
 }
 
 
-class _Role(NamedTuple):
-    """As what a client starts: on which device (a UUID), with which environment."""
-
-    device: str
-    pipes: Path
-    environment: dict[str, str]
-
-
 def run_client(options: Namespace, output: Output) -> None:
     """Start a client, say what it was given, and keep it until its time is over or Ctrl-C."""
     state = state_file(options)
-    role = _role(options)
+    device, pipes, environment = _place(options)
     until = time.monotonic() + (_FOR_EVER if options.seconds is None else options.seconds)
-    uid = _owner(role.pipes) if options.uid is None else options.uid
+    uid = _owner(pipes) if options.uid is None else options.uid
     with SimulatedClient(
-        role.pipes, uid=uid, environment=role.environment, state=state, device=role.device
+        pipes, uid=uid, environment=environment, state=state, device=device
     ) as client:
         try:
-            _live(client, role, output, uid=uid, until=until, size=options.allocate)
+            if not client.wait_until_connected():
+                raise NodeagentError(
+                    f"no MPS daemon listens in {pipes}: a CUDA program would run without MPS here",
+                    remedy="see nodeagent mps status",
+                )
+            who = f"pid {client.pid} of user {uid}"
+            facts: dict[str, object] = {"pid": client.pid, "user": uid}
+            terms = _accepted(client, until, who, output)
+            if terms is None:
+                output.document({**facts, "accepted": False})
+                return
+            limit, threads = terms.get("limit"), terms.get("percentage")
+            memory = "no memory limit" if limit is None else f"{gibibytes(int(limit))} of memory"
+            granted = f"{memory}, {threads:g} % of the threads"
+            output.sentence(f"{who} is a client on {device}: {granted}")
+            used = {"used": _allocated(client, options.allocate, output)}
+            limits = used if limit is None else {**used, "limit": limit}
+            facts |= {"accepted": True, "device": device, "memory": limits, "threads": threads}
+            output.document(facts)
+            _stay(client, until)
         except ClientError as error:
-            raise NodeagentError(
-                f"the client ended with CUDA error {error.code} "
-                f"({_MEANINGS.get(error.code, 'unknown')})"
-            ) from error
-
-
-def _live(
-    client: SimulatedClient,
-    role: _Role,
-    output: Output,
-    *,
-    uid: int,
-    until: float,
-    size: int | None,
-) -> None:
-    if not client.wait_until_connected():
-        raise NodeagentError(
-            f"no MPS daemon listens in {role.pipes}: a CUDA program would run without MPS here",
-            remedy="see nodeagent mps status",
-        )
-    who = f"pid {client.pid} of user {uid}"
-    terms = _accepted(client, until, lambda: output.sentence(f"{who} waits to be let in"))
-    if terms is None:
-        output.document({"pid": client.pid, "user": uid, "accepted": False})
-        return
-    limit, threads = terms.get("limit"), terms.get("percentage")
-    memory = "no memory limit" if limit is None else f"{gibibytes(int(limit))} of memory"
-    output.sentence(f"{who} is a client on {role.device}: {memory}, {threads:g} % of the threads")
-    used = 0 if size is None else _allocated(client, size, output)
-    output.document(
-        {
-            "pid": client.pid,
-            "user": uid,
-            "accepted": True,
-            "device": role.device,
-            "memory": {"used": used, **({} if limit is None else {"limit": limit})},
-            "threads": threads,
-        }
-    )
-    _stay(client, until)
+            meaning = _MEANINGS.get(error.code, "unknown")
+            message = f"the client ended with CUDA error {error.code} ({meaning})"
+            raise NodeagentError(message) from error
 
 
 def _accepted(
-    client: SimulatedClient, until: float, waits: Callable[[], None]
+    client: SimulatedClient, until: float, who: str, output: Output
 ) -> dict[str, float] | None:
     """What it may use; None when its time was over before a server took it."""
     reported = False
@@ -108,12 +81,15 @@ def _accepted(
             return client.wait_until_accepted(_LOOK)
         except TimeoutError:
             if not reported:
-                waits()
+                output.sentence(f"{who} waits to be let in")
             reported = True
     return None
 
 
-def _allocated(client: SimulatedClient, size: int, output: Output) -> int:
+def _allocated(client: SimulatedClient, size: int | None, output: Output) -> int:
+    """How many bytes it has afterwards."""
+    if size is None:
+        return 0
     try:
         client.allocate(size)
     except ClientError as error:
@@ -130,39 +106,37 @@ def _allocated(client: SimulatedClient, size: int, output: Output) -> int:
 def _stay(client: SimulatedClient, until: float) -> None:
     """Until its time is over; raises ClientError when the server or the agent ends it."""
     while (left := until - time.monotonic()) > 0:
-        try:
+        with suppress(TimeoutError):
             client.next_answer(min(left, _LOOK))
-        except TimeoutError:
-            continue
 
 
-def _role(options: Namespace) -> _Role:
-    if options.env is not None:
-        return _role_of(_read_env(options.env), options.env)
+def _place(options: Namespace) -> tuple[str, Path, dict[str, str]]:
+    """Where it starts: the UUID of a device, the pipe directory, and with which environment."""
     if options.on_device is not None:
         device = device_named(options.on_device, options)
-        return _Role(device, pipes_of(device, options), {})
-    named, _, slot = str(options.slot).rpartition("/")
-    if not named:
-        raise UsageError(
-            f"{options.slot!r} names no slot", remedy="write DEVICE/SLOT, such as 1/small-0"
-        )
-    device = device_named(named, options)
-    try:
-        file = pipes_of(device, options).parent / ENV_DIRECTORY / file_name(slot)
-    except NotPlain as error:
-        raise UsageError(error.message, remedy="write DEVICE/SLOT, such as 1/small-0") from error
-    return _role_of(_read_env(file), file)
-
-
-def _role_of(environment: dict[str, str], file: Path) -> _Role:
+        return device, pipes_of(device, options), {}
+    file: Path = options.env if options.env is not None else _slot_file(options)
+    environment = _read_env(file)
     if not environment.get(_PIPES) or not environment.get(_DEVICES):
         raise UsageError(
             f"{file} says not both of {_PIPES} and {_DEVICES}",
             remedy="use a file that the agent published, in run.dir",
         )
     pipes = Path(environment.pop(_PIPES))
-    return _Role(environment[_DEVICES], pipes, environment)
+    return environment[_DEVICES], pipes, environment
+
+
+def _slot_file(options: Namespace) -> Path:
+    """The env file of `DEVICE/SLOT`."""
+    named, _, slot = str(options.slot).rpartition("/")
+    remedy = "write DEVICE/SLOT, such as 1/small-0"
+    if not named:
+        raise UsageError(f"{options.slot!r} names no slot", remedy=remedy)
+    pipes = pipes_of(device_named(named, options), options)
+    try:
+        return pipes.parent / ENV_DIRECTORY / file_name(slot)
+    except NotPlain as error:
+        raise UsageError(error.message, remedy=remedy) from error
 
 
 def _read_env(file: Path) -> dict[str, str]:
