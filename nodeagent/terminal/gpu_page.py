@@ -64,17 +64,17 @@ def _readings(gpu: Json) -> tuple[Line, ...]:
     """What was sampled last, and the NVLinks."""
     memory, links = gpu.get("memory") or {}, gpu.get("nvlink") or {}
     words = [
-        *([f"utilization {gpu['utilization']:g} %"] if "utilization" in gpu else []),
-        *(
-            [f"memory {gibibytes(memory['used'])} of {gibibytes(memory['total'])}"]
-            if "used" in memory
-            else []
-        ),
-        *([f"{gpu['temperature']:g} degrees C"] if "temperature" in gpu else []),
-        *([f"{gpu['power']:g} W"] if "power" in gpu else []),
-        *([f"{links['active']} of {links['total']} NVLinks up"] if links else []),
+        f"utilization {gpu['utilization']:g} %" if "utilization" in gpu else "",
+        f"memory {_of_all(memory)}" if "used" in memory else "",
+        f"{gpu['temperature']:g} degrees C" if "temperature" in gpu else "",
+        f"{gpu['power']:g} W" if "power" in gpu else "",
+        f"{links['active']} of {links['total']} NVLinks up" if links else "",
     ]
-    return (line(", ".join(words)),) if words else ()
+    return (line(", ".join(filter(None, words))),) if any(words) else ()
+
+
+def _of_all(memory: Json) -> str:
+    return f"{gibibytes(int(memory['used']))} of {gibibytes(int(memory['total']))}"
 
 
 def _picture(gpu: Json, width: int) -> tuple[Line, ...]:
@@ -94,14 +94,11 @@ def _device_lines(gpu: Json) -> Iterator[Line]:
         memory: Json = device.get("memory") or {}
         facts = [
             str(device.get("uuid") or "half made"),
-            *(
-                [f"{gibibytes(int(memory['used']))} of {gibibytes(int(memory['total']))}"]
-                if memory
-                else []
-            ),
-            *([f"{device['utilization']:g} % busy"] if "utilization" in device else []),
+            _of_all(memory) if memory else "",
+            f"{device['utilization']:g} % busy" if "utilization" in device else "",
         ]
-        yield line(dim(f"{status_words.device_name(device)}: {', '.join(facts)}"))
+        said = ", ".join(filter(None, facts))
+        yield line(dim(f"{status_words.device_name(device)}: {said}"))
 
 
 def _health(gpu: Json) -> tuple[Line, ...]:

@@ -59,15 +59,10 @@ class HealthRemedies(Struct, frozen=True):
         if text and "`" not in text:
             shows = _BIND if cause == "gpuUnbound" else _SHOWS.get(row.check, _SHOWS_ALL)
             text = f"{text} {shows.format(gpu=_number(gpu), pci=self._address(gpu))}"
-        if action is Action.INSPECT_HARDWARE and row.severity is Severity.UNHEALTHY:
-            return f"{self._cordon}{text}"
+        unhealthy = action is Action.INSPECT_HARDWARE and row.severity is Severity.UNHEALTHY
+        if unhealthy and self.in_cluster:  # what runs on the others goes on
+            return f"Keep new pods away: `kubectl cordon {self.node}`. {text}"
         return text
-
-    @property
-    def _cordon(self) -> str:
-        """Nothing new comes to a GPU that is looked at; what runs on the others goes on."""
-        command = f"Keep new pods away: `kubectl cordon {self.node}`. "
-        return command if self.in_cluster else ""
 
     def _address(self, gpu: int | None) -> str:
         """On the PCI bus, as the kernel writes it."""
