@@ -213,7 +213,6 @@ def _joined(first: GpuOutcome, second: GpuOutcome) -> GpuOutcome:
 
 
 def _read_back(observed: ObservedNode, outcomes: tuple[GpuOutcome, ...]) -> ObservedNode:
-    """The node, each GPU as it was read back after its steps."""
     after = {gpu.plan.before.key: gpu.after for gpu in outcomes}
     return replace(observed, gpus=tuple(after.get(gpu.key, gpu) for gpu in observed.gpus))
 

@@ -54,12 +54,10 @@ def _offered(option: Option) -> tuple[str, ...]:
 
 
 def _names(options: Iterable[Option]) -> list[str]:
-    """All spellings, each once."""
     return list(dict.fromkeys(name for each in options for name in each.names))
 
 
 def _valued() -> list[Option]:
-    """All options that take a value."""
     return [o for _, command in all_commands() for o in _options(command) if o.value]
 
 

@@ -115,7 +115,6 @@ def _take(tour: _Tour) -> None:
 
 
 def _slices(status: Status) -> list[str]:
-    """The UUIDs of GPU 0's slices."""
     return [instance["uuid"] for instance in status["gpus"][0].get("instances", ())]
 
 

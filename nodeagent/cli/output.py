@@ -38,7 +38,6 @@ class Output:
 
     @property
     def closed(self) -> bool:
-        """Whether the reader is gone."""
         return self._stream is None
 
     @property
@@ -50,7 +49,6 @@ class Output:
 
     @property
     def height(self) -> int:
-        """Rows of the terminal."""
         import shutil
 
         return shutil.get_terminal_size().lines

@@ -114,7 +114,6 @@ def _flush() -> None:
 
 
 def _where(error: Exception) -> str:
-    """The innermost place of ours that the error went through."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)

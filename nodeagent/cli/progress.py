@@ -56,7 +56,6 @@ class Progress:
         self._waiting_for, self._deadline = whom, deadline
 
     def line(self) -> str:
-        """As it is now."""
         now = self._clock()
         over = f"{self._over} of {self._total} steps" if self._total else ""
         what = "reading the GPUs"

@@ -90,7 +90,6 @@ def _flags(options: Namespace) -> dict[str, object]:
 
 
 def _carrier(settings: Settings) -> str:
-    """What holds the plan, for people."""
     in_cluster = is_in_cluster(settings.kubernetes)
     source = source_of(settings.plan, in_cluster=in_cluster)
     if source == "file":

@@ -50,7 +50,6 @@ class Entry(Struct, frozen=True):
 
     @property
     def first_sentence(self) -> str:
-        """`means` in a line."""
         end = self.means.find(". ")
         return self.means if end < 0 else self.means[: end + 1]
 

@@ -50,7 +50,6 @@ def _difference(plan: GpuPlan) -> tuple[Line, ...]:
 
 
 def _wanted(step: Step) -> str:
-    """What the device has after the step."""
     where = ""
     if isinstance(step, SetComputeMode | StartMps) and step.placement:
         where = f" on {step.profile} at {step.placement.start}"

@@ -54,7 +54,6 @@ def _clock(time: object) -> str:
 
 
 def _in_one_row(spans: Line, width: int) -> Line:
-    """The line, cut where the row ends."""
     room = width
     found: list[Span] = []
     for text, tone in spans:

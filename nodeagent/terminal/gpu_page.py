@@ -61,7 +61,6 @@ def _title(gpu: Json) -> tuple[Line, ...]:
 
 
 def _readings(gpu: Json) -> tuple[Line, ...]:
-    """What was sampled last, and the NVLinks."""
     memory, links = gpu.get("memory") or {}, gpu.get("nvlink") or {}
     words = [
         f"utilization {gpu['utilization']:g} %" if "utilization" in gpu else "",

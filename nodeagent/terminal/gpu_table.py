@@ -120,7 +120,6 @@ def _mps(daemons: Sequence[Json]) -> str | Span:
 
 
 def _held(gpu: Json, claims: Sequence[Json]) -> int:
-    """How many claims have something of the GPU."""
     uuid = gpu.get("uuid")
     return sum(any(d.get("gpu") == uuid for d in claim.get("devices", ())) for claim in claims)
 

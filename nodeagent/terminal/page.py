@@ -111,7 +111,6 @@ def at_most(
 
 
 def _part(spans: Line, begin: int, end: int) -> Iterator[Span]:
-    """The columns from `begin` to before `end`."""
     for text, tone in spans:
         if piece := text[max(begin, 0) : max(end, 0)]:
             yield Span(piece, tone)

@@ -85,7 +85,6 @@ def status_page(
 
 
 def _joined(*parts: Sequence[Line]) -> tuple[Line, ...]:
-    """The parts that there are, with a blank line between them."""
     return tuple(row for part in parts if part for row in (BLANK, *part))[1:]
 
 
@@ -223,7 +222,6 @@ def _by_gpu(gpus: Sequence[Json], lines_of: Callable[[Json], Iterable[Line]]) ->
 
 
 def _users_in_short(gpu: Json) -> Iterator[Line]:
-    """All users of the GPU in a line."""
     names = list(status_words.holders(gpu))
     used = sum(bool(device.get("inUse")) for device in gpu.get("instances", ()))
     if names:

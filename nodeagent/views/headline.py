@@ -167,7 +167,6 @@ def not_read_words(gpus: tuple[Gpu, ...]) -> str:
 
 
 def _driver(state: NodeState, remedies: HealthRemedies) -> Headline:
-    """The driver answers for no GPU."""
     problem = next((p for p in state.problems if p.message == state.driver_error), None)
     code = problem.code if problem else Code.DRIVER
     text = f"The driver does not answer: {_end(state.driver_error)}"

@@ -108,7 +108,6 @@ def _waiting(daemon: DaemonState, waiting: MpsWaiting, where: str, clients: str)
 
 
 def _with_commands(remedy: str, clients: Iterable[ClientState]) -> str:
-    """The remedy with the commands that end these clients."""
     commands = end_commands((client.pid, client.namespace, client.pod) for client in clients)
     return f"{remedy}: {commands}" if commands else remedy
 

@@ -98,7 +98,6 @@ def _daemon(daemon: DaemonState, place: tuple[Gpu, Device] | None) -> shapes.Mps
 
 
 def _client(client: ClientState) -> shapes.MpsClient:
-    """What it was given, and what it really has and uses."""
     used, limit = client.memory_used, client.memory_limit
     return shapes.MpsClient(
         pid=client.pid,

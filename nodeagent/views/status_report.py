@@ -77,7 +77,6 @@ _NOT_READ = Reading()
 
 
 def _gpu(gpu: Gpu, readings: _Readings, health: status_shapes.Health) -> status_shapes.Gpu:
-    """One GPU with its instances."""
     answers = gpu.access is Access.OK
     found: _Readings = readings if answers else {}
     whole = found.get((gpu.uuid, None), _NOT_READ)

@@ -96,7 +96,6 @@ def _clean(part: Part, withheld: Withheld) -> Part:
 
 
 def _gather(options: Namespace, settings: Settings) -> Iterator[Part]:
-    """All parts, one after the other."""
     yield Part("version.txt", "program, Python, packages, kernel and driver", _versions())
     shown = formatted(shown_settings(settings), "yaml").encode()
     yield Part("settings.yaml", "the settings that were given, without their secrets", shown)

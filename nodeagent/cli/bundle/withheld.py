@@ -69,7 +69,6 @@ def _placeholder(name: str) -> str:
 
 
 def _given(settings: Settings) -> list[str]:
-    """The names of the settings that some source has set."""
 
     def is_given(name: str) -> bool:
         group, _, key = name.rpartition(".")

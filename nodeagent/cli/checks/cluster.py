@@ -184,7 +184,6 @@ async def _runtime_class(access: ClusterAccess) -> list[Finding]:
 async def _owners(
     access: ClusterAccess, settings: KubernetesSettings, view: NodeView, source: str
 ) -> list[Finding]:
-    """Who else splits the node's GPUs, by its pods."""
     check, pods, found = "other managers", None, []
     try:
         pods = await access.each(requests.list_pods(view.name), pod_of)

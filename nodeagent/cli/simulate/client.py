@@ -127,7 +127,6 @@ def _place(options: Namespace) -> tuple[str, Path, dict[str, str]]:
 
 
 def _slot_file(options: Namespace) -> Path:
-    """The env file of `DEVICE/SLOT`."""
     named, _, slot = str(options.slot).rpartition("/")
     remedy = "write DEVICE/SLOT, such as 1/small-0"
     if not named:

@@ -71,7 +71,6 @@ def _boards(output: Output) -> None:
 
 
 def _sensors(output: Output) -> None:
-    """List the sensors there are."""
     from nodeagent.simulation.sensors import NAMES, NUMBERED
 
     names = [*sorted(NAMES), *NUMBERED]
