@@ -18,7 +18,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, kept_claims, writing
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
-from nodeagent.cli.progress import Progress, blocker_words, on_terminal, wait_for_blockers
+from nodeagent.cli.progress import ProgressLine, blocker_words, on_terminal, wait_for_blockers
 from nodeagent.cli.shared_node import changing
 from nodeagent.errors import DocumentError
 from nodeagent.execute.executor import execute
@@ -100,7 +100,7 @@ class _Rounds:
     desired: DesiredNode
     output: Output
     beside: BesideClaims
-    progress: Progress
+    progress: ProgressLine
     stop: asyncio.Event
     rest: NodePlan = _IN_SYNC
     outcome: NodeOutcome = _NOTHING_DONE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nodeagent.app.shared import source_of
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks import files, machine, mps
-from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated, lock_file, observed_node, run_dir
@@ -40,7 +40,7 @@ def run_check(options: Namespace, output: Output) -> ExitCode:
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 
-def _findings(options: Namespace) -> Iterator[Finding]:
+def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     try:
         settings = command_settings(options)
     except UsageError as wrong:
@@ -97,7 +97,7 @@ def _observe(options: Namespace, settings: Settings) -> ObservedNode | DriverErr
 
 def _plan(
     settings: Settings, source: str, node: NodeView | None
-) -> tuple[Finding, PlanDocument | None]:
+) -> tuple[PreflightFinding, PlanDocument | None]:
     if source == "file" or node is None:
         return files.file_finding(settings.plan)
     return files.node_finding(node, source, settings.plan)
@@ -108,7 +108,7 @@ def _mps(
     settings: Settings,
     document: PlanDocument | None,
     accounts: Mapping[str, Account],
-) -> Iterator[Finding]:
+) -> Iterator[PreflightFinding]:
     """A simulated node brings its own programs, so the machine's do not matter there."""
     users = mps.users_of(document, settings.mps.user)
     directory = run_dir(options, settings)

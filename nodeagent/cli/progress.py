@@ -18,7 +18,7 @@ _PACE = 0.2  # seconds between two drawings; what is over before is not drawn at
 _START_OF_LINE, _CLEAR_TO_END = "\r", "\x1b[K"
 
 
-class Progress:
+class ProgressLine:
     """The steps that run, each with its time, how many of how many are over, and the time of all.
 
     `stream` None: nothing is drawn. `clock` gives seconds. What is written to the same terminal
@@ -102,11 +102,11 @@ class Progress:
                 self._stream.flush()
 
 
-def on_terminal(clock: Callable[[], float]) -> Progress:
+def on_terminal(clock: Callable[[], float]) -> ProgressLine:
     """On standard error, if that is a terminal that can rewrite a line."""
     stream = sys.stderr
     able = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-    return Progress(stream if able else None, clock, lambda: _columns_of(stream))
+    return ProgressLine(stream if able else None, clock, lambda: _columns_of(stream))
 
 
 def _columns_of(stream: TextIO) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli.progress import Progress
+from nodeagent.cli.progress import ProgressLine
 from nodeagent.simulation import SimulatedNode
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Terminal(io.StringIO):
 def test_a_line_says_what_runs_how_long_and_how_far_it_is() -> None:
     """Also while the GPUs are read, while users are waited for, and when steps restore."""
     now = [100.0]
-    progress = Progress(None, lambda: now[0], lambda: 80)
+    progress = ProgressLine(None, lambda: now[0], lambda: 80)
     now[0] += 1
     assert progress.line() == "1 s: reading the GPUs"
     progress.expect(2)

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.cli.checks.cluster import cluster_findings
 from nodeagent.cli.checks.files import node_finding
-from nodeagent.cli.checks.findings import Finding
+from nodeagent.cli.checks.findings import PreflightFinding
 from nodeagent.cli.checks.machine import kubelet_findings
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
 from nodeagent.structs import replace
@@ -41,7 +41,7 @@ async def _look(
     *,
     node: str = NODE,
     token: str | None = None,
-) -> dict[str, Finding]:
+) -> dict[str, PreflightFinding]:
     """The findings by what was looked at; of several the last."""
     config = kubeconfig(folder, api.url, token=token).path
     wanted = replace(KubernetesSettings(kubeconfig=config), **settings)
@@ -222,7 +222,7 @@ async def test_the_kubelet(tmp_path: Path) -> None:
     """One that answers is fine; one that does not makes everything count as in use."""
     settings = KubeletSettings(socket=tmp_path / "kubelet.sock")
 
-    async def look(*, in_cluster: bool, simulated: bool = False) -> list[Finding]:
+    async def look(*, in_cluster: bool, simulated: bool = False) -> list[PreflightFinding]:
         return await asyncio.to_thread(
             lambda: list(kubelet_findings(settings, in_cluster=in_cluster, simulated=simulated))
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from nodeagent.cli.checks.files import metrics_findings
-from nodeagent.cli.checks.findings import Finding
+from nodeagent.cli.checks.findings import PreflightFinding
 from nodeagent.settings import load_settings
 
 
-def _found(**settings: object) -> list[Finding]:
+def _found(**settings: object) -> list[PreflightFinding]:
     variables = {f"NODEAGENT_METRICS_{name.upper()}": str(v) for name, v in settings.items()}
     return list(metrics_findings(load_settings(Path("/dev/null"), variables, {}).metrics))
 

@@ -24,7 +24,7 @@ _NEVER = (
 )
 
 
-class Part(NamedTuple):
+class BundleFile(NamedTuple):
     """One file: `about` says what it is, `missing` why it is not there, "" where it is."""
 
     name: str
@@ -53,7 +53,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def bounded(parts: Iterable[Part]) -> Iterator[Part]:
+def bounded(parts: Iterable[BundleFile]) -> Iterator[BundleFile]:
     """The parts, with what is too large cut off or left out."""
     room = _LARGEST_TOGETHER
     for part in parts:
@@ -62,15 +62,15 @@ def bounded(parts: Iterable[Part]) -> Iterator[Part]:
             about = f"{part.about}; cut off after {LARGEST} bytes"
             found = part._replace(about=about, content=part.content[:LARGEST])
         if len(found.content) > room:
-            found = Part(part.name, part.about, missing="the bundle is full")
+            found = BundleFile(part.name, part.about, missing="the bundle is full")
         room -= len(found.content)
         yield found
 
 
-def write(file: IO[bytes], parts: Sequence[Part]) -> None:
+def write(file: IO[bytes], parts: Sequence[BundleFile]) -> None:
     """Write the archive: what there is, behind a MANIFEST of it and of what there is not."""
     now = int(time.time())
-    manifest = Part("MANIFEST", "this list", _manifest(parts, now).encode())
+    manifest = BundleFile("MANIFEST", "this list", _manifest(parts, now).encode())
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for part in (manifest, *(part for part in parts if not part.missing)):
             entry = tarfile.TarInfo(f"{_FOLDER}/{part.name}")
@@ -78,7 +78,7 @@ def write(file: IO[bytes], parts: Sequence[Part]) -> None:
             archive.addfile(entry, io.BytesIO(part.content))
 
 
-def _manifest(parts: Sequence[Part], now: int) -> str:
+def _manifest(parts: Sequence[BundleFile], now: int) -> str:
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     rows = [f"Made by nodeagent {__version__} at {made}.", "", "Contents:"]
     rows += [f"  {p.name}  {len(p.content)} bytes: {p.about}" for p in parts if not p.missing]

@@ -19,7 +19,7 @@ from nodeagent import __version__
 from nodeagent.claims.files.records import FOLDER as CLAIMS
 from nodeagent.claims.offering.planned_places import FILE_NAME as PLACES
 from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, agent_address, get_text
-from nodeagent.cli.bundle.archive import LARGEST, Part, bounded, new_file, write
+from nodeagent.cli.bundle.archive import LARGEST, BundleFile, bounded, new_file, write
 from nodeagent.cli.bundle.withheld import Withheld, shown_settings
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
@@ -90,16 +90,16 @@ def run_bundle(options: Namespace, output: Output) -> ExitCode:
     return ExitCode.DONE
 
 
-def _clean(part: Part, withheld: Withheld) -> Part:
+def _clean(part: BundleFile, withheld: Withheld) -> BundleFile:
     missing = withheld.taken_out(part.missing.encode(errors="replace")).decode(errors="replace")
     return part._replace(content=withheld.taken_out(part.content), missing=missing)
 
 
-def _gather(options: Namespace, settings: Settings) -> Iterator[Part]:
-    yield Part("version.txt", "program, Python, packages, kernel and driver", _versions())
+def _gather(options: Namespace, settings: Settings) -> Iterator[BundleFile]:
+    yield BundleFile("version.txt", "program, Python, packages, kernel and driver", _versions())
     shown = formatted(shown_settings(settings), "yaml").encode()
-    yield Part("settings.yaml", "the settings that were given, without their secrets", shown)
-    yield Part("environment.txt", "names of the agent's environment variables", _variables())
+    yield BundleFile("settings.yaml", "the settings that were given, without their secrets", shown)
+    yield BundleFile("environment.txt", "names of the agent's environment variables", _variables())
     yield from _answers(agent_address(options))
     yield from _commands(options)
     yield from _files(options, settings)
@@ -125,7 +125,7 @@ def _variables() -> bytes:
     return "".join(f"{name}\n" for name in sorted(names)).encode()
 
 
-def _answers(address: AgentAddress) -> Iterator[Part]:
+def _answers(address: AgentAddress) -> Iterator[BundleFile]:
     silence = ""
     for name, (path, about) in _ANSWERS.items():
         content = b""
@@ -137,13 +137,13 @@ def _answers(address: AgentAddress) -> Iterator[Part]:
                 reason = silence = error.message
             except NodeagentError as error:
                 reason = error.message
-        yield Part(name, about, content, reason)
+        yield BundleFile(name, about, content, reason)
 
 
 # --- what commands print --------------------------------------------------------------------------
 
 
-def _commands(options: Namespace) -> Iterator[Part]:
+def _commands(options: Namespace) -> Iterator[BundleFile]:
     node = _words(options, "simulate", "state", "settings")
     directories = _words(options, "run_dir", "state_dir")
     words = ["export", *node, *directories]
@@ -159,17 +159,17 @@ def _words(options: Namespace, *names: str) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None]
 
 
-def _printed(name: str, about: str, words: list[str]) -> Part:
+def _printed(name: str, about: str, words: list[str]) -> BundleFile:
     """What a command line prints, run within this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         if main(words) == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
     reason = "" if out.getvalue() else " ".join(err.getvalue().split())
-    return Part(name, about, out.getvalue().encode(), reason)
+    return BundleFile(name, about, out.getvalue().encode(), reason)
 
 
-def _without_secrets(check: Part) -> Part:
+def _without_secrets(check: BundleFile) -> BundleFile:
     if check.missing:
         return check
     findings = json.loads(check.content)["findings"]
@@ -183,7 +183,7 @@ def _without_secrets(check: Part) -> Part:
 # --- the agent's files ----------------------------------------------------------------------------
 
 
-def _files(options: Namespace, settings: Settings) -> Iterator[Part]:
+def _files(options: Namespace, settings: Settings) -> Iterator[BundleFile]:
     """By name, so that nothing else of these folders is in a bundle."""
     kept = partial(kept_file, options, settings)
     directory = state_dir(options, settings)
@@ -197,24 +197,24 @@ def _files(options: Namespace, settings: Settings) -> Iterator[Part]:
     yield from _records("mps", "record of an MPS daemon", daemons, "*/record.json")
 
 
-def _file(name: str, about: str, path: Path) -> Part:
+def _file(name: str, about: str, path: Path) -> BundleFile:
     try:
-        return Part(name, about, read_own_file(path, LARGEST))
+        return BundleFile(name, about, read_own_file(path, LARGEST))
     except OSError as error:
-        return Part(name, about, missing=f"{path}: {error.strerror or error}")
+        return BundleFile(name, about, missing=f"{path}: {error.strerror or error}")
 
 
-def _plan_file(plan: PlanSettings) -> Part:
+def _plan_file(plan: PlanSettings) -> BundleFile:
     """Where it is a plan: a path may lead to any file."""
     name, about = "plan-file.json", "the setting plan.file"
     try:
         text = read_regular_file(plan.file, LARGEST_TEXT)
         read_document(text, configuration=plan.name)
     except DocumentError:
-        return Part(name, about, missing=f"{plan.file} is not a plan; see check.json")
+        return BundleFile(name, about, missing=f"{plan.file} is not a plan; see check.json")
     except OSError as error:
-        return Part(name, about, missing=f"{plan.file}: {error.strerror or error}")
-    return Part(name, about, _values(text, plan.name))
+        return BundleFile(name, about, missing=f"{plan.file}: {error.strerror or error}")
+    return BundleFile(name, about, _values(text, plan.name))
 
 
 def _values(text: bytes, configuration: str | None) -> bytes:
@@ -223,36 +223,38 @@ def _values(text: bytes, configuration: str | None) -> bytes:
     return formatted(document, "json").encode()
 
 
-def _last_good_plan(path: Path) -> Part:
+def _last_good_plan(path: Path) -> BundleFile:
     name, about = "state/last-good-plan.json", "the plan that was accepted last"
     file = last_good_plan(path)
     try:
         kept = file.read()
         if kept is None:
-            return Part(name, about, missing=file.problem.message if file.problem else "none")
-        return Part(name, about, _values(kept.plan.text, kept.plan.configuration))
+            return BundleFile(name, about, missing=file.problem.message if file.problem else "none")
+        return BundleFile(name, about, _values(kept.plan.text, kept.plan.configuration))
     except NodeagentError as error:
-        return Part(name, about, missing=error.message)
+        return BundleFile(name, about, missing=error.message)
 
 
-def _records(name: str, about: str, folder: Path, pattern: str) -> Iterator[Part]:
+def _records(name: str, about: str, folder: Path, pattern: str) -> Iterator[BundleFile]:
     found: Sequence[Path] = sorted(folder.glob(pattern))
     if not found:
-        yield Part(name, f"each {about}", missing=f"{folder} has none that can be seen")
+        yield BundleFile(name, f"each {about}", missing=f"{folder} has none that can be seen")
     for path in found[:_MOST_RECORDS]:
         yield _file(f"{name}/{path.relative_to(folder)}", about, path)
     if len(found) > _MOST_RECORDS:
-        yield Part(name, f"{len(found) - _MOST_RECORDS} more", missing=f"{_MOST_RECORDS} are here")
+        yield BundleFile(
+            name, f"{len(found) - _MOST_RECORDS} more", missing=f"{_MOST_RECORDS} are here"
+        )
 
 
 # --- the journal ----------------------------------------------------------------------------------
 
 
-def _journal(*, simulated: bool) -> Part:
+def _journal(*, simulated: bool) -> BundleFile:
     name, about = "journal.txt", f"the last {_JOURNAL_LINES} lines of {_UNIT}"
     if simulated or not _JOURNALCTL.exists():
         why = "the node is simulated" if simulated else f"there is no {_JOURNALCTL}"
-        return Part(name, about, missing=f"{why}; add the agent's log")
+        return BundleFile(name, about, missing=f"{why}; add the agent's log")
     command = (
         *(str(_JOURNALCTL), "--unit", _UNIT, "--lines", str(_JOURNAL_LINES)),
         *("--no-pager", "--quiet", "--output", "short-iso"),
@@ -267,6 +269,6 @@ def _journal(*, simulated: bool) -> Part:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Part(name, about, missing=f"{_JOURNALCTL} failed: {error}")
+        return BundleFile(name, about, missing=f"{_JOURNALCTL} failed: {error}")
     nothing = "it has no lines that this user may read; in a pod, add its log"
-    return Part(name, about, done.stdout, "" if done.stdout else nothing)
+    return BundleFile(name, about, done.stdout, "" if done.stdout else nothing)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import credentials_of
@@ -42,7 +42,7 @@ _NOT_BOUND = (
 
 def cluster_findings(
     settings: KubernetesSettings, name: str, source: str
-) -> tuple[list[Finding], NodeView | None]:
+) -> tuple[list[PreflightFinding], NodeView | None]:
     """Asks the API server what the agent will ask it; with the Node, None where it is not seen.
 
     `source` is where the plan comes from.
@@ -57,7 +57,7 @@ def cluster_findings(
 
 async def _findings(
     settings: KubernetesSettings, name: str, source: str
-) -> tuple[list[Finding], NodeView | None]:
+) -> tuple[list[PreflightFinding], NodeView | None]:
     credentials = credentials_of(settings.kubeconfig, settings.context)
     async with ClusterAccess(credentials, answer_within=_ANSWER) as access:
         try:
@@ -80,7 +80,7 @@ async def _findings(
         ], view
 
 
-def _unused(settings: KubernetesSettings) -> list[Finding]:
+def _unused(settings: KubernetesSettings) -> list[PreflightFinding]:
     """What is wrong, and matters to the source nos alone, which is not the one in force."""
     try:
         check_source("nos", settings.nos_config_map)
@@ -89,7 +89,7 @@ def _unused(settings: KubernetesSettings) -> list[Finding]:
     return []
 
 
-def _unreadable_node(fault: faults.ClusterFault) -> Finding:
+def _unreadable_node(fault: faults.ClusterFault) -> PreflightFinding:
     match fault:
         case faults.CredentialsUnusable():
             return error("credentials", fault.message, fault.remedy or _ACCOUNT)
@@ -102,7 +102,7 @@ def _unreadable_node(fault: faults.ClusterFault) -> Finding:
             return error("API server", fault.message, fault.remedy or _AGAIN)
 
 
-async def _changes(access: ClusterAccess, name: str) -> Finding:
+async def _changes(access: ClusterAccess, name: str) -> PreflightFinding:
     try:
         await access.send(requests.patch_node(name, {}, dry_run=True))
         await access.send(requests.patch_node_status(name, {}, dry_run=True))
@@ -119,9 +119,9 @@ def _remedy_of(fault: faults.ClusterFault) -> str:
     return fault.remedy or _AGAIN
 
 
-async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[Finding]:
+async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[PreflightFinding]:
     """Those that are not seen by using them."""
-    missing: list[Finding] = []
+    missing: list[PreflightFinding] = []
     for right, without, remedy in _needed(settings):
         try:
             allowed = await _may(access, right)
@@ -162,7 +162,7 @@ def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
             yield Right("get", "configmaps", *place), "nos' MPS nodes get no plan", _MAPPED
 
 
-async def _runtime_class(access: ClusterAccess) -> list[Finding]:
+async def _runtime_class(access: ClusterAccess) -> list[PreflightFinding]:
     """Without it the DaemonSet's pods are not created. This is checked for the installer: the
     agent's account may not read it, and an agent in such a pod shows that it exists.
     """
@@ -183,7 +183,7 @@ async def _runtime_class(access: ClusterAccess) -> list[Finding]:
 
 async def _owners(
     access: ClusterAccess, settings: KubernetesSettings, view: NodeView, source: str
-) -> list[Finding]:
+) -> list[PreflightFinding]:
     check, pods, found = "other managers", None, []
     try:
         pods = await access.each(requests.list_pods(view.name), pod_of)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
 from nodeagent.plan.desired import PlanDocument
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.cluster.client.node_view import NodeView
 
 
-def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[Finding]:
+def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[PreflightFinding]:
     """The table of XIDs, and whether the kernel log may be read."""
     if settings.xids is not None:
         yield _table_finding(settings)
@@ -31,7 +31,7 @@ def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[Fi
         yield _log_finding(settings)
 
 
-def _table_finding(settings: HealthSettings) -> Finding:
+def _table_finding(settings: HealthSettings) -> PreflightFinding:
     from nodeagent.documents.xids import xid_table
 
     try:
@@ -41,7 +41,7 @@ def _table_finding(settings: HealthSettings) -> Finding:
     return ok("table of XIDs", f"{settings.xids} is accepted")
 
 
-def _log_finding(settings: HealthSettings) -> Finding:
+def _log_finding(settings: HealthSettings) -> PreflightFinding:
     path = settings.kernel_log
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -54,7 +54,7 @@ def _log_finding(settings: HealthSettings) -> Finding:
     return ok("kernel log", f"{path} can be read")
 
 
-def metrics_findings(settings: MetricsSettings) -> Iterator[Finding]:
+def metrics_findings(settings: MetricsSettings) -> Iterator[PreflightFinding]:
     """The file of counters, each of its lines, and the web-config file; those that are named."""
     if settings.counters is not None:
         yield from _counters_findings(settings.counters)
@@ -62,7 +62,7 @@ def metrics_findings(settings: MetricsSettings) -> Iterator[Finding]:
         yield _web_config_finding(settings.web_config, listens=settings.listen is not None)
 
 
-def _counters_findings(path: Path) -> Iterator[Finding]:
+def _counters_findings(path: Path) -> Iterator[PreflightFinding]:
     from nodeagent.metrics.selection import read_selection
     from nodeagent.telemetry.counters_file import counters_text
 
@@ -78,7 +78,7 @@ def _counters_findings(path: Path) -> Iterator[Finding]:
         yield warning(check, f"line {found.line}: {found.message}", found.remedy)
 
 
-def _web_config_finding(path: Path, *, listens: bool) -> Finding:
+def _web_config_finding(path: Path, *, listens: bool) -> PreflightFinding:
     from nodeagent.api.web_config import read_web_config
 
     check = "web-config file"
@@ -98,7 +98,7 @@ def _web_config_finding(path: Path, *, listens: bool) -> Finding:
     return ok(check, f"{path}: {'TLS' if config.tls else 'no TLS'}, {users}")
 
 
-def file_finding(plan: PlanSettings) -> tuple[Finding, PlanDocument | None]:
+def file_finding(plan: PlanSettings) -> tuple[PreflightFinding, PlanDocument | None]:
     """Whether the plan file can be read and is a plan; whether it fits the node comes later."""
     update = _file_update(plan)
     if isinstance(update, NoPlan):
@@ -109,7 +109,7 @@ def file_finding(plan: PlanSettings) -> tuple[Finding, PlanDocument | None]:
 
 def node_finding(
     node: NodeView, source: str, plan: PlanSettings
-) -> tuple[Finding, PlanDocument | None]:
+) -> tuple[PreflightFinding, PlanDocument | None]:
     """What the Node asks for; the document where it is one that can be read without the cards."""
     carrier = CARRIERS[source]
     if source == "annotation":
@@ -124,7 +124,7 @@ def node_finding(
     return ok("plan", f"asked for by {where}: {', '.join(values)}"), None
 
 
-def fit_finding(document: PlanDocument, observed: ObservedNode, host: Host) -> Finding:
+def fit_finding(document: PlanDocument, observed: ObservedNode, host: Host) -> PreflightFinding:
     """Whether the plan names only what the node has, and asks only for what can be."""
     try:
         resolve(document, observed, host)
@@ -142,7 +142,7 @@ def _file_update(plan: PlanSettings) -> PlanUpdate:
 
 def _update_finding(
     update: PlanUpdate, where: str, remedy: str
-) -> tuple[Finding, PlanDocument | None]:
+) -> tuple[PreflightFinding, PlanDocument | None]:
     """Whether what is asked for `where` is a plan; `remedy` is for when nothing is."""
     from nodeagent.documents.reading import read_document
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Finding(NamedTuple):
+class PreflightFinding(NamedTuple):
     """One thing looked at: `check` names it, `message` says what was found.
 
     `level` is `ok`, `warning` (something will not work, or may not) or `error` (the agent cannot
@@ -18,16 +18,16 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def ok(check: str, message: str) -> Finding:
+def ok(check: str, message: str) -> PreflightFinding:
     """All is well."""
-    return Finding(check, "ok", message)
+    return PreflightFinding(check, "ok", message)
 
 
-def warning(check: str, message: str, remedy: str) -> Finding:
+def warning(check: str, message: str, remedy: str) -> PreflightFinding:
     """Something will not work, or may not."""
-    return Finding(check, "warning", message, remedy)
+    return PreflightFinding(check, "warning", message, remedy)
 
 
-def error(check: str, message: str, remedy: str) -> Finding:
+def error(check: str, message: str, remedy: str) -> PreflightFinding:
     """The agent cannot work like this."""
-    return Finding(check, "error", message, remedy)
+    return PreflightFinding(check, "error", message, remedy)

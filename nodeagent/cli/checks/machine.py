@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.errors import DriverError
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.remedies import reset_remedy, silent_remedy
@@ -19,7 +19,7 @@ from nodeagent.settings import KubeletSettings
 _PATIENCE = 10.0  # seconds for nvidia-smi
 
 
-def driver_findings(observed: ObservedNode | DriverError) -> Iterator[Finding]:
+def driver_findings(observed: ObservedNode | DriverError) -> Iterator[PreflightFinding]:
     """Whether the driver answers and what it has; the error in its place when it does not."""
     if isinstance(observed, DriverError):
         yield error("driver", observed.message, observed.remedy)
@@ -35,7 +35,7 @@ def driver_findings(observed: ObservedNode | DriverError) -> Iterator[Finding]:
         yield _gpu_finding(gpu)
 
 
-def _gpu_finding(gpu: Gpu) -> Finding:
+def _gpu_finding(gpu: Gpu) -> PreflightFinding:
     check, name = f"gpu {gpu.index}", gpu.name or gpu.uuid or "the GPU"
     if gpu.access is not Access.OK:
         remedy = silent_remedy(lost=gpu.access is Access.LOST)
@@ -58,7 +58,7 @@ def _gpu_finding(gpu: Gpu) -> Finding:
     return ok(check, f"{name} has MIG, {'on' if gpu.mig.current else 'off'}")
 
 
-def permission_finding(*, simulated: bool) -> Finding:
+def permission_finding(*, simulated: bool) -> PreflightFinding:
     """Changing MIG takes root, or the capability files of a container."""
     check = "permission"
     if simulated or os.geteuid() == 0:
@@ -75,7 +75,7 @@ def permission_finding(*, simulated: bool) -> Finding:
 
 def nvidia_smi_findings(
     observed: ObservedNode, nvidia_smi: Sequence[str], *, reset_allowed: bool
-) -> Iterator[Finding]:
+) -> Iterator[PreflightFinding]:
     """nvidia-smi, which resets GPUs; nothing where no GPU's mode change needs that."""
     if not any(gpu.mode_change_needs_reset for gpu in observed.gpus):
         return
@@ -89,7 +89,9 @@ def nvidia_smi_findings(
     yield error(check, found, remedy) if reset_allowed else warning(check, found, remedy)
 
 
-def persistence_findings(observed: ObservedNode, nvidia_smi: Sequence[str]) -> Iterator[Finding]:
+def persistence_findings(
+    observed: ObservedNode, nvidia_smi: Sequence[str]
+) -> Iterator[PreflightFinding]:
     """From Hopper on, MIG mode is lost when the driver unloads, which persistence mode prevents.
 
     Nothing where no GPU is concerned, or where nvidia-smi does not say.
@@ -134,7 +136,7 @@ _WANTED_BY = ("multi-user.target.wants", "nvidia-gpu-reset.target.wants")
 Commands = Mapping[int, Sequence[str]]  # words by pid
 
 
-def owner_findings(commands: Commands, root: Path = Path("/")) -> list[Finding]:
+def owner_findings(commands: Commands, root: Path = Path("/")) -> list[PreflightFinding]:
     """Other programs that change this node's layouts; `root` is where /etc lies."""
     check = "other owners"
     running = {name: pid for pid, name in _programs(commands).items() if name in _OTHER_OWNERS}
@@ -153,7 +155,7 @@ def _programs(commands: Commands) -> dict[int, str]:
     return {pid: PurePosixPath(words[0]).name for pid, words in commands.items()}
 
 
-def fabric_findings(commands: Commands, root: Path = Path("/")) -> Iterator[Finding]:
+def fabric_findings(commands: Commands, root: Path = Path("/")) -> Iterator[PreflightFinding]:
     """NVSwitch machines need Fabric Manager; nothing where there is no NVSwitch in `root`/dev."""
     check = "fabric manager"
     if not any((root / "dev").glob("nvidia-nvswitch[0-9]*")):
@@ -173,7 +175,7 @@ def is_visible(path: Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110
 
 
-def directory_finding(name: str, path: Path) -> Finding:
+def directory_finding(name: str, path: Path) -> PreflightFinding:
     """Whether the agent can write there, or make the directory."""
     nearest = next(p for p in (path, *path.parents) if is_visible(p))
     remedy = f"run `install -d -o {os.geteuid()} {path}` as root, or set {name} to another place"
@@ -184,7 +186,7 @@ def directory_finding(name: str, path: Path) -> Finding:
     return ok(name, f"{path} can be {'written' if nearest == path else 'made'}")
 
 
-def lock_finding(path: Path) -> Finding:
+def lock_finding(path: Path) -> PreflightFinding:
     """Whether another program, such as an agent, holds the right to change this node's GPUs."""
     try:
         with path.open("rb") as file:
@@ -200,7 +202,7 @@ def lock_finding(path: Path) -> Finding:
 
 def kubelet_findings(
     settings: KubeletSettings, *, in_cluster: bool, simulated: bool
-) -> Iterator[Finding]:
+) -> Iterator[PreflightFinding]:
     """Whether the kubelet reports who holds devices; nothing where the agent would not ask it."""
     unasked = simulated or not (in_cluster or is_visible(settings.socket.parent))
     if settings.use == "never" or (settings.use == "auto" and unasked):

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks.findings import Finding, error, ok, warning
+from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.cli.checks.machine import is_visible
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, directories_of, may_pass
@@ -37,7 +37,9 @@ def users_of(document: PlanDocument | None, default: str) -> frozenset[str]:
     return frozenset(mps.user or default for entry in entries for mps in entry.mps_entries())
 
 
-def mps_findings(programs: Programs, run_dir: Path, *, users: frozenset[str]) -> Iterator[Finding]:
+def mps_findings(
+    programs: Programs, run_dir: Path, *, users: frozenset[str]
+) -> Iterator[PreflightFinding]:
     """All about MPS on the machine's own GPUs; one line where it is neither planned nor installed.
 
     `users` are the plan's: what is missing is an error only where there are any.
@@ -59,7 +61,7 @@ def mps_findings(programs: Programs, run_dir: Path, *, users: frozenset[str]) ->
 
 def program_findings(
     programs: Programs, *, wanted: bool, any_user: bool = False
-) -> Iterator[Finding]:
+) -> Iterator[PreflightFinding]:
     """Control program and server, both on the PATH that daemons have; then what they can do, which
     for `any_user` has to include the multi-user server.
     """
@@ -79,7 +81,7 @@ def program_findings(
         yield _version_finding(programs, wanted=wanted, any_user=any_user)
 
 
-def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Finding:
+def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> PreflightFinding:
     """What a daemon that is started for a moment can do, by what it does and not by its name."""
     from nodeagent.mps.launch.probing import probe
 
@@ -109,7 +111,7 @@ def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Fin
 # --- the machine ----------------------------------------------------------------------------------
 
 
-def shm_finding(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108  only its size is asked
+def shm_finding(path: Path = Path("/dev/shm")) -> PreflightFinding:  # noqa: S108  only its size is asked
     """Whether there is room for the memory that servers and clients share."""
     check = "mps shm"
     try:
@@ -126,7 +128,7 @@ def shm_finding(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108  only i
     return ok(check, f"{path} has {size // _MIB} MiB")
 
 
-def open_files_finding(*, wanted: bool, limit: int | None = None) -> Finding:
+def open_files_finding(*, wanted: bool, limit: int | None = None) -> PreflightFinding:
     """Servers need many descriptors; `limit` is the hard one, else this process' own."""
     check = "mps open files"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if limit is None else limit
@@ -140,7 +142,7 @@ def open_files_finding(*, wanted: bool, limit: int | None = None) -> Finding:
     return ok(check, f"{'any number' if hard == resource.RLIM_INFINITY else hard} may be open")
 
 
-def path_finding(run_dir: Path, *, wanted: bool) -> Finding:
+def path_finding(run_dir: Path, *, wanted: bool) -> PreflightFinding:
     """Whether the paths of the daemons' sockets are short and safe enough below run.dir."""
     check = "mps sockets"
     try:
@@ -152,7 +154,7 @@ def path_finding(run_dir: Path, *, wanted: bool) -> Finding:
 
 def user_findings(
     accounts: Mapping[str, Account], users: Iterable[str], run_dir: Path
-) -> Iterator[Finding]:
+) -> Iterator[PreflightFinding]:
     """Whether the plan's users are known, and may pass every directory down to the sockets."""
     check = "mps user"
     for user in sorted(set(users)):
@@ -190,7 +192,7 @@ class FoundDaemon(NamedTuple):
 
 def foreign_findings(
     run_dir: Path, daemons: Iterable[FoundDaemon], root: Path = Path("/")
-) -> list[Finding]:
+) -> list[PreflightFinding]:
     """Daemons that are not the agent's, and what they left where every program looks; `root` is
     where /tmp lies.
     """
