@@ -25,10 +25,8 @@ from nodeagent.cli.output import LEAST_HEIGHT, Output, complain
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.mps_page import clients_page, daemons_page
-from nodeagent.terminal.page import Line, Span, Tone, at_most, line, wrapped
+from nodeagent.terminal.page import Json, Line, Span, Tone, at_most, line, wrapped
 from nodeagent.text import listed, shown
-
-Json = Mapping[str, Any]
 
 _STATUS = "/v1/status"
 _LAST_HOUR = "/v1/events?within=3600"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, line, remark, table
-
-Json = Mapping[str, Any]
+from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, line, remark, table
 
 _PHASE_TONES = {
     "Waiting": Tone.WARNING,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from nodeagent.terminal.page import Line, Span, Tone, count, cut, dim, line
-
-Json = Mapping[str, Any]
+from nodeagent.terminal.page import Json, Line, Span, Tone, count, cut, dim, line
 
 _MOST = 6  # events below the other rows of a page
 _ALL = "nodeagent status --events shows all of them"

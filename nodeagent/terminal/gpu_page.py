@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal import status_words
 from nodeagent.terminal.claims_page import claim_lines, less_offered_lines
 from nodeagent.terminal.events_page import event_lines
 from nodeagent.terminal.mps_page import daemon_lines
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gibibytes, indent, line
+from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, gibibytes, indent, line
 from nodeagent.terminal.slices import Cell, drawing
 from nodeagent.terminal.status_page import title_lines
 from nodeagent.terminal.troubles import headline_lines, troubles
-
-Json = Mapping[str, Any]
 
 
 def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Line, ...]:

@@ -6,14 +6,11 @@ In a bar a mark fills what a slice's name leaves free, so that its state shows w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal import status_words
-from nodeagent.terminal.page import Line, Span, Tone, counted, dim, index_ranges, line, table
+from nodeagent.terminal.page import Json, Line, Span, Tone, counted, dim, index_ranges, line, table
 from nodeagent.terminal.slices import Cell, without_gaps
-
-Json = Mapping[str, Any]
 
 _IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
 _MEANINGS = {_IN_USE: "in use", _IDLE: "idle", _HALF_MADE: "half made", _NOT_KNOWN: "not known"}

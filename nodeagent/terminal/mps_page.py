@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from nodeagent.terminal.page import (
     BLANK,
+    Json,
     Line,
     Span,
     Tone,
@@ -18,8 +18,6 @@ from nodeagent.terminal.page import (
     remark,
     table,
 )
-
-Json = Mapping[str, Any]
 
 _STATE_TONES = {
     "Ready": Tone.GOOD,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Tone(StrEnum):
@@ -31,6 +31,7 @@ class Span(NamedTuple):
 
 
 Line = tuple[Span, ...]
+Json = Mapping[str, Any]  # an answer of the agent, or a part of it
 
 BLANK: Line = ()
 

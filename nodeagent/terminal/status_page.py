@@ -7,8 +7,7 @@ line that says so; the rows of GPUs go last of all. What room is left shows the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nodeagent.terminal import status_words
 from nodeagent.terminal.claims_page import claim_lines, claims_without_device
@@ -17,6 +16,7 @@ from nodeagent.terminal.gpu_table import gpu_table, legend, model_lines
 from nodeagent.terminal.mps_page import daemon_line, daemon_place_words
 from nodeagent.terminal.page import (
     BLANK,
+    Json,
     Line,
     Span,
     Tone,
@@ -29,8 +29,6 @@ from nodeagent.terminal.page import (
 )
 from nodeagent.terminal.troubles import Trouble, headline_lines, troubles
 from nodeagent.text import listed
-
-Json = Mapping[str, Any]
 
 _PHASE_TONES = {
     "InSync": Tone.GOOD,

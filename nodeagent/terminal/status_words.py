@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from nodeagent.terminal.mps_page import pod_words, process_words
-from nodeagent.terminal.page import Line, Span, Tone, counted, dim, gibibytes, line
+from nodeagent.terminal.page import Json, Line, Span, Tone, counted, dim, gibibytes, line
 from nodeagent.terminal.slices import Cell
-
-Json = Mapping[str, Any]
 
 _USUAL = "default"
 

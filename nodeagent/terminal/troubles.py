@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from nodeagent.terminal.mps_page import daemon_place_words, daemon_troubles
-from nodeagent.terminal.page import Line, Span, Tone, dim, line, remark
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line, remark
 from nodeagent.terminal.status_words import finding_advice, finding_words
-
-Json = Mapping[str, Any]
 
 _HEADLINE_TONES = {
     "ok": Tone.GOOD,
