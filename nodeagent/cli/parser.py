@@ -18,27 +18,19 @@ EXIT_CODES = (
 )
 
 
-# What nvidia-mig-parted has and nodeagent has not, with what does it here.
+# What nvidia-mig-parted has and nodeagent has not, by its spellings, with what does it here.
 _MIG_PARTED = {
-    "-s": "nothing is reset unless --reset whenIdle says so",
-    "-m": "write `mig: enabled` or `mig: disabled` in a plan",
-    "-k": "stop other users of the GPUs before, and start them after it",
-    "-a": "`nodeagent plan` checks the whole document and touches nothing",
-    "-d": "`nodeagent plan` has each step with its reason",
-    "-l": "the configuration is called current",
+    "-s --skip-reset": "nothing is reset unless --reset whenIdle says so",
+    "-m --mode-only": "write `mig: enabled` or `mig: disabled` in a plan",
+    "-k --hooks-file": "stop other users of the GPUs before, and start them after it",
+    "-a --valid-config": "`nodeagent plan` checks the whole document and touches nothing",
+    "-d --debug": "`nodeagent plan` has each step with its reason",
+    "-l --config-label": "the configuration is called current",
     "--output-format": "-o has the format",
     "--output-file": "write `> FILE`",
     "checkpoint": "`nodeagent export > FILE` writes every instance with its place",
     "restore": "`nodeagent apply -f FILE` brings back what `nodeagent export` wrote",
     "generate-config": "all-balanced and all-PROFILE are known without a file that has them",
-}
-_MIG_PARTED |= {
-    "--skip-reset": _MIG_PARTED["-s"],
-    "--mode-only": _MIG_PARTED["-m"],
-    "--hooks-file": _MIG_PARTED["-k"],
-    "--valid-config": _MIG_PARTED["-a"],
-    "--debug": _MIG_PARTED["-d"],
-    "--config-label": _MIG_PARTED["-l"],
 }
 
 
@@ -129,7 +121,7 @@ def _meant(word: str, known: Iterable[str], program: str) -> str:
     """What was probably meant, and where to read more."""
     from nodeagent.text import did_you_mean
 
-    here = _MIG_PARTED.get(word)
+    here = next((said for names, said in _MIG_PARTED.items() if word in names.split()), "")
     meant = f"{here};" if here else did_you_mean(word, known, cutoff=0.7)
     return f"{meant} see {program} --help".lstrip()
 

@@ -105,11 +105,9 @@ def _health(gpu: Json) -> tuple[Line, ...]:
     well = status_words.is_well(gpu)
     lines = [line(dim("healthy, though:") if well else Span(f"! {health['status']}", Tone.BAD))]
     for finding in findings:
-        what, evidence = status_words.finding_words(finding), str(finding.get("evidence", ""))
         since = f", since {finding['since']}" if finding.get("since") else ""
         count = f", {finding['count']} times" if finding.get("count", 1) > 1 else ""
-        text = ": ".join(text for text in (what, evidence) if text)
-        lines.append(line(f"  {text}", dim(f"{since}{count}")))
+        lines.append(line(f"  {status_words.finding_said(finding)}", dim(f"{since}{count}")))
         if advice := status_words.finding_advice(finding):
             lines.append(line(f"    {advice}"))
     return tuple(lines)

@@ -233,7 +233,5 @@ def _notices(gpu: Json) -> Iterator[Line]:
     if health.get("status", "healthy") != "healthy":
         return
     for finding in health.get("findings", ()):
-        facts = (status_words.finding_words(finding), str(finding.get("evidence", "")))
-        advice = status_words.finding_advice(finding)
-        said = ": ".join(fact for fact in facts if fact)
+        advice, said = status_words.finding_advice(finding), status_words.finding_said(finding)
         yield line(dim("healthy, though: "), said, dim(f" ({advice})" if advice else ""))

@@ -139,6 +139,11 @@ def finding_words(finding: Json) -> str:
     return f"{finding.get('message', '')}{_slices(finding)}".strip()
 
 
+def finding_said(finding: Json) -> str:
+    """The same with the evidence."""
+    return ": ".join(filter(None, (finding_words(finding), str(finding.get("evidence", "")))))
+
+
 def finding_advice(finding: Json) -> str:
     """What would help; "" where nothing is to be done."""
     advice = finding.get("advice") or finding.get("suggestedAction", "none")
