@@ -12,17 +12,20 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.structs import Struct, field
 
 # How many deadlines a job of many calls may take, each of which keeps its own.
 LONGEST_JOB = 6
 
 Result = TypeVar("Result")
+_Queue = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 
 # What each thread is doing in the driver just now. A deadline is for one call: a GPU that answers
@@ -81,61 +84,16 @@ def current() -> Progress:
         return current()
 
 
-def attach(progress: Progress) -> None:
-    """Have the calling thread note its calls there."""
-    _here.progress = progress
+class _Job(Struct, frozen=True):
+    """One function on its way through the thread, in which each call has the `deadline`; `result`
+    is delivered into the event loop.
+    """
 
-
-class _Job(Generic[Result]):
-    """One function on its way through the thread and back into the event loop."""
-
-    def __init__(
-        self,
-        what: str,
-        function: Callable[[], Result],
-        progress: Progress,
-        *,
-        deadline: float,
-    ) -> None:
-        self.what = what
-        self.progress = progress
-        self.deadline = deadline
-        self.loop = asyncio.get_running_loop()
-        self.began = self.loop.time()
-        self.began_at = datetime.now(UTC)
-        self.result: asyncio.Future[Result] = self.loop.create_future()
-        # Retrieved, so that asyncio does not log a failure after the caller has left.
-        self.result.add_done_callback(lambda result: result.cancelled() or result.exception())
-        self._function = function
-
-    def run(self) -> None:
-        """Called in the thread."""
-        self.progress.restart()
-        try:
-            value = self._function()
-        except BaseException as error:  # noqa: BLE001  # it is raised where the call was made
-            self._deliver(self._fail, error)
-        else:
-            self._deliver(self._succeed, value)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since it began."""
-        return self.loop.time() - self.began
-
-    def _deliver(self, end: Callable[..., None], value: object) -> None:
-        try:
-            self.loop.call_soon_threadsafe(end, value)
-        except RuntimeError:  # the loop has ended meanwhile
-            return
-
-    def _succeed(self, value: Result) -> None:
-        if not self.result.done():
-            self.result.set_result(value)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.result.done():
-            self.result.set_exception(error)
+    what: str
+    deadline: float
+    began: float
+    result: asyncio.Future[Any]
+    began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 class Worker:
@@ -146,13 +104,14 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._jobs: SimpleQueue[_Job[object] | None] = SimpleQueue()
+        self._jobs: _Queue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._turn = asyncio.Lock()
-        self._job: _Job[object] | None = None
+        self._job: _Job | None = None
         self._overdue: float | None = None
         self._progress = Progress()
-        self._pace = ""
+        self.pace = ""
+        """How the last job's calls went, where it took longer than one call may; else empty."""
 
     @property
     def busy(self) -> bool:
@@ -171,11 +130,6 @@ class Worker:
         return (
             f"{self.name} has hung since {began:%Y-%m-%dT%H:%M:%SZ} in {call} that does not return"
         )
-
-    @property
-    def pace(self) -> str:
-        """How the last job's calls went, where it took longer than one call may; else empty."""
-        return self._pace
 
     async def settled(self, deadline: float) -> bool:
         """Whether the thread is in no call, after waiting for one that is not overdue."""
@@ -207,11 +161,12 @@ class Worker:
         try:
             self._refuse_if_stuck(what)
             await self._wait_for_forsaken(deadline)
-            job = _Job(what, function, self._progress, deadline=deadline)
-            self._start(job)  # type: ignore[arg-type]  # a job of anything is a job of object
+            result: asyncio.Future[Result] = self._begin(function)
+            clock = asyncio.get_running_loop().time
+            self._job = job = _Job(what, deadline, clock(), result)
             await self._wait(job, deadline, changing=changing)
-            self._pace = self._progress.pace if job.seconds > deadline else ""
-            return job.result.result()
+            self.pace = self._progress.pace if clock() - job.began > deadline else ""
+            return result.result()
         finally:
             self._turn.release()
 
@@ -241,12 +196,17 @@ class Worker:
             else:
                 return
 
-    def _start(self, job: _Job[object]) -> None:
+    def _begin(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
         if self._thread is None:
             self._thread = self._started_thread()
-        self._job = job
+        done: Future[Result] = Future()
+        done.set_running_or_notify_cancel()  # so that no caller cancels what the thread ends
+        result = asyncio.wrap_future(done)
+        # Retrieved, so that asyncio does not log a failure after the caller has left.
+        result.add_done_callback(lambda result: result.cancelled() or result.exception())
         self._overdue = None
-        self._jobs.put(job)
+        self._jobs.put((function, done))
+        return result
 
     def _started_thread(self) -> threading.Thread:
         thread = threading.Thread(
@@ -265,10 +225,10 @@ class Worker:
             ) from error
         return thread
 
-    async def _wait(self, job: _Job[Result], limit: float, *, changing: bool = False) -> None:
+    async def _wait(self, job: _Job, limit: float, *, changing: bool = False) -> None:
         """Wait for the job's end, with `limit` for each of its calls from now on."""
         cancelled, late = False, None
-        clock = job.loop.time
+        clock = asyncio.get_running_loop().time
         began = clock()
         while not job.result.done():
             # Read once: the thread may go on at this very moment, and then is not stuck.
@@ -276,7 +236,11 @@ class Worker:
             silence = min(time.monotonic() - since, clock() - began)
             if silence >= limit:
                 self._overdue = since  # it is stuck for as long as this stays
-                late = self._hang(job, limit, call)
+                late = _late(
+                    f"{self.name}: {job.what} did not return within {limit:g} s; "
+                    f"{call or 'the call'} is still in the driver",
+                    call,
+                )
                 break
             left = min(limit - silence, began + limit * LONGEST_JOB - clock())
             if left <= 0:
@@ -294,8 +258,8 @@ class Worker:
         if late:
             raise late
 
-    def _slowness(self, job: _Job[Result], limit: float) -> DeadlineExceeded:
-        self._pace = self._progress.pace  # for the log: figures would change what is published
+    def _slowness(self, job: _Job, limit: float) -> DeadlineExceeded:
+        self.pace = self._progress.pace  # for the log: figures would change what is published
         slowest = self._progress.slowest[0]
         return DeadlineExceeded(
             f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s; "
@@ -303,13 +267,6 @@ class Worker:
             call=slowest,
             remedy="the driver answers, but slowly: look at `dmesg | grep NVRM` and at the node's "
             "load, or raise driver.observe_deadline",
-        )
-
-    def _hang(self, job: _Job[Result], limit: float, call: str) -> DeadlineExceeded:
-        return _late(
-            f"{self.name}: {job.what} did not return within {limit:g} s; "
-            f"{call or 'the call'} is still in the driver",
-            call,
         )
 
     async def _wait_for_forsaken(self, deadline: float) -> None:
@@ -320,7 +277,7 @@ class Worker:
 
     # --- what is known of the thread ----------------------------------------------------------
 
-    def _running(self) -> _Job[object] | None:
+    def _running(self) -> _Job | None:
         if self._job is not None and self._job.result.done():
             self._job, self._overdue = None, None
         return self._job
@@ -330,12 +287,17 @@ class Worker:
             raise _late(f"{self.stuck}, so {what} is not tried")
 
 
-def _work(jobs: SimpleQueue[_Job[object] | None], progress: Progress) -> None:
+def _work(jobs: _Queue, progress: Progress) -> None:
     """The thread's loop; None ends it."""
-    attach(progress)
+    _here.progress = progress
     while (job := jobs.get()) is not None:
-        job.run()
-        del job  # its results must not stay alive until the next job
+        function, result = job
+        progress.restart()
+        try:
+            result.set_result(function())
+        except BaseException as error:  # noqa: BLE001  # it is raised where the call was made
+            result.set_exception(error)
+        del job, function, result  # which must not stay alive until the next job
 
 
 def _late(message: str, call: str = "") -> DeadlineExceeded:
