@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.original_settings import OriginalSettings
 
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.device_users import FinishedAmong
-    from nodeagent.gpu.original_settings import OriginalSettings
     from nodeagent.gpu.topology import Topology
     from nodeagent.gpu.users import UsageSource
     from nodeagent.settings import Settings
@@ -40,7 +40,7 @@ def make_driver(
         sources=tuple(_sources(settings, finished, simulated=simulated)),
         nvidia_smi=settings.nvidia_smi if simulated_smi is None else simulated_smi,
         topology=topology,
-        original=original,
+        original=original or OriginalSettings(None),
         time_slices=time_slices,
         processes=processes,
     )

@@ -12,17 +12,17 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import Enum
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TypeVar, assert_never
 
 from nodeagent.errors import DriverError, GpuInUse, NodeagentError
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observer import Observer, answers
-from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.recent import FRESH
+from nodeagent.gpu.steps import instances, modes
 from nodeagent.gpu.steps.change import (
     Change,
     StaleReadings,
@@ -30,14 +30,6 @@ from nodeagent.gpu.steps.change import (
     in_use,
     other_than_planned,
 )
-from nodeagent.gpu.steps.instances import (
-    create_compute_instance,
-    create_gpu_instance,
-    destroy_compute_instance,
-    destroy_gpu_instance,
-    require_idle_devices,
-)
-from nodeagent.gpu.steps.modes import set_compute_mode, set_mig_mode
 from nodeagent.gpu.users import UsageReading, UsageSource
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
@@ -58,56 +50,26 @@ from nodeagent.plan.steps import (
 )
 from nodeagent.uncancelled import uncancelled
 
-if TYPE_CHECKING:  # commands do without them
-    from nodeagent.gpu.process_details import ProcessDetails
-    from nodeagent.gpu.topology import Topology
-
 GpuChange = TypeVar("GpuChange", bound=GpuStep)
 ChangeFunction = Callable[[Change, GpuChange], None]
 
 _READINGS = 3  # of the users, before a step is refused because all were too old at its turn
 
 
+@dataclass(kw_only=True, eq=False)
 class Driver(Observer):
     """The node's driver, usable inside `async with`, which raises DriverUnavailable.
 
     It can be entered again after it was left: a call that hung then is known and not repeated.
 
-    Deadlines are seconds: `observe_deadline` for reading one whole GPU (and for starting NVML),
-    `step_deadline` for one step. `sources` know users that NVML does not see: open capability
-    files, pods to which devices are allocated; `processes` adds whose they are and what they run.
-    `nvidia_smi` is the program that resets GPUs and sets time slices, with leading arguments, if
-    any. `topology` reads NUMA nodes and NVLinks; without it they stay unknown. `original` keeps
-    what devices were before they were changed; without it, for the driver's life. `clock`, in
-    seconds, is for the age of what was read of users before a step.
+    `step_deadline` is in seconds, for one step. `clock`, in seconds, is for the age of what was
+    read of users before a step. `after_step` is called after each step that was begun, whatever
+    came of it.
     """
 
-    def __init__(
-        self,
-        *,
-        observe_deadline: float,
-        step_deadline: float,
-        sources: Sequence[UsageSource] = (),
-        nvidia_smi: Sequence[str] = ("nvidia-smi",),
-        topology: Topology | None = None,
-        original: OriginalSettings | None = None,
-        time_slices: bool = False,
-        processes: ProcessDetails | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(
-            deadline=observe_deadline,
-            sources=sources,
-            nvidia_smi=nvidia_smi,
-            topology=topology,
-            original=original,
-            time_slices=time_slices,
-            processes=processes,
-        )
-        self.after_step: list[Callable[[Step], None]] = []
-        """Called after each step that was begun, whatever came of it."""
-        self._deadline = step_deadline
-        self._clock = clock
+    step_deadline: float
+    clock: Callable[[], float] = time.monotonic
+    after_step: list[Callable[[Step], None]] = field(default_factory=list, init=False)
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
         """Look for the users of all that these steps of one GPU destroy, before the first goes.
@@ -119,9 +81,9 @@ class Driver(Observer):
         await self._enumerate(first)
         await self._change(
             first,
-            lambda change, _: require_idle_devices(change, steps),
+            lambda change, _: instances.require_idle_devices(change, steps),
             "looking for users",
-            self._sources,
+            self.sources,
         )
 
     async def apply(self, step: Step) -> None:
@@ -140,20 +102,22 @@ class Driver(Observer):
     async def _apply(self, step: Step) -> None:
         match step:
             case SetMigMode():
-                await self._change(step, set_mig_mode, "changing MIG mode", self._sources)
+                await self._change(step, modes.set_mig_mode, "changing MIG mode", self.sources)
             case DestroyGpuInstance():
-                await self._change(step, destroy_gpu_instance, _destroying(step), self._sources)
+                await self._change(
+                    step, instances.destroy_gpu_instance, _destroying(step), self.sources
+                )
                 await self._forget_modes(step.devices)
             case DestroyComputeInstance():
                 what = _destroying(step)
-                await self._change(step, destroy_compute_instance, what, self._sources)
+                await self._change(step, instances.destroy_compute_instance, what, self.sources)
                 await self._forget_modes((step.device,))
             case CreateGpuInstance():
-                await self._change(step, create_gpu_instance, _creating(step))
+                await self._change(step, instances.create_gpu_instance, _creating(step))
             case CreateComputeInstance():
-                await self._change(step, create_compute_instance, _creating(step))
+                await self._change(step, instances.create_compute_instance, _creating(step))
             case SetComputeMode():
-                change = partial(set_compute_mode, original=self.original)
+                change = partial(modes.set_compute_mode, original=self.original)
                 await self._change(step, change, "setting the compute mode")
             case SetTimeSlice():
                 await uncancelled(self._set_time_slice(step))
@@ -180,19 +144,19 @@ class Driver(Observer):
         """
         async with self.pool.lock.shared():
             gpu = self._gpu(step)
-            until = self._clock() + self._deadline
+            until = self.clock() + self.step_deadline
             looked = False
             for _ in range(_READINGS):
-                asked_at = self._clock()  # one may take long, and another's answer age meanwhile
+                asked_at = self.clock()  # one may take long, and another's answer age meanwhile
                 readings = await asyncio.gather(*(source.ask() for source in sources))
-                begin = partial(self._begin, gpu, readings, asked_at, looked=looked)
-                job = partial(_in_time, begin, step, change)
-                match await self._call(gpu, job, what=what, deadline=self._deadline, changing=True):
-                    case _Attempt.DONE:
-                        return
-                    case _Attempt.LOOKED:
-                        looked = True
-                if self._clock() > until:
+                job = partial(self._attempt, gpu, step, change, readings, asked_at, looked=looked)
+                stale = await self._call(
+                    gpu, job, what=what, deadline=self.step_deadline, changing=True
+                )
+                if stale is None:
+                    return
+                looked |= stale.looked
+                if self.clock() > until:
                     break
         raise GpuInUse(
             f"{gpu.worker.name}: {what} was not begun: it waited too long behind other driver "
@@ -201,17 +165,26 @@ class Driver(Observer):
             remedy="nothing was changed; the agent retries with the next observation",
         )
 
-    def _begin(
+    def _attempt(
         self,
         gpu: GpuDevice,
+        step: GpuChange,
+        function: ChangeFunction[GpuChange],
         readings: Sequence[UsageReading],
         asked_at: float,
         *,
         looked: bool,
-    ) -> Change:
-        """In the GPU's thread: the wait for it had a deadline of its own."""
-        until = time.monotonic() + self._deadline
-        return Change(gpu, until, readings, lambda: self._clock() - asked_at > FRESH, looked)
+    ) -> StaleReadings | None:
+        """In the GPU's thread: the wait for it had a deadline of its own. None: it was done."""
+        until = time.monotonic() + self.step_deadline
+        change = Change(gpu, until, readings, lambda: self.clock() - asked_at > FRESH, looked)
+        try:
+            change.require_fresh(looked=False)
+            _require_same(gpu, gpu.identity().uuid, step)
+            function(change, step)
+        except StaleReadings as stale:
+            return stale
+        return None
 
     async def _set_time_slice(self, step: SetTimeSlice) -> None:
         gpu, wanted = step.gpu, step.time_slice
@@ -223,12 +196,12 @@ class Driver(Observer):
             async with self.pool.lock.shared():
                 name = self._gpu(step).worker.name
                 try:
-                    await set_time_slice(self._nvidia_smi, gpu, wanted, deadline=self._deadline)
+                    await set_time_slice(self.nvidia_smi, gpu, wanted, deadline=self.step_deadline)
                 except DriverError as error:
                     raise about(name, error) from error
         if wanted is self.original.time_slice(gpu):
             await asyncio.to_thread(self.original.forget, gpu, TimeSlice)
-        self._time_slices[gpu] = (asyncio.get_running_loop().time(), wanted)
+        self._fresh_time_slices[gpu] = (asyncio.get_running_loop().time(), wanted)
 
     async def _forget_modes(self, devices: Sequence[str]) -> None:
         """What is made anew may have the same UUID, but has nothing to be restored to. What cannot
@@ -253,7 +226,7 @@ class Driver(Observer):
                     "closed before its call returns"
                 )
             try:
-                await reset_gpu(self._nvidia_smi, before.pci_bus_id, deadline=self._deadline)
+                await reset_gpu(self.nvidia_smi, before.pci_bus_id, deadline=self.step_deadline)
             except DriverError as error:
                 raise about(name, error) from error
             finally:
@@ -274,29 +247,6 @@ class Driver(Observer):
         if gpu is None:
             raise other_than_planned(f"the driver does not list GPU {step.gpu} any more")
         return gpu
-
-
-class _Attempt(Enum):
-    """At a step: done, or nothing was changed as the readings were too old, at first or later."""
-
-    DONE = "done"
-    LATE = "late"
-    LOOKED = "looked"
-
-
-def _in_time(
-    begin: Callable[[], Change], step: GpuChange, function: ChangeFunction[GpuChange]
-) -> _Attempt:
-    """In the GPU's thread."""
-    change = begin()
-    if change.readings and change.are_stale():
-        return _Attempt.LATE
-    _require_same(change.gpu, change.gpu.identity().uuid, step)
-    try:
-        function(change, step)
-    except StaleReadings:
-        return _Attempt.LOOKED
-    return _Attempt.DONE
 
 
 def _destroying(step: Destruction) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -37,42 +38,40 @@ _TIME_SLICE_IS_FRESH = 30.0  # seconds; only nvidia-smi reports it, slowly
 Result = TypeVar("Result")
 
 
+@dataclass(kw_only=True, eq=False)
 class Observer:
     """Knows each GPU as it was observed last; usable inside `async with`, as `Driver` describes.
 
-    `deadline` in seconds, for reading one GPU (and for starting NVML). `sources` know users that
-    NVML does not see, `processes` more of the users that there are. With `time_slices` every GPU's
-    time slice is asked for, which takes a program's run for each; else only those of GPUs on which
-    the agent changed it.
+    `observe_deadline` in seconds, for reading one whole GPU (and for starting NVML). `sources` know
+    users that NVML does not see: open capability files, pods to which devices are allocated;
+    `processes` adds whose they are and what they run. `nvidia_smi` is the program that resets GPUs
+    and sets time slices, with leading arguments, if any. `topology` reads NUMA nodes and NVLinks;
+    without it they stay unknown. `original` keeps what devices were before they were changed;
+    without a file, for the driver's life. With `time_slices` every GPU's time slice is asked for,
+    which takes a program's run for each; else only those of GPUs on which the agent changed it.
     """
 
-    def __init__(
-        self,
-        *,
-        deadline: float,
-        sources: Sequence[UsageSource],
-        nvidia_smi: Sequence[str],
-        topology: Topology | None,
-        original: OriginalSettings | None,
-        time_slices: bool,
-        processes: ProcessDetails | None,
-    ) -> None:
-        self.pool = GpuPool(deadline=deadline)
-        self.details: frozenset[str] | None = frozenset()
-        """MIG devices, by UUID, whose memory and compute mode have to be as they are now; those of
-        others may be half a minute old. None: they are not read at all.
-        """
-        self.original = original or OriginalSettings(None)
-        self._observe_deadline = deadline
-        self._sources = tuple(sources)
-        self._processes = processes
-        self._nvidia_smi = tuple(nvidia_smi)
-        self._topology = topology
-        if topology:
-            self.pool.lend(topology.worker)
-        self._last: dict[str, Gpu] = {}
-        self._all_time_slices = time_slices
-        self._time_slices: dict[str, tuple[float, TimeSlice | None]] = {}
+    observe_deadline: float
+    sources: Sequence[UsageSource] = ()
+    nvidia_smi: Sequence[str] = ("nvidia-smi",)
+    topology: Topology | None = None
+    original: OriginalSettings = field(default_factory=lambda: OriginalSettings(None))
+    time_slices: bool = False
+    processes: ProcessDetails | None = None
+    details: frozenset[str] | None = field(default=frozenset(), init=False)
+    """MIG devices, by UUID, whose memory and compute mode have to be as they are now; those of
+    others may be half a minute old. None: they are not read at all.
+    """
+    pool: GpuPool = field(init=False)
+    _last: dict[str, Gpu] = field(default_factory=dict, init=False)
+    _fresh_time_slices: dict[str, tuple[float, TimeSlice | None]] = field(
+        default_factory=dict, init=False
+    )
+
+    def __post_init__(self) -> None:
+        self.pool = GpuPool(deadline=self.observe_deadline)
+        if self.topology:
+            self.pool.lend(self.topology.worker)
 
     async def __aenter__(self) -> Self:
         try:
@@ -91,10 +90,10 @@ class Observer:
     async def _leave(self) -> None:
         with suppress(DriverError):
             await self.pool.shut_down(patience=_LEAVING)
-        for source in self._sources:
+        for source in self.sources:
             await source.close()
-        if self._processes:
-            self._processes.close()
+        if self.processes:
+            self.processes.close()
         self.pool.close()
 
     # --- all GPUs, or one -----------------------------------------------------------------------
@@ -153,7 +152,7 @@ class Observer:
             with suppress(DriverError):
                 async with self.pool.lock.shared():
                     found = await device.worker.call(
-                        job, what="observing what changed", deadline=self._observe_deadline
+                        job, what="observing what changed", deadline=self.observe_deadline
                     )
                     if found is not None:
                         return (await self._with_users([found]))[0] if users else found
@@ -175,8 +174,8 @@ class Observer:
                 for gpu in self.pool.present
             )
             gpus = await self._with_users(await asyncio.gather(*reads))
-            if self._topology:
-                await self._topology.read(gpus, self.pool.session)
+            if self.topology:
+                await self.topology.read(gpus, self.pool.session)
         seen = {gpu.uuid for gpu in gpus}
         vanished = [_vanished(gpu) for uuid, gpu in self._last.items() if uuid not in seen]
         return [*gpus, *vanished], None
@@ -193,7 +192,7 @@ class Observer:
             found = await gpu.worker.call(
                 lambda: read_gpu(gpu, details, confirm=confirm),
                 what="observing it",
-                deadline=self._observe_deadline,
+                deadline=self.observe_deadline,
             )
         except DeadlineExceeded as error:
             return self._unreachable(gpu, error)
@@ -210,16 +209,16 @@ class Observer:
     async def _with_users(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """The GPUs with the users that only other sources know, and what is known of them."""
         found = list(gpus)
-        for source in self._sources:
+        for source in self.sources:
             found = await source.joined(found)
-        return await self._processes.joined(found) if self._processes else found
+        return await self.processes.joined(found) if self.processes else found
 
     # --- what NVML does not report with the rest ------------------------------------------------
 
     async def _completed(self, gpu: Gpu) -> Gpu:
         """The GPU with its place in the machine, its time slice, and its original settings."""
-        if self._topology:
-            gpu = self._topology.described(gpu)
+        if self.topology:
+            gpu = self.topology.described(gpu)
         if not gpu.uuid:
             return gpu
         return self.original.described(replace(gpu, time_slice=await self._fresh_time_slice(gpu)))
@@ -227,19 +226,19 @@ class Observer:
     async def _fresh_time_slice(self, gpu: Gpu) -> TimeSlice | None:
         """None also where it does not matter or cannot be found out, which a plan copes with."""
         concerned = (
-            self._all_time_slices
-            or gpu.uuid in self._time_slices
+            self.time_slices
+            or gpu.uuid in self._fresh_time_slices
             or self.original.time_slice(gpu.uuid) is not None
         )
         if not concerned or not answers(gpu) or gpu.in_mig_mode:
             return None
         now = asyncio.get_running_loop().time()
-        read_at, known = self._time_slices.get(gpu.uuid, (-_TIME_SLICE_IS_FRESH, None))
+        read_at, known = self._fresh_time_slices.get(gpu.uuid, (-_TIME_SLICE_IS_FRESH, None))
         if known is not None and now - read_at < _TIME_SLICE_IS_FRESH:
             return known
         with suppress(DriverError):
             known = await self.time_slice(gpu.uuid)
-            self._time_slices[gpu.uuid] = (now, known)
+            self._fresh_time_slices[gpu.uuid] = (now, known)
             return known
         return None
 
@@ -250,7 +249,7 @@ class Observer:
         the program cannot be run, fails or is late.
         """
         async with self.pool.lock.shared():  # a reset waits until no nvidia-smi has the GPU open
-            return await read_time_slice(self._nvidia_smi, uuid, deadline=self._observe_deadline)
+            return await read_time_slice(self.nvidia_smi, uuid, deadline=self.observe_deadline)
 
     async def mps_memory(self, uuid: str) -> Mapping[int, int | None]:
         """Bytes by pid that MPS clients have on a GPU or MIG device.
@@ -272,7 +271,7 @@ class Observer:
             )
             gpu = self._known_one(next(of_device, None), f"device {uuid}")
             return await self._call(
-                gpu, read, what="asking for MPS clients", deadline=self._observe_deadline
+                gpu, read, what="asking for MPS clients", deadline=self.observe_deadline
             )
 
     async def _call(

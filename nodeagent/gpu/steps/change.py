@@ -32,7 +32,14 @@ Answer = TypeVar("Answer")
 
 
 class StaleReadings(Exception):
-    """The driver was slow, and the readings are too old to decide; nothing was changed yet."""
+    """The driver was slow, and the readings are too old to decide; nothing was changed yet.
+
+    `looked`: processes were looked for meanwhile.
+    """
+
+    def __init__(self, *, looked: bool) -> None:
+        super().__init__()
+        self.looked = looked
 
 
 class Change(Struct, frozen=True):
@@ -56,10 +63,10 @@ class Change(Struct, frozen=True):
                 f"{what} was given up, because the driver was too slow for the deadline"
             )
 
-    def require_fresh(self) -> None:
+    def require_fresh(self, *, looked: bool = True) -> None:
         """Call before the readings decide; raises StaleReadings."""
         if self.readings and self.are_stale():
-            raise StaleReadings
+            raise StaleReadings(looked=looked)
 
     def read_back(self, ask: Callable[[], Answer]) -> Answer:
         """What a change came to; a read that fails in passing is repeated."""
