@@ -48,7 +48,8 @@ from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.structs import replace
-from nodeagent.telemetry.health_sources import HealthReadings, KernelErrors, OwnChanges
+from nodeagent.telemetry.health_sources import HealthReadings, OwnChanges
+from nodeagent.telemetry.kernel_errors import KernelErrors
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.uncancelled import uncancelled
 from nodeagent.views.health_remedies import HealthRemedies

@@ -4,18 +4,10 @@ agent's own MIG changes, whose events are no news.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 
-import structlog
-
-from nodeagent.errors import NodeagentError
 from nodeagent.gpu.event_listener import Binding, Event
-from nodeagent.gpu.kernel import REMEDY, KernelLog
-from nodeagent.health.kernel_log import Begun, pci_address, read_lines
+from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import (
     Answer,
     GpuEvent,
@@ -28,7 +20,6 @@ from nodeagent.health.readings import (
 )
 from nodeagent.health.state import GpuHistory
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -38,7 +29,6 @@ from nodeagent.plan.steps import (
     SetMigMode,
     Step,
 )
-from nodeagent.rate_limit import RateLimit
 from nodeagent.structs import replace
 from nodeagent.telemetry.samples import SampleBatch
 
@@ -188,89 +178,3 @@ class OwnChanges:
             return False
         began, ended = self._at_work.get(event.gpu, (float("inf"), 0.0))
         return began <= event.at <= ended + _ECHO
-
-
-log = structlog.get_logger(__name__)
-
-_SAME = 60.0  # seconds in which the same trouble is logged once
-_AGAIN = 30.0  # seconds until a log that could not be read is tried again
-_STAYS = 1.0  # seconds for which a log must be open to count as readable
-
-
-@dataclass
-class KernelErrors:
-    """`deliver` gets the XIDs as they are read; `uptime` gives seconds since boot. `report` is
-    called when the log cannot be read, and with None when it can be again. A log that cannot be
-    read is tried `again` after so many seconds; one that is open for `stays` seconds can be read.
-    """
-
-    path: Path
-    deliver: Callable[[tuple[XidEvent, ...]], None]
-    uptime: Callable[[], float]
-    report: Callable[[Problem | None], None]
-    again: float = _AGAIN
-    stays: float = _STAYS
-
-    def __post_init__(self) -> None:
-        self._since = 0.0
-        self._log_limit = RateLimit(_SAME)
-        self._begun: Begun | None = None
-        self._problem: Problem | None = None
-        self._ended = asyncio.Event()
-        self._log = KernelLog(self._read, lost=self._lost, ended=self._end, path=self.path)
-
-    async def run(self, *, since: float) -> None:
-        """Follow it until cancelled; what is from before `since` (uptime) does not count.
-
-        A log that cannot be read is tried again and again; records are known by their numbers.
-        """
-        self._since = since
-        try:
-            while True:
-                await self._follow()
-                await asyncio.sleep(self.again)
-        finally:
-            self._log.close()
-
-    async def _follow(self) -> None:
-        """Until it cannot be read any more."""
-        self._ended.clear()
-        try:
-            self._log.open()
-        except NodeagentError as error:
-            self._set(Problem(Code.READER, error.message, error.remedy))
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.stays):
-                await self._ended.wait()
-        if not self._ended.is_set():
-            self._set(None)
-        await self._ended.wait()
-
-    def _end(self, why: str) -> None:
-        self._set(Problem(Code.READER, why, REMEDY))
-        self._ended.set()
-
-    def _set(self, problem: Problem | None) -> None:
-        if problem == self._problem:
-            return
-        self._problem = problem
-        if problem is None:
-            log.info("the kernel log can be read again")
-        else:
-            log.warning(problem.message, remedy=problem.remedy)
-        self.report(problem)
-
-    def _lost(self) -> None:
-        """In a flood this happens again and again; it is logged once a minute."""
-        if self._log_limit.due("lost", self.uptime()):
-            log.warning("records of the kernel log were overwritten before they were read")
-
-    def _read(self, lines: Sequence[str]) -> None:
-        now = self.uptime()
-        xids, self._begun = read_lines(lines, now, self._begun)
-        if self._log.caught_up:  # the log has a clock of its own, which drifts from the machine's
-            xids = tuple(replace(xid, at=now) for xid in xids)
-        recent = tuple(xid for xid in xids if xid.at >= self._since)
-        if recent:
-            self.deliver(recent)

@@ -1,78 +1,177 @@
-"""The kernel log's XIDs, while the log cannot always be read."""
+"""The kernel log followed: XIDs of a ring's records in order, and all that can go wrong with it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+
+import pytest
 
 from nodeagent.health.readings import XidEvent
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.telemetry.health_sources import KernelErrors
+from nodeagent.telemetry.kernel_errors import DEVICE, KernelErrors
+
+XID = "3,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
 
 
-async def _until(condition: Callable[[], bool]) -> None:
+class Followed:
+    """What a follower of a FIFO in the place of /dev/kmsg delivered and reported."""
+
+    def __init__(self, path: Path, *, uptime: float = 100.0, again: float = 0.01) -> None:
+        self.xids: list[XidEvent] = []
+        self.reports: list[Problem | None] = []
+        self.errors = KernelErrors(
+            path,
+            deliver=self.xids.extend,
+            uptime=lambda: uptime,
+            report=self.reports.append,
+            again=again,
+            stays=0.01,
+        )
+
+
+@asynccontextmanager
+async def following(followed: Followed) -> AsyncIterator[None]:
+    """While it is followed."""
+    running = asyncio.create_task(followed.errors.run(since=0.0))
+    try:
+        yield
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[int]:
+    """The kernel's end of a pipe at `tmp_path/kmsg`; who follows it never sees its end."""
+    os.mkfifo(tmp_path / "kmsg")
+    file = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    yield file
+    os.close(file)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until it is so."""
     async with asyncio.timeout(30):
         while not condition():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.001)
+
+
+async def test_the_drivers_lines_are_read(tmp_path: Path, writer: int) -> None:
+    """Those of before and those that come later, and no other lines."""
+    followed = Followed(tmp_path / "kmsg")
+    os.write(writer, b"6,1,10,-;usb 1-1: new device\n" + XID.encode())
+    async with following(followed):
+        await until(lambda: len(followed.xids) == 1)
+        other = b" DEVICE=NVRM: Xid (PCI:0000:3b:00): 13, described\n"
+        os.write(writer, b"3,340,6,-;NVRM: loading\n SUBSYSTEM=pci\n" + other)
+        os.write(writer, b"3,341,7,-;NVRM: Xid (PCI:0000:3b:00): 31, later\n")
+        await until(lambda: len(followed.xids) == 2)
+    assert [(event.xid, event.sequence) for event in followed.xids] == [(79, 339), (31, 341)]
+
+
+async def test_nothing_is_delivered_after_the_end(tmp_path: Path, writer: int) -> None:
+    """The file is closed with the follower."""
+    followed = Followed(tmp_path / "kmsg")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # as quick as the kernel has it
+    async with following(followed):
+        os.write(writer, XID.encode())
+        await until(lambda: len(followed.xids) == 1)
+    os.write(writer, XID.encode())
+    await asyncio.sleep(0.01)
+    assert len(followed.xids) == 1
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  # as above
+
+
+async def test_letters_that_are_none_do_no_harm(tmp_path: Path, writer: int) -> None:
+    """A log may hold any bytes."""
+    followed = Followed(tmp_path / "kmsg")
+    async with following(followed):
+        os.write(writer, b"3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 31, \xff\xfe\n")
+        await until(lambda: bool(followed.xids))
+    assert followed.xids[0].message == "\ufffd\ufffd"
+
+
+async def test_the_end_of_what_is_no_kernel_log(tmp_path: Path) -> None:
+    """It is reported once, with what came before it, and nothing turns in a circle."""
+    os.mkfifo(tmp_path / "kmsg")
+    followed = Followed(tmp_path / "kmsg", again=60.0)
+    async with following(followed):
+        await asyncio.sleep(0)
+        other = os.open(tmp_path / "kmsg", os.O_WRONLY)
+        os.write(other, XID.encode())
+        os.close(other)
+        await until(lambda: bool(followed.reports))
+        await asyncio.sleep(0.02)  # longer than it must be open to count as readable
+    (problem,) = followed.reports
+    assert problem is not None
+    assert problem.message == f"{tmp_path}/kmsg cannot be read any more: it has ended"
+    assert [event.xid for event in followed.xids] == [79]
+
+
+async def test_a_log_that_is_not_there_and_then_a_plain_file(tmp_path: Path) -> None:
+    """As in a pod without the device: the problem says what is missing then."""
+    followed = Followed(tmp_path / "kmsg")
+    async with following(followed):
+        await until(lambda: bool(followed.reports))
+        (tmp_path / "kmsg").write_text(XID)
+        await until(lambda: len(followed.reports) == 2)
+    missing, plain = followed.reports
+    assert missing is not None
+    assert plain is not None
+    assert "No such file" in missing.message
+    assert "only from NVML's events" in missing.remedy
+    assert "cannot be followed" in plain.message
+
+
+@pytest.mark.skipif(not os.access(DEVICE, os.R_OK), reason="the kernel log may not be read here")
+async def test_the_real_one() -> None:
+    """It can be opened and read to its end, and stays open."""
+    followed = Followed(DEVICE)
+    async with following(followed):
+        await asyncio.sleep(0.05)
+    if followed.reports and "cannot be opened" in str(followed.reports[0]):
+        pytest.skip(str(followed.reports[0]))
+    assert followed.reports == []
 
 
 async def test_a_log_that_appears_is_read(tmp_path: Path) -> None:
     """What is wrong is reported once, however often it is tried, and that it is over."""
-    reports: list[Problem | None] = []
-    heard: list[XidEvent] = []
-    errors = KernelErrors(
-        tmp_path / "kmsg",
-        deliver=heard.extend,
-        uptime=lambda: 100.0,
-        report=reports.append,
-        again=0.01,
-        stays=0.01,
-    )
-    running = asyncio.create_task(errors.run(since=0.0))
-    try:
-        await _until(lambda: bool(reports))
-        problem = reports[0]
+    followed = Followed(tmp_path / "kmsg")
+    async with following(followed):
+        await until(lambda: bool(followed.reports))
+        problem = followed.reports[0]
         assert problem is not None
         assert problem.code is Code.READER
         os.mkfifo(tmp_path / "kmsg")
         kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-        await _until(lambda: reports[-1] is None)
+        await until(lambda: followed.reports[-1] is None)
         os.write(kernel, b"3,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, fallen\n")
-        await _until(lambda: bool(heard))
-        assert [event.xid for event in heard] == [79]
-        assert reports == [problem, None]
+        await until(lambda: bool(followed.xids))
+        assert [event.xid for event in followed.xids] == [79]
+        assert followed.reports == [problem, None]
         os.close(kernel)
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
 
 
-async def test_what_is_read_as_it_comes_happened_now(tmp_path: Path) -> None:
+async def test_what_is_read_as_it_comes_happened_now(tmp_path: Path, writer: int) -> None:
     """The kernel's log has a clock of its own, which drifts from the machine's by seconds a day.
     Only what was there before has no better time than the one written beside it.
     """
     now = 10_000.0
-    heard: list[XidEvent] = []
-    os.mkfifo(tmp_path / "kmsg")
-    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-    os.write(kernel, b"3,1,9000000000,-;NVRM: Xid (PCI:0000:3b:00): 13, old\n")
-    errors = KernelErrors(
-        tmp_path / "kmsg", deliver=heard.extend, uptime=lambda: now, report=lambda _: None
-    )
-    running = asyncio.create_task(errors.run(since=0.0))
-    try:
-        await _until(lambda: len(heard) == 1)
-        os.write(kernel, b"3,2,9970000000,-;NVRM: Xid (PCI:0000:3b:00): 31, slow clock\n")
-        await _until(lambda: len(heard) == 2)
-        os.write(kernel, b"3,3,10030000000,-;NVRM: Xid (PCI:0000:3b:00): 48, fast clock\n")
-        await _until(lambda: len(heard) == 3)
-        assert [(event.xid, event.at) for event in heard] == [(13, 9000.0), (31, now), (48, now)]
-    finally:
-        os.close(kernel)
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+    followed = Followed(tmp_path / "kmsg", uptime=now)
+    os.write(writer, b"3,1,9000000000,-;NVRM: Xid (PCI:0000:3b:00): 13, old\n")
+    async with following(followed):
+        await until(lambda: len(followed.xids) == 1)
+        os.write(writer, b"3,2,9970000000,-;NVRM: Xid (PCI:0000:3b:00): 31, slow clock\n")
+        await until(lambda: len(followed.xids) == 2)
+        os.write(writer, b"3,3,10030000000,-;NVRM: Xid (PCI:0000:3b:00): 48, fast clock\n")
+        await until(lambda: len(followed.xids) == 3)
+    assert [(event.xid, event.at) for event in followed.xids] == [
+        (13, 9000.0),
+        (31, now),
+        (48, now),
+    ]
