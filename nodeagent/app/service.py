@@ -264,7 +264,7 @@ class Agent:
 
     def _claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
         """What was refused, or is not any more, may be what the headline is about."""
-        self._metrics.exporter.claim_work.add(operation, seconds, reason)
+        self._metrics.exporter.work.add_claim(operation, seconds, reason)
         self._metrics.exporter.changed()
         before = self._claims_wait
         self._claims_wait = self._claims is not None and self._claims.view.attempts.any_refused

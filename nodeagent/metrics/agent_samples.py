@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from nodeagent.metrics import agent_metrics
-from nodeagent.metrics.agent_metrics import AgentSample, Durations, agent_families
+from nodeagent.metrics.agent_metrics import AgentMetric, AgentSample, Durations, agent_families
 from nodeagent.metrics.exposition import Family
+from nodeagent.metrics.sources import Number
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, StepReport, StepResult
 from nodeagent.plan.steps import (
@@ -21,39 +21,51 @@ from nodeagent.plan.steps import (
 from nodeagent.structs import Struct, field
 from nodeagent.views.plan_report import step_kind
 
+# Seconds. A slice takes tens of milliseconds, and the kubelet's call ends after 45.
+_CLAIM_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 300.0)
+
+
+def _durations() -> dict[str, Durations]:
+    return {
+        "round": Durations(agent_metrics.RECONCILE_DURATION),
+        "prepare": Durations(agent_metrics.CLAIM_PREPARE_DURATION, _CLAIM_BOUNDS),
+        "release": Durations(agent_metrics.CLAIM_RELEASE_DURATION, _CLAIM_BOUNDS),
+    }
+
 
 class Work(Struct):
-    """What the agent has done since it was started."""
+    """What the agent has done since it was started, counted and timed."""
 
-    _steps: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _out_of_use: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    _rounds: Durations = field(default_factory=lambda: Durations(agent_metrics.RECONCILE_DURATION))
+    _counts: dict[tuple[AgentMetric, tuple[str, ...]], Number] = field(default_factory=dict)
+    _durations: dict[str, Durations] = field(default_factory=_durations)
 
     def add_round(self, outcome: NodeOutcome | None, seconds: float) -> None:
         """A round took `seconds` and came to this, the way back included; None: nothing to do."""
-        self._rounds.add(seconds)
+        self._durations["round"].add(seconds)
         for gpu in outcome.gpus if outcome else ():
-            self._count(gpu.steps)
-            self._count(gpu.restored)
+            for report in (*gpu.steps, *gpu.restored):
+                self._count(agent_metrics.STEPS, step_kind(report.step), report.result.value)
             before = gpu.plan.before
             for slot, lost in out_of_use(gpu).items():
-                key = (str(before.index), before.uuid, str(slot))
-                self._out_of_use[key] = self._out_of_use.get(key, 0.0) + lost
+                where = (str(before.index), before.uuid, str(slot))
+                self._count(agent_metrics.MIG_OUT_OF_USE, *where, by=lost)
 
-    def _count(self, reports: Iterable[StepReport]) -> None:
-        for report in reports:
-            self._steps[step_kind(report.step), report.result.value] += 1
+    def add_claim(self, operation: str, seconds: float, reason: str) -> None:
+        """An attempt to prepare or release a claim took `seconds`, and failed for a `reason`; "":
+        it did not.
+        """
+        if reason:
+            self._count(agent_metrics.CLAIM_FAILURES, operation, reason)
+        else:
+            self._durations[operation].add(seconds)
+
+    def _count(self, metric: AgentMetric, *labels: str, by: Number = 1) -> None:
+        self._counts[metric, labels] = self._counts.get((metric, labels), 0) + by
 
     def families(self) -> list[Family]:
-        """Steps by kind and result, rounds by duration, slices by what changes took of them."""
-        samples = [
-            AgentSample(agent_metrics.STEPS, n, key) for key, n in sorted(self._steps.items())
-        ]
-        lost = sorted(self._out_of_use.items())
-        samples += [
-            AgentSample(agent_metrics.MIG_OUT_OF_USE, seconds, key) for key, seconds in lost
-        ]
-        return [*agent_families(samples), self._rounds.family()]
+        counted = sorted(self._counts.items(), key=lambda one: one[0][1])
+        samples = (AgentSample(metric, value, labels) for (metric, labels), value in counted)
+        return [*agent_families(samples), *(one.family() for one in self._durations.values())]
 
 
 class ReaderState(Struct, frozen=True):

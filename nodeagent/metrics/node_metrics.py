@@ -12,9 +12,9 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
-from nodeagent.metrics.claim_samples import claim_samples
 from nodeagent.plan.layouts import Card, creatable, fragmentation, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
 
@@ -79,6 +79,38 @@ def _device_info(gpu: Gpu, instance: GpuInstance, device: ComputeInstance, slots
         str(place.size),
         share,
     )
+
+
+# --- claims of pods -------------------------------------------------------------------------------
+
+_HOLDING = frozenset({ClaimPhase.READY, ClaimPhase.RELEASING})
+
+
+def claim_samples(state: NodeState) -> Iterator[AgentSample]:
+    """Claims by phase, and the memory slices that they have; nothing where none are served."""
+    if state.claims is None:
+        return
+    counts = Counter(claim.phase for claim in state.claims)
+    for phase in ClaimPhase:
+        yield AgentSample(agent_metrics.CLAIMS, counts[phase], (phase.value,))
+    slots = {gpu.uuid: Card.of(gpu).slots for gpu in state.observed.gpus}
+    for claim in state.claims:
+        if claim.phase in _HOLDING:
+            for device in claim.devices:
+                yield from _held(claim, device, slots.get(device.gpu, 0))
+
+
+def _held(claim: Claim, device: ClaimDevice, slots: int) -> Iterator[AgentSample]:
+    """A share of a GPU has no slices of its own, and an administrator's device is another's."""
+    size = device.size if device.size is not None else slots or 1
+    if device.admin_access or not (device.profile or device.is_whole):
+        return
+    index = "" if device.index is None else str(device.index)
+    instance = "" if device.gi is None else str(device.gi)
+    pod = claim.pods[0].name if len(claim.pods) == 1 else ""
+    where = (index, device.gpu, device.profile, instance)
+    whose = (claim.namespace, claim.name, pod)
+    yield AgentSample(agent_metrics.CLAIM_SLICES, size, (*where, *whose))
 
 
 # --- MPS ------------------------------------------------------------------------------------------

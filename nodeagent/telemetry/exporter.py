@@ -16,7 +16,6 @@ from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.claim_samples import ClaimWork
 from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import Family, LabelBlocks, Page, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
@@ -59,7 +58,6 @@ class Exporter:
         current: Callable[[], NodeState],
     ) -> None:
         self.work = Work()
-        self.claim_work = ClaimWork()
         self.readings: Mapping[Device, Reading] = {}
         self._selection = selection
         self._families = partial(families, renamed=renamed, repeat_whole=repeat_whole)
@@ -182,7 +180,6 @@ class Exporter:
             *self._of_node(state),
             *agent_families([*self._accounts.samples(), ignored, self._build]),
             *self.work.families(),
-            *self.claim_work.families(),
             *agent_families(health),
         )
         return Page(render(page))

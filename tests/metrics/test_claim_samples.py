@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nodeagent.metrics.agent_metrics import agent_families
-from nodeagent.metrics.claim_samples import ClaimWork, claim_samples
+from nodeagent.metrics.agent_samples import Work
 from nodeagent.metrics.exposition import render
+from nodeagent.metrics.node_metrics import claim_samples
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState
@@ -86,7 +87,7 @@ def test_only_what_is_ready_or_not_released_yet_is_held() -> None:
 
 def test_durations_and_failures() -> None:
     """Of each operation; a failure counts by its reason and in no duration."""
-    work = ClaimWork()
+    work = Work()
     assert not render(work.families())
     for operation, seconds, reason in (
         ("prepare", 0.04, ""),
@@ -95,7 +96,7 @@ def test_durations_and_failures() -> None:
         ("release", 0.2, ""),
         ("release", 0.2, "Driver"),
     ):
-        work.add(operation, seconds, reason)
+        work.add_claim(operation, seconds, reason)
     lines = render(work.families()).decode().splitlines()
     for line in (
         'nodeagent_claim_prepare_duration_seconds_bucket{le="0.025"} 0',

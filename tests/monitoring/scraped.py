@@ -15,7 +15,6 @@ from nodeagent.health.readings import RemappedRows
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
-from nodeagent.metrics.claim_samples import ClaimWork
 from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import LabelBlocks, block, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
@@ -137,10 +136,10 @@ def _own(phase: Phase) -> str:
         mps=daemons,
         claims=(_claim(divided),),
     )
-    claim_work = ClaimWork()
+    work = Work()
     for operation in ("prepare", "release"):
-        claim_work.add(operation, 0.04, "")
-        claim_work.add(operation, 0.04, "InUse")
+        work.add_claim(operation, 0.04, "")
+        work.add_claim(operation, 0.04, "InUse")
     step = SetMigMode(divided.uuid, True, "")
     lost = divided.instances[0]
     gone = DestroyGpuInstance(divided.uuid, lost.id, lost.profile, lost.placement, (), "")
@@ -149,7 +148,6 @@ def _own(phase: Phase) -> str:
         StepReport(gone, StepResult.DONE, 0.1),
         StepReport(step, StepResult.FAILED),
     )
-    work = Work()
     for seconds in (0.2, 3.0):
         outcome = GpuOutcome(GpuPlan.in_sync(divided), reports, divided)
         work.add_round(NodeOutcome(NodePlan(Verdict.APPLICABLE), (outcome,)), seconds)
@@ -177,8 +175,7 @@ def _own(phase: Phase) -> str:
         *held,
         AgentSample(agent_metrics.BUILD_INFO, 1, ("0.1.0", "3.11")),
     )
-    families_of_work = (*work.families(), *claim_work.families())
-    return render([*agent_families(samples), *families_of_work]).decode()
+    return render([*agent_families(samples), *work.families()]).decode()
 
 
 def _claim(divided: Gpu) -> Claim:

@@ -173,7 +173,7 @@ def test_a_slice_that_was_made_for_a_claim_has_its_pod_at_once() -> None:
     assert not rig.series("nodeagent_claim_slices")
     rig.sample({USED: ((_part(3), 1),)}, _part(3))
     rig.state = replace(rig.state, claims=(claim,))
-    rig.exporter.claim_work.add("prepare", 0.01, "")
+    rig.exporter.work.add_claim("prepare", 0.01, "")
     rig.exporter.changed()
     part = ',GPU_I_PROFILE="1g.10gb",GPU_I_ID="3"'
     assert rig.series("DCGM_FI_DEV_FB_USED") == [f'{{{part},namespace="team",pod="a"}} 1']
