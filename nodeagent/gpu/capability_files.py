@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -85,18 +86,14 @@ class UsageProbe(Struct, frozen=True):
 
     def read(self) -> CapabilityHolders:
         """Look through all processes; some 10 µs a process and 2 µs an open file."""
-        names = self._instances_by_capability()
+        names: Mapping[int, Instance] = {}
+        with suppress(OSError):
+            names = capabilities(self.proc_root)
         try:
             opened, unreadable = self._open_capabilities()
         except OSError as error:
             return CapabilityHolders(problem=f"{self.proc_root} cannot be looked through: {error}")
         return CapabilityHolders(_holders(opened, names), self._problem(opened, names, unreadable))
-
-    def _instances_by_capability(self) -> Mapping[int, Instance]:
-        try:
-            return capabilities(self.proc_root)
-        except OSError:
-            return {}
 
     def _open_capabilities(self) -> tuple[dict[int, set[int]], int]:
         """Capability numbers by process id, and how many processes may not be looked into."""
@@ -117,7 +114,6 @@ class UsageProbe(Struct, frozen=True):
     def _problem(
         self, opened: Mapping[int, set[int]], names: Mapping[int, Instance], unreadable: int
     ) -> str:
-        """Why users may have been missed; "" where none can have been."""
         if opened and not names:
             return (
                 f"{self.proc_root}/driver/nvidia-caps/mig-minors is not readable, so open "
@@ -204,7 +200,6 @@ class SharedRead(Generic[Reading]):
         self._tasks: set[asyncio.Task[Reading]] = set()
 
     async def result(self) -> Reading:
-        """A reading that was begun after this call."""
         if self._next is None:
             self._next = asyncio.create_task(self._begin(), name="read users")
             self._tasks.add(self._next)
@@ -217,7 +212,6 @@ class SharedRead(Generic[Reading]):
             return await self._read()
 
     async def close(self) -> None:
-        """End what was asked for, begun or not."""
         self._next = None
         tasks = tuple(self._tasks)
         for task in tasks:

@@ -82,7 +82,6 @@ class GpuDevice:
 
     @property
     def handle(self) -> Device:
-        """The device handle, acquired again when it was given up."""
         if self._handle is None:
             handle = nvml.device_by_index(self.index)
             uuid = nvml.uuid(handle)
@@ -103,14 +102,14 @@ class GpuDevice:
         """What does not change; values that the driver lacks have the defaults of `Gpu`."""
         handle = self.handle
         if self._identity is None:
-            bus_id, device_id, subsystem_id = supported(lambda: _pci_address(handle), ("", 0, 0))
+            pci = _read(handle, "nvmlDeviceGetPciInfo", None)
             self._identity = Gpu(
                 index=self.index,
                 uuid=self.uuid,
                 name=nvml.name(handle),
-                pci_bus_id=bus_id,
-                pci_device_id=device_id,
-                pci_subsystem_id=subsystem_id,
+                pci_bus_id=nvml.text(pci.busId) if pci else "",
+                pci_device_id=pci.pciDeviceId if pci else 0,
+                pci_subsystem_id=pci.pciSubSystemId if pci else 0,
                 minor=_read(handle, "nvmlDeviceGetMinorNumber", None),
                 memory=supported(lambda: nvml.memory(handle).total, 0),
                 compute_capability=_read(handle, "nvmlDeviceGetCudaComputeCapability", (0, 0)),
@@ -121,7 +120,6 @@ class GpuDevice:
 
     @property
     def picture(self) -> Gpu:
-        """What is known of the GPU without asking the driver."""
         if self._identity is None:
             return Gpu(index=self.index, uuid=self.uuid)
         return replace(
@@ -184,7 +182,6 @@ class GpuDevice:
         return next((p for p in self.profiles if p.id == profile_id), None)
 
     def compute_profiles(self, profile_id: int) -> tuple[ComputeInstanceProfile, ...]:
-        """As far as they are known."""
         return self._compute.get(profile_id, self._whole.get(profile_id, ()))
 
     def learn_profiles(
@@ -226,8 +223,8 @@ class GpuDevice:
         places = supported(lambda: nvml.gpu_instance_placements(handle, profile.id), no_places)
         return replace(profile, name=name, placements=places)
 
+    # The length that a list of instances of the profile never exceeds.
     def room_for(self, profile: GpuInstanceProfile) -> int:
-        """A length that a list of instances of the profile never exceeds."""
         return max(profile.max_count, len(profile.placements)) + _SPARE_ROOM
 
     # --- compute instance profiles --------------------------------------------------------------
@@ -293,12 +290,6 @@ class GpuDevice:
 
 def _read(device: Device, function: str, otherwise: Other) -> Any:
     return supported(lambda: nvml.call(function, device), otherwise)
-
-
-def _pci_address(device: Device) -> tuple[str, int, int]:
-    """Bus id, device id and subsystem id; ids are 32 bits, device high and vendor low."""
-    info = nvml.call("nvmlDeviceGetPciInfo", device)
-    return nvml.text(info.busId), int(info.pciDeviceId), int(info.pciSubSystemId)
 
 
 def supported(ask: Callable[[], Value], otherwise: Value) -> Value:

@@ -213,7 +213,6 @@ class Driver(Observer):
                 await asyncio.to_thread(self.original.forget, device, ComputeMode)
 
     async def _reset(self, step: ResetGpu) -> None:
-        """Reset a GPU that is proven idle, while NVML is shut down in this process."""
         async with self.pool.lock.exclusive():
             gpu = self._gpu(step)
             name = gpu.worker.name

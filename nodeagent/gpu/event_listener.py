@@ -66,7 +66,6 @@ class _Sets:
     missing: DriverError | None = None
 
     def free(self) -> None:
-        """A set that failed may not even be freed."""
         with suppress(DriverError):
             call("nvmlEventSetFree", self.events)
         self.free_system()

@@ -11,11 +11,10 @@ from collections.abc import Collection, Mapping
 
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml import InstanceInfo
 from nodeagent.gpu.observation import find_instances, only_placement
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.users import ProcessLists
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Placement
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.structs import replace
 
 
@@ -65,8 +64,9 @@ def read_changes(
         compute = nvml.compute_instance_id(device)
         ids = KnownDevice(one.info.id, compute, slices, is_alone=slices == 1)
         gpu.recent.add(one.info.id, one.handle, uuid, ids)
-        place = only_placement(gpu, one.profile)
-        described.append(_described(one.info, one.profile, compute, uuid, place))
+        info, name = one.info, one.profile.name
+        made_in = ComputeInstance(compute, name, slices, uuid, only_placement(gpu, one.profile))
+        described.append(GpuInstance(info.id, one.profile.id, name, info.placement, (made_in,)))
     if new:
         return None
     described.sort(key=lambda one: (one.placement, one.id))
@@ -81,16 +81,3 @@ def _with_users(gpu: GpuDevice, now: Gpu) -> Gpu:
     return replace(now, usage=lists.on_no_instance_of(known)).with_mig_devices(
         lambda instance, one: replace(one, usage=lists.on_instance(instance.id, one.id))
     )
-
-
-def _described(
-    info: InstanceInfo,
-    profile: GpuInstanceProfile,
-    compute: int,
-    uuid: str,
-    place: Placement | None,
-) -> GpuInstance:
-    device = ComputeInstance(
-        id=compute, profile=profile.name, slices=profile.slices, uuid=uuid, placement=place
-    )
-    return GpuInstance(info.id, profile.id, profile.name, info.placement, (device,))

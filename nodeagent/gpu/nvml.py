@@ -100,7 +100,6 @@ def call(function: str, *arguments: object) -> Any:
 
 
 def _as(kind: Callable[[Any], Result], wrapper: Callable[..., Any]) -> Callable[..., Result]:
-    """The wrapper with the agent's errors, and its answer as that type."""
     return lambda *arguments: kind(checked_call(wrapper, *arguments))
 
 
@@ -265,7 +264,6 @@ compute_instance_info: Callable[[ComputeInstanceHandle], InstanceInfo] = _as(
 
 
 def _listed(wrapper: Callable[..., Any], owner: object, profile_id: int, room: Any) -> list[Any]:
-    """What the call writes into the array `room`."""
     count = c_uint(len(room))
     checked_call(wrapper, owner, profile_id, room, byref(count))
     return list(room[: count.value])

@@ -41,7 +41,6 @@ LIB_RM_VERSION_MISMATCH: Final = 18
 IN_USE: Final = 19
 INSUFFICIENT_RESOURCES: Final = 23
 ARGUMENT_VERSION_MISMATCH: Final = 25
-GPU_NOT_FOUND: Final = 28
 
 
 class Explanation(Struct, frozen=True):

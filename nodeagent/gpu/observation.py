@@ -231,7 +231,6 @@ def _remember(gpu: GpuDevice, found: list[_Instance]) -> None:
 def _size_of(
     gpu: GpuDevice, instance: _Instance, handle: Device, compute_id: int
 ) -> tuple[int, Placement | None]:
-    """Compute slices and place of a device in its GPU instance."""
     profile = instance.profile
     if profile.slices == 1:
         return 1, only_placement(gpu, profile)
@@ -310,7 +309,10 @@ def _describe_devices(
             slices=device.slices,
             uuid=device.uuid,
             placement=device.placement,
-            usage=_usage(instance, device, lists),
+            # Without the GPU's own lists, those of the device itself.
+            usage=ProcessLists(device.handle).on_all()
+            if lists.problem and device.handle is not None
+            else lists.on_instance(instance.info.id, device.compute_id),
             memory=detail.memory if detail else None,
             compute_mode=detail.compute_mode if detail else None,
         )
@@ -339,9 +341,3 @@ def read_compute_mode(device: Device) -> ComputeMode | None:
         raise
     except DriverError:
         return None
-
-
-def _usage(instance: _Instance, device: _MigDevice, lists: ProcessLists) -> Usage:
-    if not lists.problem or device.handle is None:
-        return lists.on_instance(instance.info.id, device.compute_id)
-    return ProcessLists(device.handle).on_all()

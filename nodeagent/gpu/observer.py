@@ -18,12 +18,11 @@ from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.layout_changes import read_changes
 from nodeagent.gpu.nvidia_smi import read_time_slice
 from nodeagent.gpu.nvml_errors import about, unavailable
-from nodeagent.gpu.nvml_processes import device_processes
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.steps.change import mig_device
-from nodeagent.gpu.users import UsageSource
+from nodeagent.gpu.users import UsageSource, device_processes
 from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
@@ -177,11 +176,12 @@ class Observer:
             if self.topology:
                 await self.topology.read(gpus, self.pool.session)
         seen = {gpu.uuid for gpu in gpus}
-        vanished = [_vanished(gpu) for uuid, gpu in self._last.items() if uuid not in seen]
-        return [*gpus, *vanished], None
+        why = "the driver does not list it any more; look for it with lspci, and reboot the node"
+        vanished = (gpu for uuid, gpu in self._last.items() if uuid not in seen)
+        lost = (replace(gpu, access=Access.LOST, access_reason=why) for gpu in vanished)
+        return [*gpus, *lost], None
 
     async def _read(self, gpu: GpuDevice, details: frozenset[str] | None = None) -> Gpu:
-        """A GPU with its users, while the lock is held; never raises for its failure."""
         return (await self._with_users([await self._read_without_users(gpu, details)]))[0]
 
     async def _read_without_users(
@@ -283,7 +283,6 @@ class Observer:
         deadline: float,
         changing: bool = False,
     ) -> Result:
-        """A call in the GPU's thread; a DriverError says which GPU it is about."""
         try:
             return await gpu.worker.call(function, what=what, deadline=deadline, changing=changing)
         except DeadlineExceeded:
@@ -305,8 +304,3 @@ class Observer:
 def answers(gpu: Gpu) -> bool:
     """Whether the driver answered for it when it was observed."""
     return gpu.access is Access.OK
-
-
-def _vanished(gpu: Gpu) -> Gpu:
-    reason = "the driver does not list it any more; look for it with lspci, and reboot the node"
-    return replace(gpu, access=Access.LOST, access_reason=reason)

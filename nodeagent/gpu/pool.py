@@ -76,7 +76,7 @@ class GpuPool:
         self._worker = Worker("the driver")
         self._gpus: list[GpuDevice] = []
         self._lent: list[Worker] = []
-        self._count = 0
+        self.gpu_count = 0  # of those that the driver listed when they were counted last
         self._started = False
         self._refused: DriverUnavailable | None = None  # why NVML could not be started
 
@@ -89,12 +89,7 @@ class GpuPool:
 
     @property
     def present(self) -> Sequence[GpuDevice]:
-        """The GPUs that the driver listed when they were counted last."""
-        return self._gpus[: self._count]
-
-    @property
-    def gpu_count(self) -> int:
-        return self._count
+        return self._gpus[: self.gpu_count]
 
     def find(self, uuid: str) -> GpuDevice | None:
         return next((gpu for gpu in self._gpus if gpu.uuid == uuid), None)
@@ -159,7 +154,6 @@ class GpuPool:
         return not self._started
 
     def close(self) -> None:
-        """The threads end with the calls that they are in."""
         for worker in self._workers:
             worker.close()
 
@@ -168,15 +162,12 @@ class GpuPool:
         return [self._worker, *(gpu.worker for gpu in self._gpus), *self._lent]
 
     async def enumerate(self) -> None:
-        """Count the GPUs; raises DriverError."""
-        self._count = await self._call(nvml.device_count, what="counting GPUs")
-        for index in range(len(self._gpus), self._count):
-            self._gpus.append(GpuDevice(index))
+        self.gpu_count = await self._call(nvml.device_count, what="counting GPUs")
+        self._gpus += map(GpuDevice, range(len(self._gpus), self.gpu_count))
 
     # --- calls between the steps, for sampling ----------------------------------------------------
 
     def is_busy(self, index: int) -> bool:
-        """Whether a step or an observation of this GPU is under way."""
         return self._gpus[index].worker.busy
 
     async def visit(

@@ -64,7 +64,6 @@ class Recent(Struct):
     def observed(
         self, handles: dict[int, GpuInstanceHandle], devices: dict[str, KnownDevice]
     ) -> None:
-        """Store the result of a complete observation."""
         self._observed_at = self.clock()
         self._found_at = {}
         self.handles = handles
@@ -74,7 +73,6 @@ class Recent(Struct):
         self.idle = frozenset()  # a proof is for the steps before this observation
 
     def add(self, instance: int, handle: GpuInstanceHandle, uuid: str, device: KnownDevice) -> None:
-        """Store what was made since the last observation."""
         self.handles[instance] = handle
         self.ever[uuid] = device
         self.found(uuid, device)
@@ -104,7 +102,6 @@ class Recent(Struct):
         self.idle = frozenset(uuids)
 
     def is_proved_idle(self, uuid: str) -> bool:
-        """Whether it was found idle a moment ago."""
         return uuid in self.idle and self.clock() - self._idle_at < FRESH
 
     def details_due(self, uuid: str, exact: Collection[str]) -> bool:

@@ -69,7 +69,6 @@ class Topology:
                 )
 
     def described(self, gpu: Gpu) -> Gpu:
-        """The GPU with what is known of its place."""
         numa_node, nvlink = self._known.get(gpu.uuid, (gpu.numa_node, gpu.nvlink))
         return replace(gpu, numa_node=numa_node, nvlink=nvlink)
 
@@ -87,18 +86,17 @@ class Topology:
     def _read(self, gpus: Sequence[Gpu], uuids: Mapping[str, str]) -> None:
         for gpu in gpus:
             try:
-                self._known[gpu.uuid] = self._read_one(gpu, uuids)
+                handle = nvml.device_by_index(gpu.index)
+                if nvml.uuid(handle) != gpu.uuid:  # renumbered, so NVML is started again soon
+                    self._known[gpu.uuid] = None, None
+                else:
+                    node = self._numa_node(handle, gpu.pci_bus_id)
+                    self._known[gpu.uuid] = node, _nvlinks(handle, uuids)
             except DriverError:
                 self._attempts[gpu.uuid] += 1
             else:
                 self._read_in_mode[gpu.uuid] = _mode(gpu)
                 self._attempts[gpu.uuid] = 0
-
-    def _read_one(self, gpu: Gpu, uuids: Mapping[str, str]) -> _Place:
-        handle = nvml.device_by_index(gpu.index)
-        if nvml.uuid(handle) != gpu.uuid:
-            return None, None  # renumbered meanwhile, so NVML is started again soon
-        return self._numa_node(handle, gpu.pci_bus_id), _nvlinks(handle, uuids)
 
     def _numa_node(self, handle: Device, bus_id: str) -> int | None:
         try:
@@ -162,7 +160,6 @@ def _nvlinks(handle: Device, uuids: Mapping[str, str]) -> NvLinks | None:
 
 
 def _peer(handle: Device, link: int, uuids: Mapping[str, str]) -> str:
-    """What an active link leads to."""
     try:
         kind = call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:

@@ -1,21 +1,21 @@
 """Who uses GPUs and MIG devices: NVML's process lists, and what other sources add to them.
 
 Other sources are open capability files (`capability_files`) and devices allocated by the kubelet.
+NVML's lists are read in worker threads only, as all of `nvml`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
-from nodeagent.gpu.nvml import Device
-from nodeagent.gpu.nvml_errors import is_unsupported
-from nodeagent.gpu.nvml_processes import PROCESS_KINDS, NvmlProcess, device_processes
+from nodeagent.gpu.nvml import Device, newest
+from nodeagent.gpu.nvml_errors import INSUFFICIENT_SIZE, is_unsupported
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.processes import name_of
@@ -53,9 +53,8 @@ class UsageReading(Protocol):
 
     def users(self, device: MigDevice) -> Usage: ...
 
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
-        """Who has the GPU itself, whether it is in MIG mode by now or not."""
-        ...
+    # Of the GPU itself, whether it is in MIG mode by now or not.
+    def users_of_gpu(self, gpu: WholeGpu) -> Usage: ...
 
 
 class UsageSource(Protocol):
@@ -63,17 +62,14 @@ class UsageSource(Protocol):
     out is said in the reading.
     """
 
-    async def ask(self) -> UsageReading:
-        """What is so at a moment after the call."""
-        ...
+    # What is so at a moment after the call.
+    async def ask(self) -> UsageReading: ...
 
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """The GPUs with all that it knows of their users; those that do not answer as they are."""
-        ...
+    # The GPUs with all that it knows of their users; those that do not answer as they are.
+    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]: ...
 
-    async def close(self) -> None:
-        """End what is under way. It can be asked again afterwards."""
-        ...
+    # Ends what is under way. It can be asked again afterwards.
+    async def close(self) -> None: ...
 
 
 class UnknownUsers(Struct, frozen=True):
@@ -113,6 +109,66 @@ def whole_gpu(gpu: Gpu) -> WholeGpu:
 # --- NVML's process lists -------------------------------------------------------------------------
 
 
+_NO_INSTANCE = 0xFFFFFFFF  # the id that NVML gives to processes outside any instance
+_GROWING = 3  # how often a list that grows between its two calls is asked for
+
+# By kind; MPS clients are in the compute list too, and the MPS list comes last and knows better.
+_PROCESS_LISTS: Final = {
+    "compute": (
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetComputeRunningProcesses_v2",
+    ),
+    "graphics": (
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        "nvmlDeviceGetGraphicsRunningProcesses_v2",
+    ),
+    "mps": (
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+    ),
+}
+PROCESS_KINDS: Final = tuple(_PROCESS_LISTS)
+
+
+class NvmlProcess(Struct, frozen=True):
+    """A process on a device; the ids are None outside MIG. `memory` in bytes."""
+
+    pid: int
+    memory: int | None
+    gpu_instance: int | None
+    compute_instance: int | None
+
+
+def device_processes(device: Device, kind: str) -> tuple[NvmlProcess, ...]:
+    """Two calls where there are processes, one where there are none."""
+    newer, older = _PROCESS_LISTS[kind]
+    found = newest(partial(_growing, newer), partial(_growing, older), device)
+    return tuple(
+        NvmlProcess(
+            pid=process.pid,
+            memory=process.usedGpuMemory,
+            gpu_instance=_instance_id(process.gpuInstanceId),
+            compute_instance=_instance_id(process.computeInstanceId),
+        )
+        for process in found
+    )
+
+
+def _growing(function: str, device: Device) -> Any:
+    """More processes may come between the call for their number and the one for them."""
+    for _ in range(_GROWING - 1):
+        try:
+            return nvml.call(function, device)
+        except DriverError as error:
+            if error.code != INSUFFICIENT_SIZE:
+                raise
+    return nvml.call(function, device)
+
+
+def _instance_id(number: int) -> int | None:
+    return None if number == _NO_INSTANCE else number
+
+
 class ProcessLists:
     """The lists of one device, read at one moment.
 
@@ -122,7 +178,6 @@ class ProcessLists:
     def __init__(self, device: Device) -> None:
         self.problem = ""
         self._listed: list[tuple[NvmlProcess, str]] = []  # with the `source` of a `User`
-        # MPS clients are in the compute list too; the MPS list comes last and knows better.
         for kind in PROCESS_KINDS:
             source = "mps" if kind == "mps" else "process"
             try:
@@ -135,7 +190,6 @@ class ProcessLists:
                     self.problem = self.problem or str(error)
 
     def on_all(self) -> Usage:
-        """All processes on the device."""
         return self._usage(lambda _: True)
 
     def on_instance(self, instance: int, compute: int) -> Usage:
@@ -152,7 +206,7 @@ class ProcessLists:
 
     def _usage(self, counts: Callable[[NvmlProcess], bool]) -> Usage:
         users = {
-            process.pid: User(process.pid, _name_of(process.pid), source, process.memory)
+            process.pid: User(process.pid, _command(process.pid), source, process.memory)
             for process, source in self._listed
             if counts(process)
         }
@@ -163,7 +217,7 @@ class ProcessLists:
         )
 
 
-def _name_of(pid: int) -> str:
+def _command(pid: int) -> str:
     """The driver may know processes that are not in our /proc."""
     if name := name_of(pid):
         return name

@@ -41,7 +41,6 @@ class Progress:
         self.restart()
 
     def restart(self) -> None:
-        """A job begins."""
         self.call = ""
         self.since = time.monotonic()
         self.calls = 0
@@ -115,7 +114,6 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a call would have to wait for another one."""
         return self._turn.locked()
 
     @property
@@ -288,7 +286,6 @@ class Worker:
 
 
 def _work(jobs: _Queue, progress: Progress) -> None:
-    """The thread's loop; None ends it."""
     _here.progress = progress
     while (job := jobs.get()) is not None:
         function, result = job

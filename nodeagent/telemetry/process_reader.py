@@ -17,7 +17,7 @@ from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
-from nodeagent.gpu.nvml_processes import PROCESS_KINDS, NvmlProcess, device_processes
+from nodeagent.gpu.users import PROCESS_KINDS, NvmlProcess, device_processes
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.structs import Struct, field

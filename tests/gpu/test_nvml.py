@@ -14,7 +14,7 @@ import pytest
 import nodeagent.gpu
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
-from nodeagent.gpu.nvml_processes import device_processes
+from nodeagent.gpu.users import device_processes
 from nodeagent.plan.observed import Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.nvml_library import SimulatedLibrary
@@ -181,10 +181,10 @@ def test_every_c_function_that_is_used_exists_in_the_simulator() -> None:
             assert callable(getattr(library, name)), name
 
 
-def test_only_three_modules_call_pynvml() -> None:
+def test_only_two_modules_call_pynvml() -> None:
     """Elsewhere in the package at most its constants are used."""
     calling = {f.name for f in PACKAGE.rglob("*.py") if "pynvml.nvml" in f.read_text()}
-    assert calling == {"nvml.py", "nvml_processes.py", "event_listener.py"}
+    assert calling == {"nvml.py", "event_listener.py"}
 
 
 def test_created_instances_lie_where_they_were_asked_for(two_gpus: None) -> None:

@@ -202,7 +202,6 @@ def _devices(step: Destruction) -> tuple[str, ...]:
 
 
 def _find(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: str) -> _Doomed:
-    """The compute instance behind a MIG device."""
     if not uuid:
         raise other_than_planned(
             "it has a compute instance without MIG device, so its users are unknown"
@@ -248,7 +247,6 @@ def _look_for_users(change: Change, uuids: Sequence[str]) -> None:
 
 
 def _elsewhere(gpu: GpuDevice, lists: ProcessLists, meant: Iterable[KnownDevice]) -> Usage:
-    """Who is on no device that is known."""
     known = (*meant, *gpu.recent.devices.values())
     return lists.on_no_instance_of((d.gpu_instance, d.compute_instance) for d in known)
 
