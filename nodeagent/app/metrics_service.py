@@ -28,11 +28,11 @@ from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.selection import default_selection, read_selection
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
+from nodeagent.telemetry.accounting import READING_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.process_reader import process_samples
-from nodeagent.telemetry.readings import READING_FIELDS
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.node_state import NodeState

@@ -62,7 +62,11 @@ def evaluate(
     observed: ObservedNode = _NOTHING_SEEN,
 ) -> Evaluation:
     """What `reading` makes of `state`; `observed` has who uses now what a finding hits."""
-    now = _not_back(reading.at, state, reading.boot_id)
+    now = reading.at
+    if (
+        state.at is not None and state.boot_id == reading.boot_id
+    ):  # uptime never goes back in a boot
+        now = now._replace(uptime=max(now.uptime, state.at.uptime))
     rebooted = state.boot_id not in ("", reading.boot_id)
     if rebooted:
         state = replace(state, gpus={}, holds=(), recent_xids=(), kernel_log_read=-1)
@@ -90,13 +94,6 @@ def evaluate(
         store.replace(with_pods(finding, observed))
     state = replace(state, gpus=gpus, findings=in_order(store.findings), holds=store.holds)
     return Evaluation(state, store.raised, store.changed, tuple(store.ended), news)
-
-
-def _not_back(at: Moment, state: HealthState, boot_id: str) -> Moment:
-    """Uptime never goes back within one boot, even for a late reading."""
-    if state.at is None or state.boot_id != boot_id or at.uptime >= state.at.uptime:
-        return at
-    return at._replace(uptime=state.at.uptime)
 
 
 def _turned_back(known: Mapping[str, GpuHistory], gpus: tuple[GpuReading, ...]) -> frozenset[str]:
@@ -272,7 +269,6 @@ def extended(past: GpuHistory, gpu: GpuReading, uptime: float) -> GpuHistory:
 
 
 def _counters(gpu: GpuReading) -> Iterator[tuple[str, int | None, float]]:
-    """Every counter whose growth matters: name, value, window in seconds."""
     window = limits.THROTTLING_WINDOW
     yield "power", gpu.held_by_power, window
     yield "thermal", gpu.held_by_heat, window

@@ -50,7 +50,6 @@ class Fences(Struct, frozen=True):
 
     @property
     def gpus(self) -> frozenset[str]:
-        """GPUs that are sick as a whole."""
         return frozenset(f.gpu for f in self.all if f.placement is None)
 
     @property
@@ -162,7 +161,6 @@ def with_pods(finding: Finding, observed: ObservedNode) -> Finding:
 
 
 def _users(gpu: Gpu, finding: Finding) -> Iterator[User]:
-    """The processes, MPS clients and allocations at the finding's place."""
     place = finding.place
     holders: list[Gpu | ComputeInstance] = [gpu] if place.instance is None else []
     holders += [

@@ -36,7 +36,6 @@ class Ended(Struct, frozen=True):
 
     @property
     def mended(self) -> bool:
-        """Whether a repair was needed, and done."""
         repairs = (Action.RESET_GPU, Action.REBOOT, Action.INSPECT_HARDWARE)
         return (
             self.end in (End.RESET, End.REBOOT)
@@ -81,11 +80,9 @@ class FindingStore:
         return frozenset((f.cause, f.code) for f in self.findings if f.place.gpu == gpu)
 
     def replace(self, finding: Finding) -> None:
-        """The same finding, better known."""
         self._findings[finding.key] = finding
 
     def end(self, why: Callable[[Finding], End | None]) -> None:
-        """End the findings for which there is a reason."""
         for finding in self.findings:
             end = why(finding)
             if end is not None:
@@ -145,7 +142,6 @@ class FindingStore:
             self._findings[key] = self._measured(observation, place, there)
 
     def _lasted(self, key: Key, *, present: bool) -> float:
-        """For how many seconds the observation has said the same."""
         hold = self._holds.get(key)
         if hold is None or hold.present is not present:
             hold = Hold(key, present, self.now.uptime)

@@ -7,7 +7,6 @@ from typing import Literal
 
 from nodeagent.health.evaluate import Evaluation
 from nodeagent.health.fencing import words
-from nodeagent.health.finding_store import Ended
 from nodeagent.health.findings import Action, End, Finding, Severity, in_order, rank, worst
 from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import BY_CAUSE
@@ -76,7 +75,6 @@ def by_urgency(findings: Iterable[Finding], gpus: Mapping[str, GpuHistory]) -> t
 
 
 def _reason(findings: list[Finding]) -> str:
-    """The cause in CamelCase, if it is but one."""
     causes = {f.cause for f in findings}
     if len(causes) > 1:
         return "SeveralCauses"
@@ -132,7 +130,10 @@ def events(
     for finding in (*evaluation.raised, *evaluation.changed):
         known = gpus.get(finding.place.gpu)
         found.append(_begun(finding, gpus, advice(finding, known.index if known else None)))
-    found += [_ended(e, gpus) for e in evaluation.ended]
+    for ended in evaluation.ended:
+        verb = "forgotten" if ended.end is End.LAPSED else "over"
+        message = f"{sentence(ended.finding, gpus)}: {verb}, {ended.end.value}"
+        found.append(HealthEvent("GpuRecovered", message, ended.finding.place.gpu))
     with_finding = {(f.place.gpu, f.code) for f in evaluation.state.findings if f.check == "xid"}
     with_finding |= {(e.finding.place.gpu, e.finding.code) for e in evaluation.ended}
     for event in evaluation.xids:
@@ -160,10 +161,3 @@ def _begun(finding: Finding, gpus: Mapping[str, GpuHistory], advice: str) -> Hea
         gpu=finding.place.gpu,
         pods=tuple(map(str, finding.pods)),
     )
-
-
-def _ended(ended: Ended, gpus: Mapping[str, GpuHistory]) -> HealthEvent:
-    what = sentence(ended.finding, gpus)
-    gpu = ended.finding.place.gpu
-    verb = "forgotten" if ended.end is End.LAPSED else "over"
-    return HealthEvent("GpuRecovered", f"{what}: {verb}, {ended.end.value}", gpu)

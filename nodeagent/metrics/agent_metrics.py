@@ -289,7 +289,6 @@ class Durations(Struct):
     _sum: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more has taken this long."""
         counts = self._counts = self._counts or [0] * (len(self.bounds) + 1)
         counts[next((n for n, b in enumerate(self.bounds) if seconds <= b), -1)] += 1
         self._sum += seconds

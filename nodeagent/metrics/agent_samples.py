@@ -8,16 +8,9 @@ from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentMetric, AgentSample, Durations, agent_families
 from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.sources import Number
+from nodeagent.plan import steps
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, StepReport, StepResult
-from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    StartMps,
-    StopMps,
-)
 from nodeagent.structs import Struct, field
 from nodeagent.views.plan_report import step_kind
 
@@ -98,8 +91,8 @@ def reader_samples(readers: Iterable[ReaderState], now: float) -> Iterator[Agent
 # can be used again: its instance is made and, where one is wanted, its MPS daemon serves. A slice
 # that nothing is made on is merely free when the GPU's steps are over.
 
-_TAKES = (DestroyGpuInstance, DestroyComputeInstance, StopMps)
-_GIVES = (CreateGpuInstance, CreateComputeInstance, StartMps)
+_TAKES = (steps.DestroyGpuInstance, steps.DestroyComputeInstance, steps.StopMps)
+_GIVES = (steps.CreateGpuInstance, steps.CreateComputeInstance, steps.StartMps)
 
 
 def out_of_use(gpu: GpuOutcome) -> Mapping[int, float]:

@@ -80,7 +80,6 @@ class Field(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fi
 
     @property
     def type(self) -> Kind:
-        """The type that is written when a selection does not say another."""
         return self.printed_kind or self.kind
 
 

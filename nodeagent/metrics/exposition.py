@@ -88,11 +88,9 @@ class Page:
     _begun: tuple[bytes, zlib._Compress] | None = field(default=None, repr=False)
 
     def text(self, added: bytes = b"") -> bytes:
-        """The whole text."""
         return self.body + added if added else self.body
 
     def gzipped(self, added: bytes = b"") -> bytes:
-        """The same, compressed."""
         if self._begun is None:
             compressor = zlib.compressobj(_FASTEST, zlib.DEFLATED, _GZIP)
             begun = compressor.compress(self.body) + compressor.flush(zlib.Z_SYNC_FLUSH)
@@ -150,13 +148,10 @@ class LabelBlocks:
         self._used = {}
 
     def of(self, subject: Subject) -> str:
-        """The block behind a name."""
-        written = self._used.get(subject) or self._blocks.get(subject) or self._write(subject)
+        written = self._used.get(subject) or self._blocks.get(subject)
+        written = written or block((*self._own(subject), *sorted(subject.attributes)))
         self._used[subject] = written
         return written
-
-    def _write(self, subject: Subject) -> str:
-        return block((*self._own(subject), *sorted(subject.attributes)))
 
     def _own(self, subject: Subject) -> Labels:
         match subject.entity:

@@ -23,7 +23,10 @@ Labels = tuple[str, ...]
 
 def node_samples(state: NodeState) -> Iterator[AgentSample]:
     """All of it. GPUs that do not answer are left out: what is known of them is old."""
-    yield from _plan(state)
+    if state.digest:
+        yield AgentSample(agent_metrics.PLAN_APPLIED, int(state.phase is Phase.IN_SYNC))
+    for phase in Phase:
+        yield AgentSample(agent_metrics.PHASE, int(phase is state.phase), (phase.value,))
     for gpu in state.observed.gpus:
         if gpu.access is Access.OK and gpu.mig is not None and gpu.mig.current:
             yield from _layout(gpu)
@@ -31,13 +34,6 @@ def node_samples(state: NodeState) -> Iterator[AgentSample]:
     for daemon in state.mps:
         yield from _daemon(daemon, devices.get(daemon.device) or _unseen(daemon.device))
     yield from claim_samples(state)
-
-
-def _plan(state: NodeState) -> Iterator[AgentSample]:
-    if state.digest:
-        yield AgentSample(agent_metrics.PLAN_APPLIED, int(state.phase is Phase.IN_SYNC))
-    for phase in Phase:
-        yield AgentSample(agent_metrics.PHASE, int(phase is state.phase), (phase.value,))
 
 
 # --- MIG ------------------------------------------------------------------------------------------

@@ -74,14 +74,12 @@ class Selection(Struct, frozen=True):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Each numeric field once, whatever it is needed for."""
         wanted = [m.field for m in self.metrics]
         wanted += [label.field for label in self.labels if isinstance(label.field, Field)]
         return tuple({f.id: f for f in wanted}.values())
 
     @property
     def texts(self) -> tuple[TextField, ...]:
-        """The text fields that become labels."""
         return tuple(label.field for label in self.labels if isinstance(label.field, TextField))
 
 
@@ -220,7 +218,6 @@ def records(text: str) -> Iterator[CsvRecord]:
 
 
 def _record(text: str, begin: int, end: int, line: int) -> tuple[CsvRecord, int]:
-    """The record that begins at a place, and where it ends."""
     fields: list[str] = []
     at = begin
     while True:
@@ -237,7 +234,6 @@ def _record(text: str, begin: int, end: int, line: int) -> tuple[CsvRecord, int]
 
 
 def _fault(text: str, at: int) -> str:
-    """What is wrong with the field that begins there."""
     if text[at] != '"':
         return "a quotation mark inside a field that does not begin with one"
     if re.compile(_QUOTED).match(text, at):

@@ -203,10 +203,6 @@ def converted(conversion: Conversion, raw: Raw) -> Number | None:
     return value if value is None or math.isfinite(value) else None
 
 
-def _plausible(temperature: Number) -> Number | None:
-    return temperature if temperature <= _HOTTEST_MEMORY else None
-
-
 def _bit_error_ratio(packed: Number) -> float:
     """Mantissa in bits 8 to 11, the exponent of ten (negative) in bits 0 to 7."""
     bits = int(packed)
@@ -224,7 +220,7 @@ _OF_ONE: Mapping[Conversion, Callable[[Number], Number | None]] = {
     Conversion.WHOLE_MEBIBYTES: lambda value: int(value) // _MEBIBYTE,
     Conversion.PERCENT_AS_RATIO: lambda value: value / 100,
     Conversion.MEBIBYTES_AS_BYTES: lambda value: value * _MEBIBYTE,
-    Conversion.MEMORY_TEMPERATURE: _plausible,
+    Conversion.MEMORY_TEMPERATURE: lambda value: value if value <= _HOTTEST_MEMORY else None,
     Conversion.BIT_ERROR_RATIO: _bit_error_ratio,
 }
 _OF_SEVERAL: Mapping[Conversion, Callable[[Sequence[Number]], Number | None]] = {

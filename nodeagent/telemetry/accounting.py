@@ -1,4 +1,4 @@
-"""Accounts for devices by owner: time held, time used, and how long they have been idle.
+"""What devices do, and accounts of it by owner: time held, time used, how long they have been idle.
 
 The time between two observations counts for those who held something when it began, and as used to
 the share that the GPU or slice was active meanwhile. A gap that is too long counts for none.
@@ -15,7 +15,8 @@ from nodeagent.metrics.samples import SampleSet
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import Struct, replace
-from nodeagent.telemetry.ownership import GPU_UTIL, Device, Use, device_of
+from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, Device, Use, device_of
+from nodeagent.views.node_state import Reading
 
 GRAPHICS_ACTIVE = 1001  # DCGM's field id; 0 to 1, of a GPU or an instance
 ACTIVITY_FIELDS = (GPU_UTIL, GRAPHICS_ACTIVE)
@@ -31,6 +32,32 @@ def activity(sample: SampleSet) -> Mapping[Device, float]:
             if device is not None:
                 found[device] = value * scale
     return found
+
+
+_TEMPERATURE, _POWER = 150, 155  # DCGM's field ids; degrees Celsius and watts
+READING_FIELDS = (*ACTIVITY_FIELDS, _TEMPERATURE, _POWER, FB_USED)
+_MEBIBYTE = 1 << 20
+
+
+def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Device, Reading]:
+    """Of each GPU and GPU instance what was read of it; `active`: as `activity` has it."""
+    temperature, power, memory = (
+        {
+            device: value
+            for subject, value in sample.values.get(number, ())
+            if (device := device_of(subject.entity)) is not None
+        }
+        for number in (_TEMPERATURE, _POWER, FB_USED)
+    )
+    return {
+        device: Reading(
+            utilization=round(100.0 * active[device], 1) if device in active else None,
+            temperature=temperature.get(device),
+            power=round(power[device], 1) if device in power else None,
+            memory=int(memory[device]) * _MEBIBYTE if device in memory else None,
+        )
+        for device in active.keys() | temperature.keys() | power.keys() | memory.keys()
+    }
 
 
 class _Hold(Struct, frozen=True):
@@ -132,11 +159,6 @@ def _labels(owner: Owner) -> tuple[str, ...]:
     return (owner.container, owner.namespace, owner.pod, owner.unit, owner.user)
 
 
-def _holder(owner: Owner) -> Owner:
-    """A pod's time is not divided among its containers."""
-    return replace(owner, container="") if owner.pod else owner
-
-
 def _holds(observed: ObservedNode, uses: Mapping[Device, Use]) -> dict[tuple[Device, Owner], _Hold]:
     found: dict[tuple[Device, Owner], _Hold] = {}
     for gpu in observed.gpus:
@@ -146,7 +168,9 @@ def _holds(observed: ObservedNode, uses: Mapping[Device, Use]) -> dict[tuple[Dev
             device = (gpu.uuid, number)
             holders: dict[Owner, list[Owner]] = {}
             for owner in uses[device].owners if device in uses else ():
-                holders.setdefault(_holder(owner), []).append(owner)
+                # A pod's time is not divided among its containers.
+                holder = replace(owner, container="") if owner.pod else owner
+                holders.setdefault(holder, []).append(owner)
             gpus = 1.0 if number is None else size / slots if slots else 0.0
             labels = (str(gpu.index), gpu.uuid, profile, "" if number is None else str(number))
             share = len(holders)

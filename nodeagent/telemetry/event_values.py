@@ -16,16 +16,9 @@ from collections.abc import Iterable, Mapping
 from nodeagent.gpu.event_listener import Binding, Event
 from nodeagent.health.readings import XidEvent
 from nodeagent.health.xids import default_table
+from nodeagent.metrics import sources
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.samples import (
-    Labels,
-    Node,
-    SampleSet,
-    Slice,
-    Subject,
-    Value,
-)
-from nodeagent.metrics.sources import Event as FromEvent
+from nodeagent.metrics.samples import Labels, Node, SampleSet, Slice, Subject, Value
 from nodeagent.metrics.sources import Happening
 
 _NVLINK_XID = 74
@@ -38,7 +31,7 @@ class EventValues:
     def __init__(self) -> None:
         self._fields: dict[Happening, list[int]] = {}
         for row in catalogue().fields:
-            if isinstance(row.whole, FromEvent):
+            if isinstance(row.whole, sources.Event):
                 self._fields.setdefault(row.whole.happening, []).append(row.id)
         self._last: dict[tuple[int, Subject], Value] = {}
 
@@ -58,7 +51,10 @@ class EventValues:
                 continue
             name = default_table().row(event.xid).name or "Unknown Error"
             labels = (("err_code", str(event.xid)), ("err_msg", name))
-            hit = _instance(slices.get(event.gpu, ()), event.instance) or whole
+            hit = whole
+            for part in slices.get(event.gpu, ()):
+                if isinstance(part.entity, Slice) and part.entity.id == event.instance:
+                    hit = part
             self._put(Happening.XID, hit, event.xid, labels)
             if event.xid == _NVLINK_XID:
                 self._put(Happening.NVLINK_XID, whole, event.xid, ())
@@ -88,11 +84,3 @@ class EventValues:
             without = (subject for subject in subjects if (number, subject) not in self._last)
             values.setdefault(number, []).extend((Subject(s.entity, _NO_ERROR), 0) for s in without)
         return SampleSet({number: tuple(found) for number, found in values.items()})
-
-
-def _instance(subjects: tuple[Subject, ...], number: int | None) -> Subject | None:
-    if number is None:
-        return None
-    return next(
-        (s for s in subjects if isinstance(s.entity, Slice) and s.entity.id == number), None
-    )

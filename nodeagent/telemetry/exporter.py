@@ -23,7 +23,7 @@ from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slic
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
-from nodeagent.telemetry.accounting import Accounts, activity
+from nodeagent.telemetry.accounting import Accounts, activity, readings
 from nodeagent.telemetry.ownership import (
     Device,
     Use,
@@ -32,7 +32,6 @@ from nodeagent.telemetry.ownership import (
     pids_without_pod,
     uses,
 )
-from nodeagent.telemetry.readings import readings
 from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
 from nodeagent.views.node_state import NodeState, Reading
 
@@ -83,7 +82,6 @@ class Exporter:
     # --- what is read -----------------------------------------------------------------------------
 
     def select(self, selection: Selection) -> None:
-        """Export these fields from now on."""
         self._selection = selection
         self._page = None
 
@@ -119,18 +117,15 @@ class Exporter:
         self._processes[gpu] = (self._clock(), found)
 
     def changed(self) -> None:
-        """The node's state has changed."""
         self._state_at = self._clock()
         self._page = None
 
     # --- who has it -------------------------------------------------------------------------------
 
     def unknown_pids(self) -> set[int]:
-        """The processes whose owner has to be looked up."""
         return pids_without_pod(self._current().observed, self._all_processes())
 
     def put_owners(self, owners: Mapping[int, Owner]) -> None:
-        """Whose these processes are."""
         self._owners = owners
 
     def _all_processes(self) -> Mapping[Device, tuple[Process, ...]]:

@@ -11,28 +11,10 @@ from typing import Any
 
 from nodeagent.gpu.nvml import MOST_LINKS, Device, call
 from nodeagent.gpu.nvml_calls import FieldId, constant, member, number, port_counters
+from nodeagent.metrics import sources
 from nodeagent.metrics.catalogue import Field, TextField, Tier
 from nodeagent.metrics.samples import Subject
-from nodeagent.metrics.sources import (
-    EACH_LINK,
-    Composed,
-    DeviceCall,
-    Event,
-    FieldRate,
-    FieldValue,
-    Gpm,
-    GpmLink,
-    Link,
-    LinkCall,
-    Number,
-    PeerCall,
-    PortCounter,
-    Raw,
-    Source,
-    SystemCall,
-    Verdict,
-    converted,
-)
+from nodeagent.metrics.sources import Link, Number, Raw, Source, converted
 from nodeagent.structs import Struct, field
 from nodeagent.telemetry.nvml_reader import NvmlReader
 
@@ -79,14 +61,15 @@ def make_plan(fields: Iterable[Field], texts: Iterable[TextField] = ()) -> Plan:
     """How to read these fields. Those that follow events are not in it."""
     plan = Plan()
     for entry in fields:
-        if entry.tier is Tier.EVENT or isinstance(entry.whole, Event | Composed):
+        if entry.tier is Tier.EVENT or isinstance(entry.whole, sources.Event | sources.Composed):
             continue
-        of_node = isinstance(entry.whole, SystemCall)
+        of_node = isinstance(entry.whole, sources.SystemCall)
         (plan.node if of_node else plan.whole[entry.tier]).add(entry.id, entry.whole)
         if entry.part is not None:
             plan.part[entry.tier].add(entry.id, entry.part)
     for text in texts:
-        (plan.texts if isinstance(text.source, DeviceCall) else plan.node_texts).append(text)
+        of_gpu = isinstance(text.source, sources.DeviceCall)
+        (plan.texts if of_gpu else plan.node_texts).append(text)
     return plan
 
 
@@ -128,10 +111,9 @@ class ReadTarget(Struct, frozen=True):
     port_counters: Sequence[int] = ()
 
     def of_link(self, scope: Link, link: int) -> Subject:
-        return self.links[link] if scope is EACH_LINK else self.subject
+        return self.links[link] if scope is sources.EACH_LINK else self.subject
 
     def ports(self) -> dict[tuple[int, int], Number]:
-        """All counters of all links' ports, by counter and link, in one call."""
         found: dict[tuple[int, int], Number] | None = self.reader.ask(("ports",), self._read_ports)
         return found or {}
 
@@ -164,28 +146,28 @@ def _reads(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawVa
     what is read in batches is added to the batches of `rows`.
     """
     match source:
-        case DeviceCall() | SystemCall():
+        case sources.DeviceCall() | sources.SystemCall():
             ask, items = _asks(source), source.items
             return lambda target: _of_answer(target.subject, ask(target.reader), items)
-        case Verdict(function, name):
+        case sources.Verdict(function, name):
             refusal = constant(name)
             return lambda target: [(target.subject, target.reader.verdict(function, refusal))]
-        case PeerCall(function, name):
+        case sources.PeerCall(function, name):
             argument = constant(name)
             return lambda target: [(target.subject, _peers(target, function, argument))]
-        case LinkCall(function, name, scope):
+        case sources.LinkCall(function, name, scope):
             counter = constant(name)
             return lambda target: [
                 (target.of_link(scope, link), target.reader.call(function, link, counter))
                 for link in _links_of(scope)
             ]
-        case FieldValue(number, _, scope):
+        case sources.FieldValue(number, _, scope):
             rows.field_ids += [(number, link) for link in _links_of(scope)]
             return lambda target: [
                 (target.of_link(scope, link), target.reader.field(number, link))
                 for link in _links_of(scope)
             ]
-        case FieldRate(numbers, _, scope):
+        case sources.FieldRate(numbers, _, scope):
             rows.field_ids += [(n, link) for link in _links_of(scope) for n in numbers]
             return lambda target: [
                 (
@@ -194,35 +176,33 @@ def _reads(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawVa
                 )
                 for link in _links_of(scope)
             ]
-        case Gpm(metrics):
+        case sources.Gpm(metrics):
             rows.gpm_metrics.update(metrics)
             return lambda target: [(target.subject, _mean(target.gpm(), metrics))]
-        case GpmLink(first, step):
+        case sources.GpmLink(first, step):
             rows.gpm_metrics.update(first + step * link for link in range(MOST_LINKS))
             return lambda target: [
                 (subject, target.gpm().get(first + step * link))
                 for link, subject in enumerate(target.links)
             ]
-        case PortCounter(name):
+        case sources.PortCounter(name):
             counter = constant(name)
             rows.port_counters.append(counter)
             return lambda target: [
                 (subject, target.ports().get((counter, link)))
                 for link, subject in enumerate(target.links)
             ]
-        case Event() | Composed():
+        case sources.Event() | sources.Composed():
             raise TypeError(f"{source!r} is not read")
 
 
 def _links_of(scope: Link) -> Iterable[int]:
-    """The links that a row means."""
     return (scope,) if isinstance(scope, int) else range(MOST_LINKS)
 
 
-def _asks(source: DeviceCall | SystemCall) -> Callable[[NvmlReader], Any]:
-    """The call behind a source."""
+def _asks(source: sources.DeviceCall | sources.SystemCall) -> Callable[[NvmlReader], Any]:
     function = source.function
-    if isinstance(source, SystemCall):
+    if isinstance(source, sources.SystemCall):
         return lambda reader: reader.ask((function,), lambda: call(function))
     if structure := source.structure:
         return lambda reader: reader.structure(function, structure)
@@ -272,7 +252,7 @@ def _peers(target: ReadTarget, function: str, argument: int) -> int | None:
 def read_texts(texts: Iterable[TextField], reader: NvmlReader) -> Iterator[tuple[int, str]]:
     """The texts of a GPU or the node that become labels, by their number."""
     for text in texts:
-        if isinstance(text.source, DeviceCall | SystemCall):
+        if isinstance(text.source, sources.DeviceCall | sources.SystemCall):
             answer, items = _asks(text.source)(reader), text.source.items
             if answer is not None:
                 yield text.id, as_text(text.name, member(answer, items[0]) if items else answer)

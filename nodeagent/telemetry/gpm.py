@@ -94,7 +94,6 @@ class GpmTrail:
         return found
 
     def end(self) -> None:
-        """The GPU or instance is gone."""
         if self._last is not None:
             self._free.append(self._last)
             self._last = None

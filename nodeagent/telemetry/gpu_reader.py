@@ -1,4 +1,4 @@
-"""Reads one GPU and its instances, in the GPU's own thread.
+"""Reads one GPU and its instances, in the GPU's own thread; and what concerns the node alone.
 
 A reading covers the tiers that are due: calls that several of them need are made once, field values
 in one batch, GPM by one sample of the GPU or of each instance. What the GPU does not have is asked
@@ -18,7 +18,15 @@ from nodeagent.gpu.nvml import MOST_LINKS, Device
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
 from nodeagent.health.readings import GpuReading, InstanceReading
 from nodeagent.metrics.catalogue import Tier
-from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Subject, WholeGpu, by_field
+from nodeagent.metrics.samples import (
+    GpuIdentity,
+    Node,
+    NvLink,
+    SampleSet,
+    Subject,
+    WholeGpu,
+    by_field,
+)
 from nodeagent.structs import Struct, field, replace
 from nodeagent.telemetry.fields import (
     Plan,
@@ -33,7 +41,7 @@ from nodeagent.telemetry.gpm import FreeSamples, GpmMetrics, GpmTrail
 from nodeagent.telemetry.health import health_fields, read_health, read_instance
 from nodeagent.telemetry.layout import InstanceTracker, Part
 from nodeagent.telemetry.nvml_reader import LastingAnswers, NvmlReader
-from nodeagent.telemetry.samples import GpuSample
+from nodeagent.telemetry.samples import GpuSample, NodeSample
 
 _STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 
@@ -268,3 +276,31 @@ def _others(gpu: GpuDevice) -> list[tuple[int, Device]]:
         except DriverError:
             continue  # a lost GPU has no peers
     return found
+
+
+# --- the node, in the pool's own thread ---
+
+_NODE = Subject(Node())
+_NO_HANDLE = Device(None)
+
+
+class NodeSampleReader:
+    """Remembers what the driver does not have."""
+
+    def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._rates = Rates(clock)
+        self._standing = LastingAnswers()
+
+    def read(self) -> NodeSample:
+        """Raises DriverError when the driver does not even count its GPUs."""
+        began = self._clock()
+        count = nvml.device_count()
+        reader = NvmlReader(_NO_HANDLE, self._standing)
+        values = by_field(read_rows(self._plan.node, ReadTarget(reader, _NODE, self._rates)))
+        texts = dict(read_texts(self._plan.node_texts, reader))
+        reader.resolve_doubts()
+        ended = self._clock()
+        sample, problems = SampleSet(values, texts), tuple(reader.problems.values())
+        return NodeSample(ended, ended - began, count, sample, problems)

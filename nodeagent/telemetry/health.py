@@ -96,8 +96,9 @@ def read_health(reader: NvmlReader, reading: GpuReading, *, slow: bool) -> GpuRe
 
 
 def _with_structures(reader: NvmlReader, reading: GpuReading) -> GpuReading:
-    """With what takes more than one number."""
     modes = reader.call("nvmlDeviceGetEccMode")
+    rows = reader.call("nvmlDeviceGetRemappedRows")
+    single, double, pending = map(reader.field, _PAGE_FIELDS)
     sram = reader.structure("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
     banks = reader.call("nvmlDeviceGetRowRemapperHistogram")
     repair = reader.call("nvmlDeviceGetRepairStatus")
@@ -111,29 +112,17 @@ def _with_structures(reader: NvmlReader, reading: GpuReading) -> GpuReading:
         ecc_mode=None if modes is None else bool(modes[0]),
         ecc_pending_mode=None if modes is None else bool(modes[1]),
         sram_threshold_exceeded=None if sram is None else bool(sram.bThresholdExceeded),
-        rows=_rows(reader),
+        rows=rows and RemappedRows(int(rows[0]), int(rows[1]), bool(rows[2]), bool(rows[3])),
         banks_without_spare_row=None if banks is None else banks.none,
         banks_with_few_spare_rows=None if banks is None else banks.low,
-        pages=_pages(reader),
+        pages=None
+        if single is None or double is None
+        else RetiredPages(int(single), int(double), bool(pending)),
         channel_repair_pending=None if repair is None else bool(repair[0]),
         tpc_repair_pending=None if repair is None else bool(repair[1]),
         nvlinks=tuple(_nvlinks(reader)),
         fabric=_fabric(reader),
     )
-
-
-def _rows(reader: NvmlReader) -> RemappedRows | None:
-    rows = reader.call("nvmlDeviceGetRemappedRows")
-    if rows is None:
-        return None
-    return RemappedRows(int(rows[0]), int(rows[1]), bool(rows[2]), bool(rows[3]))
-
-
-def _pages(reader: NvmlReader) -> RetiredPages | None:
-    single, double, pending = map(reader.field, _PAGE_FIELDS)
-    if single is None or double is None:
-        return None
-    return RetiredPages(int(single), int(double), bool(pending))
 
 
 def _with_pcie(reader: NvmlReader, reading: GpuReading) -> GpuReading:

@@ -20,15 +20,7 @@ from nodeagent.health.readings import (
 )
 from nodeagent.health.state import GpuHistory
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    ResetGpu,
-    SetMigMode,
-    Step,
-)
+from nodeagent.plan.steps import GpuStep, SetComputeMode, SetTimeSlice, Step
 from nodeagent.structs import replace
 from nodeagent.telemetry.samples import SampleBatch
 
@@ -141,14 +133,9 @@ def _number(address: str) -> int | None:
 
 _ECHO = 5.0  # seconds after a step of ours in which NVML may still report what it changed
 
-_CHANGES_MIG = (
-    SetMigMode,
-    ResetGpu,
-    CreateGpuInstance,
-    CreateComputeInstance,
-    DestroyGpuInstance,
-    DestroyComputeInstance,
-)
+
+def _changes_mig(step: Step) -> bool:
+    return isinstance(step, GpuStep) and not isinstance(step, SetComputeMode | SetTimeSlice)
 
 
 class OwnChanges:
@@ -159,21 +146,18 @@ class OwnChanges:
         self._at_work: dict[str, tuple[float, float]] = {}  # from when to when, by GPU
 
     def begin(self, step: Step) -> None:
-        """The step is taken now."""
-        if isinstance(step, _CHANGES_MIG):
+        if _changes_mig(step):
             now = self._uptime()
             began, ended = self._at_work.get(step.gpu, (now, 0.0))
             goes_on = now <= ended + _ECHO  # events of the last step may still be to come
             self._at_work[step.gpu] = (began if goes_on else now, float("inf"))
 
     def end(self, step: Step) -> None:
-        """It was taken, or failed."""
-        if isinstance(step, _CHANGES_MIG):
+        if _changes_mig(step):
             began, _ = self._at_work.get(step.gpu, (self._uptime(), 0.0))
             self._at_work[step.gpu] = (began, self._uptime())
 
     def caused(self, event: GpuEvent) -> bool:
-        """Whether the event reports a change of the agent."""
         if event.kind is not GpuEventKind.FOREIGN_MIG_CHANGE:
             return False
         began, ended = self._at_work.get(event.gpu, (float("inf"), 0.0))

@@ -76,11 +76,9 @@ class NvmlReader:
         return known[key]
 
     def call(self, function: str, *arguments: object) -> Any:
-        """pynvml's function of that name, about this handle."""
         return self.ask((function, *arguments), lambda: call(function, self.device, *arguments))
 
     def structure(self, function: str, structure: str) -> Any:
-        """What the function fills in."""
         key = (function, structure)
         return self.ask(key, lambda: filled(function, structure, self.device))
 
@@ -132,5 +130,4 @@ class NvmlReader:
                 self.problems[one] = f"field {number} of scope {scope}: {why.meaning}"
 
     def field(self, number: int, scope: int = 0) -> Number | None:
-        """One of those that were read."""
         return self._fields.get((number, scope))

@@ -38,7 +38,6 @@ class Use(Struct, frozen=True):
 
     @property
     def sole(self) -> Owner | None:
-        """The owner, if there is exactly one."""
         return self.owners[0] if len(self.owners) == 1 else None
 
 

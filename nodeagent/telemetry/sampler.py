@@ -24,15 +24,14 @@ from nodeagent.metrics.samples import Subject
 from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.fields import make_plan
-from nodeagent.telemetry.gpu_reader import GpuReader
-from nodeagent.telemetry.node_sample_reader import NodeSampleReader
+from nodeagent.telemetry.gpu_reader import GpuReader, NodeSampleReader
 from nodeagent.telemetry.samples import GpuSample, NodeSample, SampleBatch
 
 Sample = TypeVar("Sample", GpuSample, NodeSample)
 
 _TIERS = (Tier.FAST, Tier.SLOW)
 _SOON = frozenset({Tier.FAST})
-_ALL = frozenset({Tier.FAST, Tier.SLOW})
+_ALL = frozenset(_TIERS)
 
 
 class Intervals(Struct, frozen=True):
@@ -66,7 +65,6 @@ class _GpuState(Struct):
         return self.last.gpu.uuid if self.last else ""
 
     def note_change(self, instances: Iterable[int]) -> None:
-        """Instances are others now, or may be."""
         self.changed = {*(self.changed or ()), *instances}
 
 
@@ -262,7 +260,6 @@ class Sampler:
         return {sample.gpu.uuid: sample.whole for sample in known}
 
     def _readers(self) -> tuple[ReaderState, ...]:
-        """How each reader fares: one for each tier and GPU, and one for the node."""
         states = [
             replace(state, uuid=gpu.uuid) for gpu in self._gpus for state in gpu.states.values()
         ]

@@ -83,7 +83,6 @@ class SamplingService:
         self._due = asyncio.Event()
 
     def select(self, fields: Iterable[Field], texts: Iterable[TextField]) -> None:
-        """From now on these fields are read."""
         self.sampler.close()
         self.sampler = self._make_sampler(fields, texts)
         self._due.set()
@@ -97,7 +96,6 @@ class SamplingService:
         return ReaderState("events", succeeded=self._events.failure is None)
 
     async def run(self) -> None:
-        """Read until cancelled."""
         await self._begun()
         self._driver.after_step.append(self._step_ended)
         try:
@@ -198,12 +196,10 @@ class SamplingService:
             await asyncio.sleep(max(_PROCESSES, self._interval))
 
     async def list_processes(self) -> None:
-        """List them now."""
         looks = await asyncio.gather(*map(self._processes_of, range(self._driver.pool.gpu_count)))
         _notify(self.on_processes, tuple(look for look in looks if look is not None))
 
     async def _processes_of(self, index: int) -> ProcessSample | None:
-        """None while they cannot be read."""
         if self._driver.pool.is_busy(index) or self._driver.pool[index].uuid in self._held():
             return None
         reader = self._process_readers.setdefault(index, ProcessReader())

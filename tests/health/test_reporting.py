@@ -9,7 +9,14 @@ import pytest
 
 from nodeagent.health.evaluate import Evaluation
 from nodeagent.health.findings import Finding, Pod
-from nodeagent.health.readings import Answer, InstanceReading, NvLink, RemappedRows, Silence, Source
+from nodeagent.health.readings import (
+    Answer,
+    InstanceReading,
+    NvLink,
+    RemappedRows,
+    Silence,
+    Source,
+)
 from nodeagent.health.reporting import HealthEvent, condition, events, of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table

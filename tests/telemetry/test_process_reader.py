@@ -36,7 +36,11 @@ async def test_all_kinds_of_processes_with_memory_and_time() -> None:
             await driver.observe()
             look = await _look(driver)
     assert look.running == {
-        None: (Process(101, 100 * MIB, 30.0), Process(102), Process(103, 300 * MIB, 15.0))
+        None: (
+            Process(101, 100 * MIB, 30.0),
+            Process(102),
+            Process(103, 300 * MIB, 15.0),
+        )
     }
 
 
@@ -50,7 +54,10 @@ async def test_instances_have_their_own() -> None:
             node.occupy(second.compute[0].uuid, 102, memory=2 * MIB)
             look = await _look(driver)
     assert look.gpu == observed.gpus[0].uuid
-    assert look.running == {first.id: (Process(101, MIB),), second.id: (Process(102, 2 * MIB),)}
+    assert look.running == {
+        first.id: (Process(101, MIB),),
+        second.id: (Process(102, 2 * MIB),),
+    }
 
 
 async def test_what_a_card_does_not_have_is_not_asked_again() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.metrics.samples import GpuIdentity, NvLink, SampleSet, Slice, Subject, WholeGpu
-from nodeagent.telemetry.accounting import activity
-from nodeagent.telemetry.readings import readings
+from nodeagent.telemetry.accounting import activity, readings
 from nodeagent.views.node_state import Reading
 
 GPU = GpuIdentity(0, "GPU-0", "00000000:1A:00.0", 0, "NVIDIA H100 80GB HBM3")

@@ -26,7 +26,11 @@ def pcie(view: GpuView) -> Iterator[Observation]:
             f"{a_minute:.2f} replays a minute and lane (limit {raise_at} for generation "
             f"{generation})",
         )
-    yield Observation("pcieLink", _narrow(view), f"{_link(view)} under load")
+    link = (
+        f"generation {read.pcie_generation} of {read.pcie_generation_max}, "
+        f"{read.pcie_width} of {read.pcie_width_max} lanes"
+    )
+    yield Observation("pcieLink", _narrow(view), f"{link} under load")
 
 
 def _narrow(view: GpuView) -> bool | None:
@@ -39,14 +43,6 @@ def _narrow(view: GpuView) -> bool | None:
     )
     pairs = [(now, most) for now, most in figures if now is not None and most is not None]
     return any(now < most for now, most in pairs) if pairs else None
-
-
-def _link(view: GpuView) -> str:
-    read = view.gpu
-    return (
-        f"generation {read.pcie_generation} of {read.pcie_generation_max}, "
-        f"{read.pcie_width} of {read.pcie_width_max} lanes"
-    )
 
 
 def nvlink(view: GpuView) -> Iterator[Observation]:

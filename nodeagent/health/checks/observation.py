@@ -51,7 +51,6 @@ class GpuView(Struct, frozen=True):
 
     @property
     def no_recovery(self) -> bool:
-        """The driver's last word is that the GPU needs no recovery."""
         return self.past.recovery is not None and self.past.recovery[0] == 0
 
 
