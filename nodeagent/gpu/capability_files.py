@@ -6,18 +6,24 @@ that has it open may be about to run on the instance.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from nodeagent.errors import DriverError
-from nodeagent.gpu.users import MigDevice, UnknownUsers, UsageReading, WholeGpu, with_users
+from nodeagent.gpu.users import (
+    MigDevice,
+    UnknownUsers,
+    UsageReading,
+    UsageSource,
+    WholeGpu,
+    with_users,
+)
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.users import Usage, User
@@ -182,57 +188,17 @@ def _holders(
 
 # --- reading in a thread --------------------------------------------------------------------------
 
-Reading = TypeVar("Reading")
 
-
-class SharedRead(Generic[Reading]):
-    """Calls `read`, one call after the other. Belongs to one event loop.
-
-    A reading takes long on a busy machine, and eight GPUs may want one before each of their steps.
-    A caller gets a reading that was begun after its call, shared with all who called meanwhile.
-    `read` must bound its own time, and raise nothing.
-    """
-
-    def __init__(self, read: Callable[[], Awaitable[Reading]]) -> None:
-        self._read = read
-        self._reading = asyncio.Lock()
-        self._next: asyncio.Task[Reading] | None = None
-        self._tasks: set[asyncio.Task[Reading]] = set()
-
-    async def result(self) -> Reading:
-        if self._next is None:
-            self._next = asyncio.create_task(self._begin(), name="read users")
-            self._tasks.add(self._next)
-            self._next.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(self._next)
-
-    async def _begin(self) -> Reading:
-        async with self._reading:
-            self._next = None
-            return await self._read()
-
-    async def close(self) -> None:
-        self._next = None
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class CapabilityUsers:
-    """Open capability files as a source of users, read in a thread of its own. `read` is that of
+class CapabilityUsers(UsageSource):
+    """Open capability files as a source of users, read in a thread of its own. `look` is `read` of
     a `UsageProbe`: it raises nothing, but may block, at most `deadline` seconds.
     """
 
-    def __init__(self, read: Callable[[], UsageReading], *, deadline: float) -> None:
-        self._read_all = read
+    def __init__(self, look: Callable[[], UsageReading], *, deadline: float) -> None:
+        super().__init__()
+        self._look = look
         self._deadline = deadline
         self._worker = Worker("the look for users")
-        self._shared = SharedRead(self._read)
-
-    async def ask(self) -> UsageReading:
-        """Who uses what now; a failure is a reading in which nothing is known."""
-        return await self._shared.result()
 
     async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """As `UsageSource`; without MIG devices nothing is looked for."""
@@ -241,14 +207,14 @@ class CapabilityUsers:
         reading = await self.ask()
         return [with_users(gpu, [reading]) if gpu.access is Access.OK else gpu for gpu in gpus]
 
-    async def _read(self) -> UsageReading:
+    async def read(self) -> UsageReading:
         try:
             return await self._worker.call(
-                self._read_all, what="looking for users", deadline=self._deadline
+                self._look, what="looking for users", deadline=self._deadline
             )
         except DriverError as error:
             return UnknownUsers(error.message)
 
     async def close(self) -> None:
-        await self._shared.close()
+        await super().close()
         self._worker.close()

@@ -6,6 +6,8 @@ NVML's lists are read in worker threads only, as all of `nvml`.
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
@@ -57,19 +59,48 @@ class UsageReading(Protocol):
     def users_of_gpu(self, gpu: WholeGpu) -> Usage: ...
 
 
-class UsageSource(Protocol):
-    """Something besides NVML that knows users of devices. No method raises: what cannot be found
-    out is said in the reading.
+class UsageSource(ABC):
+    """Something besides NVML that knows users of devices; belongs to one event loop.
+
+    A reading takes long on a busy machine, and eight GPUs may want one before each of their steps.
+    So who asks gets one that was begun after the call, shared with all who asked meanwhile.
     """
 
-    # What is so at a moment after the call.
-    async def ask(self) -> UsageReading: ...
+    def __init__(self) -> None:
+        self._reading = asyncio.Lock()
+        self._next: asyncio.Task[UsageReading] | None = None
+        self._tasks: set[asyncio.Task[UsageReading]] = set()
 
-    # The GPUs with all that it knows of their users; those that do not answer as they are.
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]: ...
+    @abstractmethod
+    async def read(self) -> UsageReading:
+        """What is so now. Raises nothing: what cannot be found out is said in the reading. It must
+        bound its own time.
+        """
 
-    # Ends what is under way. It can be asked again afterwards.
-    async def close(self) -> None: ...
+    @abstractmethod
+    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """The GPUs with all that it knows of their users; those that do not answer as they are."""
+
+    async def ask(self) -> UsageReading:
+        """A reading that was begun after this call."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._begin(), name="read users")
+            self._tasks.add(self._next)
+            self._next.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(self._next)
+
+    async def _begin(self) -> UsageReading:
+        async with self._reading:
+            self._next = None
+            return await self.read()
+
+    async def close(self) -> None:
+        """End what was asked for, begun or not. It can be asked again afterwards."""
+        self._next = None
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class UnknownUsers(Struct, frozen=True):

@@ -13,6 +13,7 @@ from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, with_allocations
 from nodeagent.cluster.kubelet.allocations import ByUuid, Holding, PodName
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.users import UsageSource
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code
@@ -30,13 +31,14 @@ from tests.simulated_cluster.api_server import ApiServer
 PLAN = b"version: v1\ngpus: [{devices: all, whenInUse: evict, mig: {1g.10gb: 7}}]\n"
 
 
-class Pods:
+class Pods(UsageSource):
     """The kubelet, as a source of users: gives devices to pods of the namespace team."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.given: dict[str, str] = {}  # UUIDs by pod
 
-    async def ask(self) -> AllocatedDevices:
+    async def read(self) -> AllocatedDevices:
         return AllocatedDevices(
             tuple(
                 Holding(PodName("team", pod), "main", ByUuid(uuid.lower()))
@@ -47,9 +49,6 @@ class Pods:
     async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         reading = await self.ask()
         return [with_allocations(g, reading, {}) if g.access is Access.OK else g for g in gpus]
-
-    async def close(self) -> None:
-        """Nothing is under way."""
 
 
 class Agent(Rig):

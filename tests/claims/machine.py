@@ -22,7 +22,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import Instance
-from nodeagent.gpu.users import UsageReading
+from nodeagent.gpu.users import UsageReading, UsageSource
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import Destruction, Step
@@ -76,13 +76,14 @@ def allocated(*devices: tuple[str, str]) -> dict[str, Any]:
     return {"allocation": {"devices": {"results": results}}}
 
 
-class PodsOfProcesses:
+class PodsOfProcesses(UsageSource):
     """A source of users that knows the pods of processes in the namespace team, by their pids."""
 
     def __init__(self, pods: Mapping[int, str]) -> None:
+        super().__init__()
         self._pods = pods
 
-    async def ask(self) -> UsageReading:
+    async def read(self) -> UsageReading:
         """Nothing is allocated by others."""
         return AllocatedDevices()
 
@@ -97,9 +98,6 @@ class PodsOfProcesses:
             else user
             for user in gpu.usage.processes
         )
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
 
 def reserve(claims: NodeClaims, claim: tuple[str, str, str], pod: str) -> None:

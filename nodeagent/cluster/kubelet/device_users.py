@@ -11,8 +11,7 @@ from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners
 from nodeagent.cluster.kubelet.allocations import Holding, PodName
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import NodeagentError
-from nodeagent.gpu.capability_files import SharedRead
-from nodeagent.gpu.users import UnknownUsers, UsageReading
+from nodeagent.gpu.users import UnknownUsers, UsageReading, UsageSource
 from nodeagent.plan.observed import Access, Gpu
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def kubelet_users(
     )
 
 
-class KubeletUsage:
+class KubeletUsage(UsageSource):
     """The kubelet as a source of users; belongs to one event loop.
 
     `deadline` in seconds, for the kubelet and for `finished` each. `optional`: on a node without
@@ -71,17 +70,13 @@ class KubeletUsage:
         processes: ProcessPods | None = None,
         finished: FinishedAmong | None = None,
     ) -> None:
+        super().__init__()
         self._finished = finished
         self._socket = socket
         self._deadline = deadline
         self._optional = optional
         self._processes = processes
         self._client: PodResourcesClient | None = None
-        self._shared: SharedRead[UsageReading] = SharedRead(self._ask)
-
-    async def ask(self) -> UsageReading:
-        """What is allocated now; a failure is a reading in which nothing is known."""
-        return await self._shared.result()
 
     async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """The GPUs with allocations as users, and with the pods of processes named."""
@@ -90,9 +85,6 @@ class KubeletUsage:
         reading = await self.ask()
         owners = await self._owners_of(gpus)
         return [with_allocations(g, reading, owners) if _answers(g) else g for g in gpus]
-
-    async def close(self) -> None:
-        await self._shared.close()
 
     async def _owners_of(self, gpus: Sequence[Gpu]) -> Owners:
         devices = [device for gpu in gpus if _answers(gpu) for device in gpu.devices()]
@@ -103,7 +95,8 @@ class KubeletUsage:
 
     # --- the kubelet ------------------------------------------------------------------------------
 
-    async def _ask(self) -> UsageReading:
+    async def read(self) -> UsageReading:
+        """What is allocated now; a failure is a reading in which nothing is known."""
         try:
             if self._optional and not await asyncio.to_thread(self._socket.parent.is_dir):
                 return AllocatedDevices()

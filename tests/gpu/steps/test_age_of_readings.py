@@ -11,7 +11,7 @@ import pytest
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH
-from nodeagent.gpu.users import MigDevice, WholeGpu
+from nodeagent.gpu.users import MigDevice, UsageSource, WholeGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import simulated
@@ -34,22 +34,20 @@ class Snapshot:
         return Usage()
 
 
-class Kubelet:
+class Kubelet(UsageSource):
     """Gives devices to pods."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.allocated: set[str] = set()
         self.asked = 0
 
-    async def ask(self) -> Snapshot:
+    async def read(self) -> Snapshot:
         self.asked += 1
         return Snapshot(frozenset(self.allocated))
 
     async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         return list(gpus)
-
-    async def close(self) -> None:
-        """Nothing is under way."""
 
 
 @pytest.mark.parametrize("look_only", [True, False])
@@ -116,7 +114,7 @@ async def test_a_device_allocated_while_another_source_is_slow_is_kept() -> None
     class Processes(Kubelet):
         """Takes long while the device is given to a pod."""
 
-        async def ask(self) -> Snapshot:
+        async def read(self) -> Snapshot:
             if to_give:
                 now[0] += FRESH + 1
                 kubelet.allocated.add(to_give.pop())
