@@ -26,7 +26,7 @@ from nodeagent.metrics.sources import (
     PortCounter,
     Source,
     SystemCall,
-    Verdict,
+    VerdictCall,
 )
 
 PAGE = Path(__file__).parents[1] / "docs/metrics.md"
@@ -221,7 +221,7 @@ def _with_mig(row: Field) -> str:
 def _source(source: Source) -> str:  # noqa: C901 # one case for each kind of source
     """In a few words."""
     match source:
-        case SystemCall(function) | Verdict(function) | PeerCall(function):
+        case SystemCall(function) | VerdictCall(function) | PeerCall(function):
             return f"`{function}`"
         case DeviceCall(function, arguments):
             return " ".join(f"`{word}`" for word in (function, *arguments))

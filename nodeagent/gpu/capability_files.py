@@ -17,11 +17,11 @@ from typing import Final
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.users import (
-    MigDevice,
+    GpuRef,
+    MigDeviceRef,
     UnknownUsers,
     UsageReading,
     UsageSource,
-    WholeGpu,
     with_users,
 )
 from nodeagent.gpu.workers import Worker
@@ -43,17 +43,17 @@ class CapabilityHolders(Struct, frozen=True):
     holders: Mapping[Instance, tuple[User, ...]] = field(default_factory=dict)
     problem: str = ""
 
-    def users(self, device: MigDevice) -> Usage:
+    def users(self, device: MigDeviceRef) -> Usage:
         problem = self.problem
         if device.minor is None and self.holders:
             problem = "the driver does not report which device file the GPU has"
         return Usage(self._holders_of(device), known=not problem, reason=problem)
 
-    def users_of_gpu(self, _: WholeGpu) -> Usage:
+    def users_of_gpu(self, _: GpuRef) -> Usage:
         """None: only instances have such files."""
         return Usage()
 
-    def _holders_of(self, device: MigDevice) -> tuple[User, ...]:
+    def _holders_of(self, device: MigDeviceRef) -> tuple[User, ...]:
         found: dict[int, User] = {}
         for (minor, instance, compute), users in self.holders.items():
             if (minor, instance) == (device.minor, device.gpu_instance) and (

@@ -26,7 +26,7 @@ from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT, constant
 from nodeagent.gpu.nvml_errors import NO_PERMISSION, about, silence_of
 from nodeagent.gpu.workers import LONGEST_JOB, Worker
-from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Source, XidEvent
+from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, XidEvent, XidSource
 
 _XID: Final = constant("nvmlEventTypeXidCriticalError")
 _MIG_CHANGE: Final = constant("nvmlEventMigConfigChange")
@@ -221,7 +221,7 @@ class EventListener:
         compute = None if data.computeInstanceId == _NONE else data.computeInstanceId
         if data.eventType == _XID:
             xid = data.eventData
-            of = (now, Source.NVML, gpu)
+            of = (now, XidSource.NVML, gpu)
             since = self._drained
             return [XidEvent(xid, *of, instance=instance, compute=compute, since=since)]
         kind = _KINDS.get(data.eventType)

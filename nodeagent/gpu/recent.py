@@ -34,7 +34,7 @@ class KnownDevice(Struct, frozen=True):
     is_alone: bool = False
 
 
-class Details(Struct, frozen=True):
+class DeviceDetails(Struct, frozen=True):
     """Values that no step depends on, except the compute mode under MPS."""
 
     memory: Memory | None
@@ -55,7 +55,7 @@ class Recent(Struct):
     handles: dict[int, GpuInstanceHandle] = field(default_factory=dict)
     devices: dict[str, KnownDevice] = field(default_factory=dict)
     ever: dict[str, KnownDevice] = field(default_factory=dict)
-    details: dict[str, Details] = field(default_factory=dict)
+    details: dict[str, DeviceDetails] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     _observed_at: float = 0.0
     _found_at: dict[str, float] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Recent(Struct):
         return known is None or uuid in exact or self.clock() - known.read_at > _DETAILS_KEPT
 
     def keep(self, uuid: str, memory: Memory | None, mode: ComputeMode | None) -> None:
-        self.details[uuid] = Details(memory, mode, self.clock())
+        self.details[uuid] = DeviceDetails(memory, mode, self.clock())
 
     def set_mode(self, uuid: str, mode: ComputeMode) -> None:
         if known := self.details.get(uuid):

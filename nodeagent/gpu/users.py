@@ -24,7 +24,7 @@ from nodeagent.processes import name_of
 from nodeagent.structs import Struct, replace
 
 
-class MigDevice(Struct, frozen=True):
+class MigDeviceRef(Struct, frozen=True):
     """What a source of users is asked about.
 
     `minor` is the N of the GPU's /dev/nvidiaN; `compute_instance` None means the GPU instance as
@@ -39,7 +39,7 @@ class MigDevice(Struct, frozen=True):
     placement: Placement | None = None
 
 
-class WholeGpu(Struct, frozen=True):
+class GpuRef(Struct, frozen=True):
     """A GPU outside its instances.
 
     `instances` are the places of those it has; None: what may be meant for one counts nowhere.
@@ -53,10 +53,10 @@ class WholeGpu(Struct, frozen=True):
 class UsageReading(Protocol):
     """What a source knew at one moment."""
 
-    def users(self, device: MigDevice) -> Usage: ...
+    def users(self, device: MigDeviceRef) -> Usage: ...
 
     # Of the GPU itself, whether it is in MIG mode by now or not.
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage: ...
+    def users_of_gpu(self, gpu: GpuRef) -> Usage: ...
 
 
 class UsageSource(ABC):
@@ -108,10 +108,10 @@ class UnknownUsers(Struct, frozen=True):
 
     reason: str
 
-    def users(self, device: MigDevice) -> Usage:
+    def users(self, device: MigDeviceRef) -> Usage:
         return Usage(known=False, reason=self.reason)
 
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+    def users_of_gpu(self, gpu: GpuRef) -> Usage:
         return Usage(known=False, reason=self.reason)
 
 
@@ -127,14 +127,16 @@ def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
     return gpu.with_mig_devices(device_with)
 
 
-def mig_device_of(gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> MigDevice:
+def mig_device_of(gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> MigDeviceRef:
     """The device as sources are asked about it."""
-    return MigDevice(gpu.uuid, gpu.minor, instance.id, compute.id, compute.uuid, instance.placement)
+    return MigDeviceRef(
+        gpu.uuid, gpu.minor, instance.id, compute.id, compute.uuid, instance.placement
+    )
 
 
-def whole_gpu(gpu: Gpu) -> WholeGpu:
+def whole_gpu(gpu: Gpu) -> GpuRef:
     """The GPU itself as sources are asked about it."""
-    return WholeGpu(gpu.uuid, gpu.minor, tuple(i.placement for i in gpu.instances))
+    return GpuRef(gpu.uuid, gpu.minor, tuple(i.placement for i in gpu.instances))
 
 
 # --- NVML's process lists -------------------------------------------------------------------------

@@ -32,7 +32,7 @@ _Queue = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 # slowly is not one that hangs. So the threads note each call, and the waiting side looks at that.
 
 
-class Progress:
+class CallProgress:
     """One thread's calls since `restart`. Written by that thread, read by others; times are in
     seconds, monotonic.
     """
@@ -74,12 +74,12 @@ class Progress:
 _here = threading.local()
 
 
-def current() -> Progress:
+def current() -> CallProgress:
     """The progress of the calling thread."""
     try:
         return _here.progress  # type: ignore[no-any-return]  # only this module sets it
     except AttributeError:
-        _here.progress = Progress()
+        _here.progress = CallProgress()
         return current()
 
 
@@ -108,7 +108,7 @@ class Worker:
         self._turn = asyncio.Lock()
         self._job: _Job | None = None
         self._overdue: float | None = None
-        self._progress = Progress()
+        self._progress = CallProgress()
         self.pace = ""
         """How the last job's calls went, where it took longer than one call may; else empty."""
 
@@ -285,7 +285,7 @@ class Worker:
             raise _late(f"{self.stuck}, so {what} is not tried")
 
 
-def _work(jobs: _Queue, progress: Progress) -> None:
+def _work(jobs: _Queue, progress: CallProgress) -> None:
     _here.progress = progress
     while (job := jobs.get()) is not None:
         function, result = job

@@ -25,7 +25,7 @@ from nodeagent.health.fencing import with_pods
 from nodeagent.health.finding_store import Ended, FindingStore
 from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_order
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
-from nodeagent.health.state import GpuHistory, HealthState, Repair, Trail, XidCount
+from nodeagent.health.state import GpuHistory, HealthState, Trail, XidCount, XidRepair
 from nodeagent.health.table import BY_CAUSE, ROWS, Check
 from nodeagent.health.xids import RECOVERY_CHANGED, XidTable
 from nodeagent.plan.observed import ObservedNode
@@ -122,10 +122,12 @@ def _histories(
     return histories
 
 
-def _repairs(before: tuple[Repair, ...], store: FindingStore, now: Moment) -> tuple[Repair, ...]:
+def _repairs(
+    before: tuple[XidRepair, ...], store: FindingStore, now: Moment
+) -> tuple[XidRepair, ...]:
     """Those of the last days, and those that just ended an XID."""
     new = [
-        Repair(e.finding.place.gpu, e.finding.code, now.wall)
+        XidRepair(e.finding.place.gpu, e.finding.code, now.wall)
         for e in store.ended
         if e.mended and e.finding.check == "xid"
     ]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nodeagent.health.readings import Source, XidEvent
+from nodeagent.health.readings import XidEvent, XidSource
 from nodeagent.health.xids import OFF_THE_BUS, RECOVERY_CHANGED
 from nodeagent.structs import Struct
 
@@ -99,7 +99,7 @@ def _xid(text: str, at: float, sequence: int) -> XidEvent | None:
     return XidEvent(
         xid=number,
         at=at,
-        source=Source.KERNEL_LOG,
+        source=XidSource.KERNEL_LOG,
         pci=match["pci"].lower(),
         instance=_number(match["instance"]),
         compute=_number(match["compute"]),
@@ -140,7 +140,7 @@ def _fallen(
     event = XidEvent(
         xid=OFF_THE_BUS,
         at=at,
-        source=Source.KERNEL_LOG,
+        source=XidSource.KERNEL_LOG,
         pci=begun.pci,
         message="GPU has fallen off the bus",
         sequence=sequence,

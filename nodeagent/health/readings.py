@@ -53,7 +53,7 @@ class RetiredPages(Struct, frozen=True):
     pending: bool
 
 
-class NvLink(Struct, frozen=True):
+class LinkReading(Struct, frozen=True):
     """One link: whether it is up, and its error counts so far."""
 
     link: int
@@ -147,11 +147,11 @@ class GpuReading(Struct, frozen=True):
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     under_load: bool | None = None
-    nvlinks: tuple[NvLink, ...] = ()
+    nvlinks: tuple[LinkReading, ...] = ()
     fabric: Fabric | None = None
 
 
-class Source(StrEnum):
+class XidSource(StrEnum):
     """What reported an event."""
 
     NVML = "nvml"
@@ -169,7 +169,7 @@ class XidEvent(Struct, frozen=True):
 
     xid: int
     at: float
-    source: Source
+    source: XidSource
     gpu: str = ""
     pci: str = ""
     instance: int | None = None

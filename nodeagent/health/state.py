@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.health.findings import Finding, Key, Moment, Seconds
-from nodeagent.health.readings import Source
+from nodeagent.health.readings import XidSource
 from nodeagent.plan.observed import Placement
 from nodeagent.structs import Struct, field
 
@@ -95,7 +95,7 @@ class RecentXid(Struct, frozen=True):
 
     gpu: str
     xid: int
-    source: Source
+    source: XidSource
     at: Seconds
     instance: int | None = None
     compute: int | None = None
@@ -112,7 +112,7 @@ class XidCount(Struct, frozen=True):
     last: Moment
 
 
-class Repair(Struct, frozen=True):
+class XidRepair(Struct, frozen=True):
     """A reset or reboot that ended a finding: when (1970, seconds), and of which XID."""
 
     gpu: str
@@ -134,5 +134,5 @@ class HealthState(Struct, frozen=True):
     holds: tuple[Hold, ...] = ()
     recent_xids: tuple[RecentXid, ...] = ()
     xids: tuple[XidCount, ...] = ()
-    repairs: tuple[Repair, ...] = ()
+    repairs: tuple[XidRepair, ...] = ()
     kernel_log_read: int = -1

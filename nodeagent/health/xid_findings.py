@@ -9,7 +9,7 @@ from nodeagent.health.checks.device import recovery_of
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity, rank
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
-from nodeagent.health.state import GpuHistory, RecentXid, Repair
+from nodeagent.health.state import GpuHistory, RecentXid, XidRepair
 from nodeagent.health.table import new_finding
 from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow, XidTable
 from nodeagent.structs import replace
@@ -129,7 +129,7 @@ def again(there: Finding, new: Finding) -> Finding:
     )
 
 
-def escalated(finding: Finding, repairs: tuple[Repair, ...]) -> Finding:
+def escalated(finding: Finding, repairs: tuple[XidRepair, ...]) -> Finding:
     """A repair that helped twice and not for long is none: the hardware is to be inspected."""
     mine = [r for r in repairs if (r.gpu, r.xid) == (finding.place.gpu, finding.code)]
     if finding.severity is not Severity.UNHEALTHY or len(mine) < limits.REPAIRS_BEFORE_INSPECTION:

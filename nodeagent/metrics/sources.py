@@ -68,7 +68,7 @@ class DeviceCall(_Source, frozen=True, tag_field="from", tag="device"):
     structure: str = ""
 
 
-class Verdict(_Source, frozen=True, tag_field="from", tag="verdict"):
+class VerdictCall(_Source, frozen=True, tag_field="from", tag="verdict"):
     """A call that returns nothing: 1 when it succeeds, 0 when it fails with `refusal`."""
 
     function: str
@@ -166,7 +166,7 @@ class Composed(_Source, frozen=True, tag_field="from", tag="composed"):
 Source = (
     SystemCall
     | DeviceCall
-    | Verdict
+    | VerdictCall
     | PeerCall
     | LinkCall
     | PortCounter

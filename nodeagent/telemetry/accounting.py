@@ -15,7 +15,7 @@ from nodeagent.metrics.samples import SampleSet
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import Struct, replace
-from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, Device, Use, device_of
+from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, Device, DeviceUse, device_of
 from nodeagent.views.node_state import Reading
 
 GRAPHICS_ACTIVE = 1001  # DCGM's field id; 0 to 1, of a GPU or an instance
@@ -106,7 +106,7 @@ class Accounts:
         self,
         now: float,
         observed: ObservedNode,
-        uses: Mapping[Device, Use],
+        uses: Mapping[Device, DeviceUse],
         active: Mapping[Device, float],
     ) -> None:
         """Who has what at `now`, and how active it was since the last time: the part of the time
@@ -159,7 +159,9 @@ def _labels(owner: Owner) -> tuple[str, ...]:
     return (owner.container, owner.namespace, owner.pod, owner.unit, owner.user)
 
 
-def _holds(observed: ObservedNode, uses: Mapping[Device, Use]) -> dict[tuple[Device, Owner], _Hold]:
+def _holds(
+    observed: ObservedNode, uses: Mapping[Device, DeviceUse]
+) -> dict[tuple[Device, Owner], _Hold]:
     found: dict[tuple[Device, Owner], _Hold] = {}
     for gpu in observed.gpus:
         slots = Card.of(gpu).slots

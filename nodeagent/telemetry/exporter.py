@@ -26,13 +26,13 @@ from nodeagent.structs import replace
 from nodeagent.telemetry.accounting import Accounts, activity, readings
 from nodeagent.telemetry.ownership import (
     Device,
-    Use,
+    DeviceUse,
     by_owner,
     claimed,
     pids_without_pod,
     uses,
 )
-from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
+from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
 from nodeagent.views.node_state import NodeState, Reading
 
 _LONGEST_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
@@ -67,9 +67,11 @@ class Exporter:
         self._counters = MonotonicCounters(catalogue().fields)
         self._blocks = LabelBlocks(host)
         self._gpus: dict[str, GpuSample] = {}  # as they were found last, by UUID
-        self._processes: dict[str, tuple[float, Mapping[int | None, tuple[Process, ...]]]] = {}
+        self._processes: dict[
+            str, tuple[float, Mapping[int | None, tuple[ProcessReading, ...]]]
+        ] = {}
         self._owners: Mapping[int, Owner] = {}
-        self._who: tuple[object, Mapping[Device, Use]] = (None, {})  # of what, and who
+        self._who: tuple[object, Mapping[Device, DeviceUse]] = (None, {})  # of what, and who
         self._accounts = Accounts(longest_gap=_LONGEST_GAP)
         self._rendered_state: tuple[object, ...] | None = None
         self._of_state: list[Family] = []
@@ -112,7 +114,9 @@ class Exporter:
         late = now - self._scraped_at - self._between_scrapes
         return -within <= late <= self._between_scrapes + within
 
-    def put_processes(self, gpu: str, found: Mapping[int | None, tuple[Process, ...]]) -> None:
+    def put_processes(
+        self, gpu: str, found: Mapping[int | None, tuple[ProcessReading, ...]]
+    ) -> None:
         """Who runs on a GPU now, by its UUID: on each of its instances; None: outside any."""
         self._processes[gpu] = (self._clock(), found)
 
@@ -128,8 +132,8 @@ class Exporter:
     def put_owners(self, owners: Mapping[int, Owner]) -> None:
         self._owners = owners
 
-    def _all_processes(self) -> Mapping[Device, tuple[Process, ...]]:
-        found: dict[Device, tuple[Process, ...]] = {}
+    def _all_processes(self) -> Mapping[Device, tuple[ProcessReading, ...]]:
+        found: dict[Device, tuple[ProcessReading, ...]] = {}
         for uuid, (at, running) in self._processes.items():
             gpu = self._gpus.get(uuid)
             if gpu is None or self._clock() - at > _LONGEST_GAP:
@@ -166,7 +170,7 @@ class Exporter:
         added = render(agent_families(samples))
         return self._page.gzipped(added) if zipped else self._page.text(added)
 
-    def _write(self, state: NodeState, who: Mapping[Device, Use], sample: SampleSet) -> Page:
+    def _write(self, state: NodeState, who: Mapping[Device, DeviceUse], sample: SampleSet) -> Page:
         sample = by_owner(sample, who)
         ignored = AgentSample(agent_metrics.COUNTERS_IGNORED, len(self._selection.findings))
         health = health_samples(state.health) if state.health else ()
@@ -187,7 +191,7 @@ class Exporter:
             self._rendered_state = known
         return self._of_state
 
-    def _uses(self, state: NodeState) -> Mapping[Device, Use]:
+    def _uses(self, state: NodeState) -> Mapping[Device, DeviceUse]:
         """Who has what: the same mapping while all that it follows from is the same."""
         of = (state.observed, state.claims, self._all_processes(), self._owners)
         before, who = self._who
@@ -197,7 +201,7 @@ class Exporter:
         self._who = of, who
         return who
 
-    def _sample(self, who: Mapping[Device, Use]) -> SampleSet:
+    def _sample(self, who: Mapping[Device, DeviceUse]) -> SampleSet:
         slices = {
             uuid: tuple(_owned(part, (uuid, _number(part)), who) for part in gpu.slices)
             for uuid, gpu in self._gpus.items()
@@ -237,7 +241,7 @@ def _number(subject: Subject) -> int | None:
     return subject.entity.id if isinstance(subject.entity, Slice) else None
 
 
-def _owned(subject: Subject, device: Device, who: Mapping[Device, Use]) -> Subject:
+def _owned(subject: Subject, device: Device, who: Mapping[Device, DeviceUse]) -> Subject:
     use = who.get(device)
     owner = use.sole if use else None
     return Subject(subject.entity, owner.labels) if owner else subject

@@ -47,7 +47,7 @@ class Rows(Struct):
         self.rows.append((row, source, _reads(self, row, source)))
 
 
-class Plan(Struct):
+class ReadPlan(Struct):
     """`whole` of GPUs and `part` of their instances, by tier; `node` of the node."""
 
     whole: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in READ})
@@ -57,9 +57,9 @@ class Plan(Struct):
     node_texts: list[TextField] = field(default_factory=list)
 
 
-def make_plan(fields: Iterable[Field], texts: Iterable[TextField] = ()) -> Plan:
+def make_plan(fields: Iterable[Field], texts: Iterable[TextField] = ()) -> ReadPlan:
     """How to read these fields. Those that follow events are not in it."""
-    plan = Plan()
+    plan = ReadPlan()
     for entry in fields:
         if entry.tier is Tier.EVENT or isinstance(entry.whole, sources.Event | sources.Composed):
             continue
@@ -149,7 +149,7 @@ def _reads(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawVa
         case sources.DeviceCall() | sources.SystemCall():
             ask, items = _asks(source), source.items
             return lambda target: _of_answer(target.subject, ask(target.reader), items)
-        case sources.Verdict(function, name):
+        case sources.VerdictCall(function, name):
             refusal = constant(name)
             return lambda target: [(target.subject, target.reader.verdict(function, refusal))]
         case sources.PeerCall(function, name):

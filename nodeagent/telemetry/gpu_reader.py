@@ -29,8 +29,8 @@ from nodeagent.metrics.samples import (
 )
 from nodeagent.structs import Struct, field, replace
 from nodeagent.telemetry.fields import (
-    Plan,
     Rates,
+    ReadPlan,
     ReadTarget,
     ReadValue,
     Rows,
@@ -39,7 +39,7 @@ from nodeagent.telemetry.fields import (
 )
 from nodeagent.telemetry.gpm import FreeSamples, GpmMetrics, GpmTrail
 from nodeagent.telemetry.health import health_fields, read_health, read_instance
-from nodeagent.telemetry.layout import InstanceTracker, Part
+from nodeagent.telemetry.layout import InstanceTracker, SampledInstance
 from nodeagent.telemetry.nvml_reader import LastingAnswers, NvmlReader
 from nodeagent.telemetry.samples import GpuSample, NodeSample
 
@@ -65,7 +65,7 @@ class _VanishedPart(Exception):
 class GpuReader:
     """Keeps between readings what makes the next one cheap."""
 
-    def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: ReadPlan, clock: Callable[[], float]) -> None:
         self._plan = plan
         self._clock = clock
         self._uuid = ""
@@ -253,7 +253,7 @@ def _step(
     return reader.ask(("gpm",), lambda: trail.step(gpu, metrics)) or {}
 
 
-def _require_same_part(number: int, part: Part) -> None:
+def _require_same_part(number: int, part: SampledInstance) -> None:
     """Raises _VanishedPart where the handle is not that of the instance any more."""
     try:
         now = nvml.gpu_instance_id(part.device)
@@ -287,7 +287,7 @@ _NO_HANDLE = Device(None)
 class NodeSampleReader:
     """Remembers what the driver does not have."""
 
-    def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: ReadPlan, clock: Callable[[], float]) -> None:
         self._plan = plan
         self._clock = clock
         self._rates = Rates(clock)

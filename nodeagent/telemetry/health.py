@@ -13,7 +13,7 @@ from nodeagent.health.readings import (
     Fabric,
     GpuReading,
     InstanceReading,
-    NvLink,
+    LinkReading,
     RemappedRows,
     RetiredPages,
 )
@@ -141,12 +141,12 @@ def _with_pcie(reader: NvmlReader, reading: GpuReading) -> GpuReading:
     )
 
 
-def _nvlinks(reader: NvmlReader) -> Iterator[NvLink]:
+def _nvlinks(reader: NvmlReader) -> Iterator[LinkReading]:
     for link in range(MOST_LINKS):
         found = [_whole(reader.field(field, link)) for field in _LINK_FIELDS]
         if any(value is not None for value in found):
             up, replays, recoveries, crc = found
-            yield NvLink(link, None if up is None else bool(up), replays, recoveries, crc)
+            yield LinkReading(link, None if up is None else bool(up), replays, recoveries, crc)
 
 
 def _fabric(reader: NvmlReader) -> Fabric | None:

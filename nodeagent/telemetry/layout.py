@@ -19,7 +19,7 @@ _CHANGED = frozenset({NOT_FOUND, INVALID_ARGUMENT})
 _ATTEMPTS = 3
 
 
-class Part(Struct):
+class SampledInstance(Struct):
     """A GPU instance, read through the MIG device of one of its compute instances."""
 
     info: InstanceInfo
@@ -34,7 +34,7 @@ class InstanceTracker:
 
     def __init__(self) -> None:
         self.mig: bool | None = None
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, SampledInstance] = {}
         self._generations: Counter[int] = Counter()
 
     def read(
@@ -56,14 +56,14 @@ class InstanceTracker:
         if mode is not None and mode.current:
             gpu.learn_profiles(mode)
             found = _instances(gpu)
-        parts: dict[int, Part] = {}
+        parts: dict[int, SampledInstance] = {}
         for number, (device, info) in sorted(found.items()):
             part = self.parts.get(number)
             if part is None or part.info != info or number in gone:
                 name = _profile_name(gpu, device, info)
                 entity = Slice(identity, name, number, self._generations[number])
                 self._generations[number] += 1
-                part = Part(info, device, Subject(entity), GpmTrail(samples, number))
+                part = SampledInstance(info, device, Subject(entity), GpmTrail(samples, number))
             part.device = device
             parts[number] = part
         for number, part in self.parts.items():

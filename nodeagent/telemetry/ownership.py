@@ -17,7 +17,7 @@ from nodeagent.metrics.sources import Number
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.users import User
 from nodeagent.structs import Struct, field, replace
-from nodeagent.telemetry.samples import Process
+from nodeagent.telemetry.samples import ProcessReading
 from nodeagent.views.claims import Claim
 
 FB_USED = 252  # DCGM's field ids; MiB
@@ -27,7 +27,7 @@ _MEBIBYTE = 1 << 20
 Device = tuple[str, int | None]  # a GPU by its UUID, and one of its instances, if any
 
 
-class Use(Struct, frozen=True):
+class DeviceUse(Struct, frozen=True):
     """The owners of a device, with the memory (bytes) and multiprocessors (percent) of each where
     the driver reports them.
     """
@@ -41,22 +41,22 @@ class Use(Struct, frozen=True):
         return self.owners[0] if len(self.owners) == 1 else None
 
 
-UNUSED = Use()
+UNUSED = DeviceUse()
 
 
 def uses(
     observed: ObservedNode,
-    processes: Mapping[Device, tuple[Process, ...]],
+    processes: Mapping[Device, tuple[ProcessReading, ...]],
     owner_of: Callable[[int], Owner | None],
     held: Mapping[Device, tuple[Owner, ...]] = MappingProxyType({}),
-) -> Mapping[Device, Use]:
+) -> Mapping[Device, DeviceUse]:
     """The use of each device that has an owner.
 
     `processes` are newer than `observed` and take precedence. `owner_of` finds the owner of a
     process of which `observed` has no pod. `held` has the pods of claims, also of devices that are
     newer than `observed`.
     """
-    found: dict[Device, Use] = {}
+    found: dict[Device, DeviceUse] = {}
     for gpu in observed.gpus:
         if gpu.access is not Access.OK:
             continue
@@ -65,7 +65,7 @@ def uses(
             if use.owners:
                 found[device] = use
     answering = {gpu.uuid for gpu in observed.gpus if gpu.access is Access.OK}
-    made = {d: Use(tuple(sorted(owners))) for d, owners in held.items() if d[0] in answering}
+    made = {d: DeviceUse(tuple(sorted(owners))) for d, owners in held.items() if d[0] in answering}
     return {**made, **found}
 
 
@@ -82,7 +82,7 @@ def claimed(claims: Iterable[Claim]) -> Mapping[Device, tuple[Owner, ...]]:
 
 
 def pids_without_pod(
-    observed: ObservedNode, processes: Mapping[Device, tuple[Process, ...]]
+    observed: ObservedNode, processes: Mapping[Device, tuple[ProcessReading, ...]]
 ) -> set[int]:
     """The processes whose owner has to be looked up."""
     users = [
@@ -110,13 +110,13 @@ def _devices(gpu: Gpu) -> Iterator[tuple[Device, tuple[User, ...], frozenset[int
 def _use(
     users: tuple[User, ...],
     servers: frozenset[int],
-    processes: tuple[Process, ...] | None,
+    processes: tuple[ProcessReading, ...] | None,
     owner_of: Callable[[int], Owner | None],
     held: Iterable[Owner],
-) -> Use:
+) -> DeviceUse:
     pods = {user.pid: Owner(user.namespace, user.pod, user.container) for user in users if user.pod}
     if processes is None:
-        processes = tuple(Process(user.pid, user.memory) for user in users if user.pid)
+        processes = tuple(ProcessReading(user.pid, user.memory) for user in users if user.pid)
     holders = [
         Owner(user.namespace, user.pod, user.container)
         for user in users
@@ -139,7 +139,7 @@ def _use(
     known = {(owner.namespace, owner.pod) for owner in owners}
     # A pod of which a container is known is no other owner beside it.
     rest = {owner for owner in held if (owner.namespace, owner.pod) not in known}
-    return Use(tuple(sorted(rest.union(owners))), memory, busy)
+    return DeviceUse(tuple(sorted(rest.union(owners))), memory, busy)
 
 
 def _completed(owner: Owner, holders: Iterable[Owner]) -> Owner:
@@ -155,7 +155,7 @@ def _completed(owner: Owner, holders: Iterable[Owner]) -> Owner:
 # --- shared devices -------------------------------------------------------------------------------
 
 
-def by_owner(sample: SampleSet, uses: Mapping[Device, Use]) -> SampleSet:
+def by_owner(sample: SampleSet, uses: Mapping[Device, DeviceUse]) -> SampleSet:
     """The sample with memory and utilization of shared devices split by owner."""
     shared = {device: use for device, use in uses.items() if len(use.owners) > 1}
     if not shared:
@@ -178,7 +178,9 @@ def device_of(entity: Entity) -> Device | None:
             return None
 
 
-def _split(number: int, values: Iterable[Value], shared: Mapping[Device, Use]) -> Iterator[Value]:
+def _split(
+    number: int, values: Iterable[Value], shared: Mapping[Device, DeviceUse]
+) -> Iterator[Value]:
     for subject, total in values:
         device = device_of(subject.entity)
         use = shared.get(device, UNUSED) if device else UNUSED
@@ -191,7 +193,7 @@ def _split(number: int, values: Iterable[Value], shared: Mapping[Device, Use]) -
         yield subject, max(0, total - sum(parts.values()))
 
 
-def _parts(number: int, use: Use) -> dict[Owner, Number]:
+def _parts(number: int, use: DeviceUse) -> dict[Owner, Number]:
     if number == FB_USED:
         return {owner: used // _MEBIBYTE for owner, used in use.memory.items()}
     return {owner: round(busy) for owner, busy in use.multiprocessors.items()}

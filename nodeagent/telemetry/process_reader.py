@@ -21,7 +21,7 @@ from nodeagent.gpu.users import PROCESS_KINDS, NvmlProcess, device_processes
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.structs import Struct, field
-from nodeagent.telemetry.samples import Process, ProcessSample
+from nodeagent.telemetry.samples import ProcessReading, ProcessSample
 
 _UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"
 
@@ -54,9 +54,11 @@ class ProcessReader(Struct):
                 if found.get(key) is None or found[key].memory is None:
                     found[key] = process
         busy = self._busy(gpu) if found else {}
-        running: dict[int | None, list[Process]] = {}
+        running: dict[int | None, list[ProcessReading]] = {}
         for (instance, pid), process in sorted(found.items(), key=lambda one: one[0][1]):
-            one = Process(pid, process.memory, None if instance is not None else busy.get(pid))
+            one = ProcessReading(
+                pid, process.memory, None if instance is not None else busy.get(pid)
+            )
             running.setdefault(instance, []).append(one)
         return ProcessSample(gpu.identity().uuid, {i: tuple(some) for i, some in running.items()})
 

@@ -38,7 +38,7 @@ class NodeSample(Struct, frozen=True):
     problems: tuple[str, ...]
 
 
-class Process(Struct, frozen=True):
+class ProcessReading(Struct, frozen=True):
     """A process on a device.
 
     `memory` in bytes, `multiprocessors` in percent of the GPU's time; None: not known.
@@ -53,7 +53,7 @@ class ProcessSample(Struct, frozen=True):
     """The processes on a GPU, by the id of the GPU instance; None for those outside any."""
 
     gpu: str
-    running: Mapping[int | None, tuple[Process, ...]] = field(default_factory=dict)
+    running: Mapping[int | None, tuple[ProcessReading, ...]] = field(default_factory=dict)
 
 
 class SampleBatch(Struct):

@@ -10,7 +10,7 @@ from pathlib import Path
 from nodeagent.app.health_service import HealthPaths, HealthService
 from nodeagent.execute.node_reader import LastObservation
 from nodeagent.health.findings import Moment
-from nodeagent.health.readings import NodeReading, Source, XidEvent
+from nodeagent.health.readings import NodeReading, XidEvent, XidSource
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.event_log import EventLog
@@ -68,7 +68,7 @@ class Rig:
         self.part.take(NodeReading(now, self.boot, gpus=gpus, **values))  # type: ignore[arg-type]
 
     def xid(self, number: int, **values: object) -> None:
-        event = XidEvent(number, self.uptime + 1, Source.NVML, GPU, **values)  # type: ignore[arg-type]
+        event = XidEvent(number, self.uptime + 1, XidSource.NVML, GPU, **values)  # type: ignore[arg-type]
         self.take(gpu(), xids=(event,))
 
     def causes(self) -> list[str]:

@@ -19,7 +19,7 @@ from nodeagent.gpu.capability_files import (
     UsageProbe,
     capabilities,
 )
-from nodeagent.gpu.users import MigDevice, UsageReading, with_users
+from nodeagent.gpu.users import MigDeviceRef, UsageReading, with_users
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.users import Usage, User
 from tests.processes.real import running
@@ -71,9 +71,9 @@ def proc(tmp_path: Path) -> FakeProc:
     return FakeProc(tmp_path)
 
 
-def device(instance: int, compute: int | None, *, minor: int | None = 0) -> MigDevice:
+def device(instance: int, compute: int | None, *, minor: int | None = 0) -> MigDeviceRef:
     """A device of GPU `minor`."""
-    return MigDevice("GPU-1", minor, instance, compute)
+    return MigDeviceRef("GPU-1", minor, instance, compute)
 
 
 def test_who_has_a_devices_file_open_is_its_user(proc: FakeProc, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_users_of_other_sources_are_added_to_the_picture() -> None:
 
 # --- readings are shared --------------------------------------------------------------------------
 
-ANY_DEVICE = MigDevice("GPU-1", 0, 1, 0)
+ANY_DEVICE = MigDeviceRef("GPU-1", 0, 1, 0)
 
 
 class Source:

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import Binding, Event, EventListener, Timing
-from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Silence, Source, XidEvent
+from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Silence, XidEvent, XidSource
 from nodeagent.health.xids import default_table
 from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.simulation import SimulatedNode
@@ -54,7 +54,7 @@ async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode
     heard = await listener.listen()
     first, second = (event for event in heard if isinstance(event, XidEvent))
     assert (first.xid, first.instance, first.compute) == (79, None, None)
-    assert (second.xid, second.source, second.gpu) == (13, Source.NVML, gpu.uuid)
+    assert (second.xid, second.source, second.gpu) == (13, XidSource.NVML, gpu.uuid)
     assert (second.instance, second.compute) == (instance, 0)
     assert await listener.listen() == ()
 

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from nodeagent.errors import DeadlineExceeded, DriverError
-from nodeagent.gpu.workers import Progress, Worker, current
+from nodeagent.gpu.workers import CallProgress, Worker, current
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_the_interpreter_ends_without_a_thread_that_is_stuck() -> None:
     program = """
 import asyncio, time
 from nodeagent.errors import DeadlineExceeded, DriverError
-from nodeagent.gpu.workers import Progress, current
+from nodeagent.gpu.workers import CallProgress, current
 from nodeagent.gpu.workers import Worker
 
 async def main():
@@ -222,7 +222,7 @@ asyncio.run(main())
     assert ended.stderr == ""
 
 
-def ask(progress: Progress, seconds: float, times: int) -> int:
+def ask(progress: CallProgress, seconds: float, times: int) -> int:
     """Calls into a driver that takes its time for each."""
     for _ in range(times):
         progress.begin("nvmlDeviceGetUUID")
@@ -272,7 +272,7 @@ def test_a_call_that_returns_as_it_is_found_late(held: threading.Event) -> None:
     went on, it does not count as stuck.
     """
     limit, second = 0.3, threading.Event()
-    seen: list[Progress] = []
+    seen: list[CallProgress] = []
 
     def hang_twice() -> None:
         seen.append(current())

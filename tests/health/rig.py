@@ -12,8 +12,8 @@ from nodeagent.health.readings import (
     GpuReading,
     InstanceReading,
     NodeReading,
-    Source,
     XidEvent,
+    XidSource,
 )
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
@@ -21,7 +21,7 @@ from nodeagent.plan.observed import ObservedNode, Placement
 
 GPU = "GPU-1"
 ADDRESS = "00000000:1A:00.0"
-LOG = Source.KERNEL_LOG
+LOG = XidSource.KERNEL_LOG
 LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
 START = 1000.0
 EPOCH = 1_700_000_000.0
@@ -56,10 +56,10 @@ class Node:
         return self.last
 
     def xid(
-        self, number: int, *, source: Source = Source.NVML, after: float = 1.0, **values: Any
+        self, number: int, *, source: XidSource = XidSource.NVML, after: float = 1.0, **values: Any
     ) -> Evaluation:
         """An XID of the GPU, just now as a rule."""
-        where = {"gpu": GPU} if source is Source.NVML else {"pci": "0000:1a:00"}
+        where = {"gpu": GPU} if source is XidSource.NVML else {"pci": "0000:1a:00"}
         given: dict[str, Any] = {"at": self.now + after, **where, **values}
         event = XidEvent(xid=number, source=source, **given)
         return self.read(gpu(), after=after, xids=(event,))

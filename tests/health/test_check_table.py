@@ -14,12 +14,12 @@ from nodeagent.health.readings import (
     Fabric,
     GpuEventKind,
     GpuReading,
+    LinkReading,
     ModeReading,
-    NvLink,
     RemappedRows,
     RetiredPages,
     Silence,
-    Source,
+    XidSource,
 )
 from nodeagent.health.table import BY_CAUSE, ROWS, advice
 from tests.health.rig import GPU, Node, gpu
@@ -83,7 +83,7 @@ def _nanoseconds(name: str, share: float) -> tuple[Step, Step]:
 
 
 def _link_down() -> tuple[Step, Step]:
-    up, down = gpu(nvlinks=(NvLink(3, up=True),)), gpu(nvlinks=(NvLink(3, up=False),))
+    up, down = gpu(nvlinks=(LinkReading(3, up=True),)), gpu(nvlinks=(LinkReading(3, up=False),))
 
     def lose(node: Node) -> None:
         node.read(up)
@@ -163,8 +163,8 @@ MEASURED: dict[str, tuple[Step, Step]] = {
         seconds=60,
     ),
     "nvlinkDown": _link_down(),
-    "nvlinkErrors": _counter(lambda n: {"nvlinks": (NvLink(2, replays=n),)}, 0.1, 620),
-    "nvlinkCrc": _counter(lambda n: {"nvlinks": (NvLink(2, crc_errors=n),)}, 120, 70),
+    "nvlinkErrors": _counter(lambda n: {"nvlinks": (LinkReading(2, replays=n),)}, 0.1, 620),
+    "nvlinkCrc": _counter(lambda n: {"nvlinks": (LinkReading(2, crc_errors=n),)}, 120, 70),
     "fabricNotReady": _fabric(state=2),
     "fabricFailed": _fabric(status=999),
     "fabricDegraded": _fabric(health_mask=0x1, good=Fabric(3, health_mask=0x1AA)),
@@ -198,7 +198,7 @@ REPORTED: dict[str, Step] = {
     "xidApplication": _xid(31),
     "xidReset": _xid(95),
     "xidReboot": _xid(151),
-    "fallenOffBus": _xid(79, source=Source.KERNEL_LOG),
+    "fallenOffBus": _xid(79, source=XidSource.KERNEL_LOG),
     "xidHardware": _xid(54),
     "xidSoftware": _xid(78),
     "xidSupport": _xid(123),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.health.readings import Answer, NvLink, Silence
+from nodeagent.health.readings import Answer, LinkReading, Silence
 from nodeagent.health.state import Trail
 from nodeagent.health.table import ROWS
 from tests.health.rig import GPU, Node, gpu
@@ -93,12 +93,12 @@ def test_an_idle_link_is_not_judged() -> None:
 def test_a_link_that_was_never_up_is_not_missed() -> None:
     """Boards without a bridge have links that are down, and MIG mode uses none."""
     node = Node()
-    node.read(gpu(nvlinks=(NvLink(0, up=False),)))
+    node.read(gpu(nvlinks=(LinkReading(0, up=False),)))
     assert node.causes() == set()
-    node.read(gpu(nvlinks=(NvLink(0, up=True),)))
-    node.read(gpu(nvlinks=(NvLink(0, up=False),), mig=True))
+    node.read(gpu(nvlinks=(LinkReading(0, up=True),)))
+    node.read(gpu(nvlinks=(LinkReading(0, up=False),), mig=True))
     assert node.causes() == set()
-    node.read(gpu(nvlinks=(NvLink(0, up=False),), mig=False))
+    node.read(gpu(nvlinks=(LinkReading(0, up=False),), mig=False))
     assert node.causes() == set()
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.kernel_log import read_lines
-from nodeagent.health.readings import Source, XidEvent
+from nodeagent.health.readings import XidEvent, XidSource
 
-LOG = Source.KERNEL_LOG
+LOG = XidSource.KERNEL_LOG
 
 FORMS = {
     "NVRM: Xid (PCI:0000:1a:00): 79, pid=4711, name=python, GPU has fallen off the bus.": XidEvent(

@@ -12,10 +12,10 @@ from nodeagent.health.findings import Finding, Pod
 from nodeagent.health.readings import (
     Answer,
     InstanceReading,
-    NvLink,
+    LinkReading,
     RemappedRows,
     Silence,
-    Source,
+    XidSource,
 )
 from nodeagent.health.reporting import HealthEvent, condition, events, of_gpu
 from nodeagent.health.state import HealthState
@@ -52,7 +52,9 @@ def samples(node: Node, metric: AgentMetric) -> dict[tuple[str, ...], float]:
 def _sick_slice() -> Node:
     node = Node()
     node.read(gpu(instances=(InstanceReading(2, RIGHT, 0),)))
-    node.xid(95, source=Source.KERNEL_LOG, instance=2, pid=7, process="python", message="Uncont.")
+    node.xid(
+        95, source=XidSource.KERNEL_LOG, instance=2, pid=7, process="python", message="Uncont."
+    )
     found = replace(node.one("xidReset"), pods=(Pod("ml", "train", "main"),))
     node.state = replace(node.state, findings=(found,))
     return node
@@ -190,7 +192,7 @@ def test_an_xid_without_a_finding_is_reported() -> None:
     (event,) = news(node.xid(43))
     assert event.reason == "Xid"
     assert event.message == "GPU 0: XID 43 (GPU stopped processing)"
-    assert news(node.xid(43, source=Source.KERNEL_LOG)) == ()
+    assert news(node.xid(43, source=XidSource.KERNEL_LOG)) == ()
 
 
 @pytest.mark.parametrize("cause", RAISING)
@@ -257,7 +259,7 @@ def test_the_first_xid_is_an_increase() -> None:
 def test_a_check_that_cannot_be_read_any_more_has_no_figure() -> None:
     """As remapped rows with MIG instances, and links; what was found of it stays."""
     node = Node()
-    rows, link = RemappedRows(0, 1, pending=False, failed=False), NvLink(0, up=True)
+    rows, link = RemappedRows(0, 1, pending=False, failed=False), LinkReading(0, up=True)
     node.read(gpu(complete=True, rows=rows, nvlinks=(link,)))
     known = {("rowRemap", "0", GPU): 1.0, ("nvlink", "0", GPU): 1.0}
     assert samples(node, agent_metrics.GPU_HEALTH) == known

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from nodeagent.health.findings import Action, Severity, rank, worst
 from nodeagent.health.kernel_log import pci_address
-from nodeagent.health.readings import GpuEventKind, Source, XidEvent
+from nodeagent.health.readings import GpuEventKind, XidEvent, XidSource
 from tests.health.rig import LOG, Node, counts, gpu, known
 
 
-@pytest.mark.parametrize("first", Source)
-def test_an_xid_of_both_sources_counts_once(first: Source) -> None:
+@pytest.mark.parametrize("first", XidSource)
+def test_an_xid_of_both_sources_counts_once(first: XidSource) -> None:
     """Either source may be first; the finding has NVML's instance and the kernel log's process."""
     node = known()
-    reports: dict[Source, dict[str, Any]] = {
-        Source.NVML: {"instance": 2},
+    reports: dict[XidSource, dict[str, Any]] = {
+        XidSource.NVML: {"instance": 2},
         LOG: {"pid": 4711, "process": "python", "message": "MMU Fault"},
     }
-    second = LOG if first is Source.NVML else Source.NVML
+    second = LOG if first is XidSource.NVML else XidSource.NVML
     node.xid(31, source=first, **reports[first])
     evaluation = node.xid(31, source=second, **reports[second])
     assert evaluation.xids == ()
@@ -35,7 +35,7 @@ def test_an_xid_of_both_sources_counts_once(first: Source) -> None:
 def test_each_word_of_one_source_takes_one_of_the_other() -> None:
     """Three errors that both sources tell are three; a fourth of one source is one more."""
     node = known()
-    for source in (LOG, Source.NVML):
+    for source in (LOG, XidSource.NVML):
         for _ in range(3):
             node.xid(31, source=source, after=0.1)
     assert counts(node) == {31: 3}
@@ -53,8 +53,8 @@ def test_far_apart_or_elsewhere_is_another_one() -> None:
     assert sum(count.count for count in node.state.xids) == 3
 
 
-@pytest.mark.parametrize("first", Source)
-def test_a_driver_that_hangs_reports_late_what_is_known(first: Source) -> None:
+@pytest.mark.parametrize("first", XidSource)
+def test_a_driver_that_hangs_reports_late_what_is_known(first: XidSource) -> None:
     """Its event comes when it answers again: the error was at any time since the wait began, and
     the kernel log has when. Another one of the log, after that, is another one.
     """
@@ -142,7 +142,7 @@ def test_a_fatal_nvlink_error() -> None:
 
 
 _EVENTS = st.lists(
-    st.tuples(st.sampled_from([13, 43, 63, 79, 95, 123, 149, 154, 700]), st.sampled_from(Source),
+    st.tuples(st.sampled_from([13, 43, 63, 79, 95, 123, 149, 154, 700]), st.sampled_from(XidSource),
               st.floats(0, 30), st.sampled_from([None, 1, 2])),
     max_size=25,
 )  # fmt: skip
@@ -150,7 +150,7 @@ _EVENTS = st.lists(
 
 @given(_EVENTS)
 @settings(max_examples=60)
-def test_counters_only_grow(events: list[tuple[int, Source, float, int | None]]) -> None:
+def test_counters_only_grow(events: list[tuple[int, XidSource, float, int | None]]) -> None:
     """Whatever is reported, a count of XIDs never falls, and each source's words suffice for it."""
     node = known()
     before: dict[tuple[int, int | None], int] = {}
@@ -160,7 +160,7 @@ def test_counters_only_grow(events: list[tuple[int, Source, float, int | None]])
         assert all(after_it[key] >= value for key, value in before.items())
         before = after_it
     for number in {e[0] for e in events}:
-        reported = [sum(1 for e in events if e[:2] == (number, s)) for s in Source]
+        reported = [sum(1 for e in events if e[:2] == (number, s)) for s in XidSource]
         counted = sum(count for (xid, _), count in before.items() if xid == number)
         assert counted <= sum(reported)
         if number != 79:
@@ -170,7 +170,7 @@ def test_counters_only_grow(events: list[tuple[int, Source, float, int | None]])
 @given(_EVENTS, st.lists(st.sampled_from(GpuEventKind), max_size=5))
 @settings(max_examples=40)
 def test_one_more_fault_is_never_better(
-    events: list[tuple[int, Source, float, int | None]], more: list[GpuEventKind]
+    events: list[tuple[int, XidSource, float, int | None]], more: list[GpuEventKind]
 ) -> None:
     """The status of a node to which more happened is at least as bad."""
     node, worse = known(), known()

@@ -22,7 +22,7 @@ from nodeagent.metrics.sources import (
     PortCounter,
     Source,
     SystemCall,
-    Verdict,
+    VerdictCall,
 )
 from tools.make_metrics_page import PAGE, page, summary
 
@@ -76,7 +76,7 @@ def _constants(  # noqa: C901 # one case for each kind of source
     match source:
         case SystemCall(function):
             yield function, None
-        case Verdict(function, refusal):
+        case VerdictCall(function, refusal):
             yield from ((function, None), (refusal, None))
         case DeviceCall(function, arguments, _, structure):
             yield from ((word, None) for word in (function, *arguments))

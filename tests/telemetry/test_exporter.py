@@ -14,7 +14,7 @@ from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
-from nodeagent.telemetry.samples import GpuSample, Process, SampleBatch
+from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState
@@ -101,7 +101,9 @@ def test_a_gpu_is_labelled_with_the_one_that_has_it() -> None:
 def test_two_that_share_it_have_their_own_memory() -> None:
     """It is that of their processes as last listed; the power is exported once, without owner."""
     rig = Rig(whole(user(0, "a"), user(0, "b")))
-    rig.exporter.put_processes(GPU.uuid, {None: (Process(1, 2 * MIB), Process(2, 4 * MIB))})
+    rig.exporter.put_processes(
+        GPU.uuid, {None: (ProcessReading(1, 2 * MIB), ProcessReading(2, 4 * MIB))}
+    )
     rig.exporter.put_owners({1: Owner("team", "a", "main"), 2: Owner("team", "b", "main")})
     rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})
     assert rig.series("DCGM_FI_DEV_FB_USED") == [

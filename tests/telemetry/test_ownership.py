@@ -12,13 +12,13 @@ from nodeagent.telemetry.ownership import (
     FB_USED,
     GPU_UTIL,
     Device,
-    Use,
+    DeviceUse,
     by_owner,
     claimed,
     pids_without_pod,
     uses,
 )
-from nodeagent.telemetry.samples import Process
+from nodeagent.telemetry.samples import ProcessReading
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.shapes import Pod
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
@@ -58,7 +58,7 @@ def test_each_pod_has_the_memory_of_its_processes() -> None:
 def test_newer_processes_take_the_place_of_observed_ones() -> None:
     """One that ended is gone; a new one belongs to whom its cgroup says."""
     node = whole(user(1, "a", memory=5), user(2, "b", memory=6))
-    newer = {WHOLE: (Process(2, 8 * MIB, 40.0), Process(3, MIB, 2.0))}
+    newer = {WHOLE: (ProcessReading(2, 8 * MIB, 40.0), ProcessReading(3, MIB, 2.0))}
     use = uses(node, newer, {3: Owner(unit="x.service")}.get)[WHOLE]
     assert use.owners == (Owner(unit="x.service"), B)
     assert use.memory == {B: 8 * MIB, Owner(unit="x.service"): MIB}
@@ -76,7 +76,7 @@ def test_an_mps_server_is_no_owner() -> None:
     """It is in the driver's lists as a process; its memory is the rest."""
     daemon = MpsDaemon(runs=None, state="Ready", servers=(9,))  # type: ignore[arg-type]  # unused
     node = whole(user(1, "a"), mps=daemon)
-    newer = {WHOLE: (Process(1, MIB), Process(9, 30 * MIB))}
+    newer = {WHOLE: (ProcessReading(1, MIB), ProcessReading(9, 30 * MIB))}
     assert uses(node, newer, {9: Owner(unit="mps.service")}.get)[WHOLE].memory == {A: MIB}
 
 
@@ -98,7 +98,7 @@ def test_a_gpu_that_does_not_answer_has_no_owner() -> None:
 def test_only_processes_without_a_pod_are_looked_up() -> None:
     """Those that were observed without one, and those that are new."""
     node = whole(user(0, "a"), user(1, "a"), user(2))
-    assert pids_without_pod(node, {WHOLE: (Process(1), Process(3))}) == {2, 3}
+    assert pids_without_pod(node, {WHOLE: (ProcessReading(1), ProcessReading(3))}) == {2, 3}
 
 
 # --- claims ---------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_claims_pod_is_one_owner_with_its_process() -> None:
     """Whichever of the two knows the container."""
     for known, found in ((POD, A), (A, POD)):
         held = {WHOLE: (known,)}
-        newer = {WHOLE: (Process(1, 5 * MIB),)}
+        newer = {WHOLE: (ProcessReading(1, 5 * MIB),)}
         use = uses(whole(), newer, {1: found}.get, held)[WHOLE]
         assert use.owners == (A,)
         assert use.memory == {A: 5 * MIB}
@@ -156,7 +156,7 @@ def test_two_pods_of_a_claim_share_it() -> None:
 # --- shared devices: the sum is the device's ------------------------------------------------------
 
 
-def _split(used: int, use: Use, number: int = FB_USED) -> tuple[Value, ...]:
+def _split(used: int, use: DeviceUse, number: int = FB_USED) -> tuple[Value, ...]:
     sample = SampleSet({number: ((WHOLE_GPU, used),), POWER: ((WHOLE_GPU, 300),)})
     found = by_owner(sample, {(GPU.uuid, None): use})
     assert found.values[POWER] == ((WHOLE_GPU, 300),)
@@ -165,7 +165,7 @@ def _split(used: int, use: Use, number: int = FB_USED) -> tuple[Value, ...]:
 
 def test_memory_of_each_and_the_rest() -> None:
     """Whole MiB, cut down, and what is left without an owner."""
-    use = Use((A, B), {A: 1000 * MIB + 5, B: 500 * MIB})
+    use = DeviceUse((A, B), {A: 1000 * MIB + 5, B: 500 * MIB})
     assert _split(1600, use) == (
         (Subject(WHOLE_GPU.entity, A.labels), 1000),
         (Subject(WHOLE_GPU.entity, B.labels), 500),
@@ -175,16 +175,16 @@ def test_memory_of_each_and_the_rest() -> None:
 
 def test_the_rest_is_never_below_nothing() -> None:
     """Lists of processes and the sum are not read at the very same moment."""
-    assert _split(100, Use((A, B), {A: 200 * MIB}))[-1] == (WHOLE_GPU, 0)
+    assert _split(100, DeviceUse((A, B), {A: 200 * MIB}))[-1] == (WHOLE_GPU, 0)
 
 
 def test_utilization_where_it_is_known_of_processes() -> None:
     """Percent of the GPU's time."""
-    use = Use((A, B), {}, {A: 40.4, B: 20.0})
+    use = DeviceUse((A, B), {}, {A: 40.4, B: 20.0})
     assert [value for _, value in _split(70, use, GPU_UTIL)] == [40, 20, 10]
 
 
 def test_what_cannot_be_split_stays_one_value() -> None:
     """Also where there is but one owner, whose labels it then has anyway."""
-    assert _split(1600, Use((A, B))) == ((WHOLE_GPU, 1600),)
-    assert _split(1600, Use((A,), {A: MIB})) == ((WHOLE_GPU, 1600),)
+    assert _split(1600, DeviceUse((A, B))) == ((WHOLE_GPU, 1600),)
+    assert _split(1600, DeviceUse((A,), {A: MIB})) == ((WHOLE_GPU, 1600),)

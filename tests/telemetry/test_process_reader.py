@@ -9,7 +9,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.codes import Code
 from nodeagent.telemetry.process_reader import ProcessReader, process_samples
-from nodeagent.telemetry.samples import Process, ProcessSample
+from nodeagent.telemetry.samples import ProcessReading, ProcessSample
 from tests.acceptance.metrics_rig import divide
 from tests.rig import open_driver
 
@@ -37,9 +37,9 @@ async def test_all_kinds_of_processes_with_memory_and_time() -> None:
             look = await _look(driver)
     assert look.running == {
         None: (
-            Process(101, 100 * MIB, 30.0),
-            Process(102),
-            Process(103, 300 * MIB, 15.0),
+            ProcessReading(101, 100 * MIB, 30.0),
+            ProcessReading(102),
+            ProcessReading(103, 300 * MIB, 15.0),
         )
     }
 
@@ -55,8 +55,8 @@ async def test_instances_have_their_own() -> None:
             look = await _look(driver)
     assert look.gpu == observed.gpus[0].uuid
     assert look.running == {
-        first.id: (Process(101, MIB),),
-        second.id: (Process(102, 2 * MIB),),
+        first.id: (ProcessReading(101, MIB),),
+        second.id: (ProcessReading(102, 2 * MIB),),
     }
 
 
@@ -73,7 +73,7 @@ async def test_what_a_card_does_not_have_is_not_asked_again() -> None:
             node.journal.clear()
             look = await _look(driver, reader)
             names = set(node.journal.counts)
-    assert look.running == {None: (Process(101, 100 * MIB), Process(102))}
+    assert look.running == {None: (ProcessReading(101, 100 * MIB), ProcessReading(102))}
     assert not {name for name in names if "MPS" in name or "Utilization" in name}
 
 

@@ -13,8 +13,8 @@ from nodeagent.health.readings import (
     GpuReading,
     NodeReading,
     Silence,
-    Source,
     XidEvent,
+    XidSource,
 )
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
@@ -44,7 +44,7 @@ OK, INFO, WARNING, ERROR = Severity
 def health(*gpus: GpuReading, xid: int = 0, answer: Answer | None = None) -> HealthState:
     """What the checks make of one reading, and of an XID of the first GPU."""
     both = (GpuReading(FIRST, 0), GpuReading(SECOND, 1))
-    xids = (XidEvent(xid, 9.0, Source.NVML, gpu=FIRST),) if xid else ()
+    xids = (XidEvent(xid, 9.0, XidSource.NVML, gpu=FIRST),) if xid else ()
     reading = NodeReading(Moment(10.0, 1e9), "boot", gpus=gpus or both, answer=answer, xids=xids)
     return evaluate(HealthState(), reading, default_table()).state
 

@@ -21,9 +21,9 @@ from nodeagent.cluster.kubelet.allocations import (
 )
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import (
-    MigDevice,
+    GpuRef,
+    MigDeviceRef,
     UsageReading,
-    WholeGpu,
     mig_device_of,
     whole_gpu,
 )
@@ -40,11 +40,11 @@ class AllocatedDevices:
 
     holdings: tuple[Holding, ...] = ()
 
-    def users(self, device: MigDevice) -> Usage:
+    def users(self, device: MigDeviceRef) -> Usage:
         """Who was given the MIG device, or may have been."""
         return self._usage(device.minor, lambda held: _is_device(held, device))
 
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+    def users_of_gpu(self, gpu: GpuRef) -> Usage:
         """Who was given the GPU itself, or may have been."""
         return self._usage(gpu.minor, lambda held: _is_gpu(held, gpu))
 
@@ -68,7 +68,7 @@ def _user(one: Holding) -> User:
     return User(0, source="kubelet", namespace=pod.namespace, pod=pod.name, container=one.container)
 
 
-def _is_device(held: DeviceId, device: MigDevice) -> bool:
+def _is_device(held: DeviceId, device: MigDeviceRef) -> bool:
     """Whether it is the MIG device, in it, or around it; not so the whole GPU."""
     match held:
         case ByUuid(uuid):
@@ -88,7 +88,7 @@ def _is_device(held: DeviceId, device: MigDevice) -> bool:
             assert_never(held)
 
 
-def _is_gpu(held: DeviceId, gpu: WholeGpu) -> bool:
+def _is_gpu(held: DeviceId, gpu: GpuRef) -> bool:
     """Whether it is the GPU as a whole, or something on it that none of its instances is."""
     match held:
         case ByUuid(uuid):

@@ -19,7 +19,7 @@ from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, other_than_planned
-from nodeagent.gpu.users import MigDevice, ProcessLists, WholeGpu
+from nodeagent.gpu.users import GpuRef, MigDeviceRef, ProcessLists
 from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -306,10 +306,10 @@ def _require_no_other_user(
         doomed = (*doomed, (None, ""))  # anything in it
     known = change.gpu.identity()
     gpu, minor, place = known.uuid, known.minor, step.placement
-    devices = [MigDevice(gpu, minor, step.instance, ci, uuid, place) for ci, uuid in doomed]
+    devices = [MigDeviceRef(gpu, minor, step.instance, ci, uuid, place) for ci, uuid in doomed]
     usage = Usage()
     for reading in change.readings:
-        usage = usage.together(reading.users_of_gpu(WholeGpu(gpu, minor)))
+        usage = usage.together(reading.users_of_gpu(GpuRef(gpu, minor)))
         for device in devices:
             usage = usage.together(reading.users(device))
     require_idle(usage, f"{step.profile} at {step.placement}")

@@ -18,7 +18,7 @@ from nodeagent.gpu.steps.change import (
     other_than_planned,
 )
 from nodeagent.gpu.steps.instances import require_idle
-from nodeagent.gpu.users import ProcessLists, WholeGpu, whole_gpu, with_users
+from nodeagent.gpu.users import GpuRef, ProcessLists, whole_gpu, with_users
 from nodeagent.plan.observed import MigMode
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode, SetMigMode
@@ -42,7 +42,7 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
         else:
             # An Ampere card's driver takes the mode all the same, and the next reset changes it.
             known = gpu.identity()
-            whole = WholeGpu(known.uuid, known.minor, ())
+            whole = GpuRef(known.uuid, known.minor, ())
             _require_unused(change, whole, ProcessLists(gpu.handle).on_all())
     change.require_time("changing MIG mode")
     status = nvml.set_mig_mode(gpu.handle, step.enabled)
@@ -70,7 +70,7 @@ def _require_idle_instances(change: Change) -> None:
     _require_unused(change, whole_gpu(gpu), gpu.usage)
 
 
-def _require_unused(change: Change, gpu: WholeGpu, usage: Usage) -> None:
+def _require_unused(change: Change, gpu: GpuRef, usage: Usage) -> None:
     """`usage` are the processes on no known instance, which may be on any. Who was given the GPU as
     a whole need not have a process yet that would keep the mode.
     """

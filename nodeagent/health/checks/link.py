@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nodeagent.health import limits
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
-from nodeagent.health.readings import Fabric, NvLink
+from nodeagent.health.readings import Fabric, LinkReading
 
 _WHOLE_LINK = 16  # lanes, where the width is not known
 
@@ -56,7 +56,7 @@ def nvlink(view: GpuView) -> Iterator[Observation]:
         yield from _link_errors(view, link)
 
 
-def _link_errors(view: GpuView, link: NvLink) -> Iterator[Observation]:
+def _link_errors(view: GpuView, link: LinkReading) -> Iterator[Observation]:
     growth = view.trail(f"link{link.link}").growth
     yield Observation(
         "nvlinkErrors",

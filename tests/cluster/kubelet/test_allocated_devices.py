@@ -12,7 +12,7 @@ from nodeagent.cluster.kubelet.allocations import (
     read_device_id,
 )
 from nodeagent.cluster.kubelet.processes import ProcessPod
-from nodeagent.gpu.users import MigDevice, WholeGpu
+from nodeagent.gpu.users import GpuRef, MigDeviceRef
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.users import Usage, User
 
@@ -20,8 +20,8 @@ ID = "1b2c3d4e-0000-5111-8222-33334444555"
 GPU, MIG, OTHER = f"GPU-{ID}0", f"MIG-{ID}1", f"MIG-{ID}2"
 POD = PodName("team", "trainer")
 ALLOCATED = User(0, source="kubelet", namespace="team", pod="trainer", container="main")
-DEVICE = MigDevice(GPU, 3, 5, 0, MIG, Placement(4, 2))
-WHOLE = WholeGpu(GPU, 3, (Placement(0, 1), Placement(4, 2)))
+DEVICE = MigDeviceRef(GPU, 3, 5, 0, MIG, Placement(4, 2))
+WHOLE = GpuRef(GPU, 3, (Placement(0, 1), Placement(4, 2)))
 
 
 def held(*ids: str, pod: PodName = POD, container: str = "main") -> AllocatedDevices:
@@ -43,7 +43,7 @@ def test_a_mig_device_is_used_by_who_holds_it(name: str) -> None:
     """This holds for each name that the plugin may give it; no other device is concerned."""
     reading = held(name)
     assert reading.users(DEVICE) == Usage((ALLOCATED,))
-    assert reading.users(MigDevice(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
+    assert reading.users(MigDeviceRef(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
     assert reading.users_of_gpu(WHOLE) == Usage()
 
 
@@ -52,7 +52,7 @@ def test_a_whole_gpu_is_used_by_who_holds_it(name: str) -> None:
     """Also in MIG mode, where its devices are others' by themselves."""
     reading = held(name)
     assert reading.users_of_gpu(WHOLE) == Usage((ALLOCATED,))
-    assert reading.users_of_gpu(WholeGpu(f"GPU-{ID}9", 0)) == Usage()
+    assert reading.users_of_gpu(GpuRef(f"GPU-{ID}9", 0)) == Usage()
     assert reading.users(DEVICE) == Usage()
 
 
@@ -67,9 +67,9 @@ def test_a_claimed_mig_device_is_known_by_its_place(name: str) -> None:
     """Where no instance has the place, the claim counts as the whole GPU's."""
     reading = claimed(name)
     assert reading.users(DEVICE) == Usage((ALLOCATED,))
-    assert reading.users(MigDevice(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
+    assert reading.users(MigDeviceRef(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
     assert reading.users_of_gpu(WHOLE) == Usage()
-    assert reading.users_of_gpu(WholeGpu(GPU, 3, (Placement(0, 1),))) == Usage((ALLOCATED,))
+    assert reading.users_of_gpu(GpuRef(GPU, 3, (Placement(0, 1),))) == Usage((ALLOCATED,))
 
 
 def test_a_claimed_gpu_is_known_by_its_file() -> None:
@@ -88,9 +88,9 @@ def test_an_unintelligible_claim_makes_everything_unknown() -> None:
 
 def test_a_gpu_whose_file_is_not_known_may_be_the_claimed_one() -> None:
     """This is so only while a claim names its device by file."""
-    assert not claimed("gpu-3").users_of_gpu(WholeGpu(GPU, None)).known
-    assert not claimed("gpu-3").users(MigDevice(GPU, None, 5, 0, MIG)).known
-    assert held(MIG).users_of_gpu(WholeGpu(GPU, None)) == Usage()
+    assert not claimed("gpu-3").users_of_gpu(GpuRef(GPU, None)).known
+    assert not claimed("gpu-3").users(MigDeviceRef(GPU, None, 5, 0, MIG)).known
+    assert held(MIG).users_of_gpu(GpuRef(GPU, None)) == Usage()
 
 
 # --- joined with processes ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH
-from nodeagent.gpu.users import MigDevice, UsageSource, WholeGpu
+from nodeagent.gpu.users import GpuRef, MigDeviceRef, UsageSource
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import simulated
@@ -26,11 +26,11 @@ class Snapshot:
     def __init__(self, allocated: frozenset[str]) -> None:
         self._allocated = allocated
 
-    def users(self, device: MigDevice) -> Usage:
+    def users(self, device: MigDeviceRef) -> Usage:
         given = device.uuid in self._allocated
         return Usage((User(0, "", namespace="team", pod="trainer"),) if given else ())
 
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+    def users_of_gpu(self, gpu: GpuRef) -> Usage:
         return Usage()
 
 

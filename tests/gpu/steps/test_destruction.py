@@ -11,7 +11,7 @@ from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, Instance
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
-from nodeagent.gpu.users import MigDevice, UsageReading, WholeGpu
+from nodeagent.gpu.users import GpuRef, MigDeviceRef, UsageReading
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import SimulatedNode, Switches, simulated
@@ -82,17 +82,17 @@ class Source:
     """A source of users that reports the same for every device."""
 
     def __init__(self) -> None:
-        self.reported: Callable[[MigDevice], Usage] = lambda _: Usage()
+        self.reported: Callable[[MigDeviceRef], Usage] = lambda _: Usage()
         self.looks = 0
 
     def read(self) -> UsageReading:
         self.looks += 1
         return self
 
-    def users(self, device: MigDevice) -> Usage:
+    def users(self, device: MigDeviceRef) -> Usage:
         return self.reported(device)
 
-    def users_of_gpu(self, gpu: WholeGpu) -> Usage:
+    def users_of_gpu(self, gpu: GpuRef) -> Usage:
         return Usage()
 
 
@@ -110,9 +110,9 @@ async def test_users_of_other_sources_are_asked_right_before(usage: Usage) -> No
     with simulated("h100-80gb:1") as node:
         async with Driver(observe_deadline=30, step_deadline=30, sources=opened) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
-            asked: list[MigDevice] = []
+            asked: list[MigDeviceRef] = []
 
-            def reported(device: MigDevice) -> Usage:
+            def reported(device: MigDeviceRef) -> Usage:
                 asked.append(device)
                 return usage
 
