@@ -15,7 +15,7 @@ import pynvml
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import COMPUTE_INSTANCE_KINDS, Device, GpuInstanceHandle
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
+from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_KNOWN, is_unsupported
 from nodeagent.gpu.recent import Recent
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.names import ProfileName
@@ -170,7 +170,7 @@ class GpuDevice:
             except DriverError as error:
                 if is_unsupported(error):
                     return
-                if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
+                if error.code not in NOT_KNOWN:
                     raise
 
     # --- profiles -------------------------------------------------------------------------------

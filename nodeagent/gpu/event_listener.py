@@ -50,10 +50,6 @@ class Binding:
 Event = XidEvent | GpuEvent | Binding
 
 
-class _NothingHappened(Exception):
-    """Within the time to wait."""
-
-
 @dataclass(slots=True)
 class _Sets:
     """The event sets of one session. `gpus`: UUIDs by the address of the handle. `system` is None
@@ -202,19 +198,21 @@ class EventListener:
             self._sets, self._of, self._made_at = _make_sets(of[1]), of, self.uptime()
             self._broken, self._drained = False, self._made_at
         wait = round(self.timing.wait * 1000)
-        with suppress(_NothingHappened):
-            for number in range(_MOST):
-                self._arrived += self._next(self._sets, 0 if number else wait)
+        for number in range(_MOST):
+            events = self._next(self._sets, 0 if number else wait)
+            if events is None:
+                break
+            self._arrived += events
         self._arrived += self._bindings(self._sets)
 
-    def _next(self, sets: _Sets, milliseconds: int) -> list[Event]:
-        """One event, if it is of a kind that is judged; raises _NothingHappened."""
+    def _next(self, sets: _Sets, milliseconds: int) -> list[Event] | None:
+        """One event, if it is of a kind that is judged; None when nothing happened in that time."""
         try:
             data = call("nvmlEventSetWait", sets.events, milliseconds)
         except DriverError as error:
             if error.code == _TIMEOUT:
                 self._drained = self.uptime()
-                raise _NothingHappened from None
+                return None
             raise
         gpu, now = sets.gpus.get(_address(data.device), ""), self.uptime()
         instance = None if data.gpuInstanceId == _NONE else data.gpuInstanceId

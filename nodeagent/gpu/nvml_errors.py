@@ -41,6 +41,8 @@ LIB_RM_VERSION_MISMATCH: Final = 18
 IN_USE: Final = 19
 INSUFFICIENT_RESOURCES: Final = 23
 ARGUMENT_VERSION_MISMATCH: Final = 25
+# For a handle or an id that the driver does not know (any more), or for an argument beside it.
+NOT_KNOWN: Final = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 
 
 class Explanation(Struct, frozen=True):

@@ -31,7 +31,7 @@ from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice, supported
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, is_unsupported
+from nodeagent.gpu.nvml_errors import NOT_KNOWN, is_unsupported
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.plan.names import device_name
@@ -91,7 +91,7 @@ def read_gpu(
     try:
         return _read(gpu, details, confirm=confirm)
     except DriverError as error:
-        if error.code not in {INVALID_ARGUMENT, NOT_FOUND}:
+        if error.code not in NOT_KNOWN:
             raise
     gpu.give_up_handle()  # stale, it seems: the driver was reloaded or the GPU reset
     return _read(gpu, details, confirm=confirm)
@@ -133,7 +133,7 @@ def _read_instances(
         except _ChangedMeanwhile:
             gpu.recent.stale()
         except DriverError as error:
-            if error.code not in {INVALID_ARGUMENT, NOT_FOUND} or attempt == _ATTEMPTS - 1:
+            if error.code not in NOT_KNOWN or attempt == _ATTEMPTS - 1:
                 raise
     raise DriverError(
         "the driver's answers about the GPU's instances contradict each other",

@@ -15,7 +15,7 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import MOST_LINKS, Device
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
+from nodeagent.gpu.nvml_errors import NOT_KNOWN
 from nodeagent.health.readings import GpuReading, InstanceReading
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.metrics.samples import (
@@ -42,8 +42,6 @@ from nodeagent.telemetry.health import health_fields, read_health, read_instance
 from nodeagent.telemetry.layout import InstanceTracker, SampledInstance
 from nodeagent.telemetry.nvml_reader import LastingAnswers, NvmlReader
 from nodeagent.telemetry.samples import GpuSample, NodeSample
-
-_STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 
 
 class _Found(Struct):
@@ -101,7 +99,7 @@ class GpuReader:
         try:
             return self._read(gpu, tiers, gone)
         except DriverError as error:
-            if error.code not in _STALE:
+            if error.code not in NOT_KNOWN:
                 raise
         gpu.give_up_handle()
         self._begin_anew(gpu, session)
@@ -258,7 +256,7 @@ def _require_same_part(number: int, part: SampledInstance) -> None:
     try:
         now = nvml.gpu_instance_id(part.device)
     except DriverError as error:
-        if error.code not in _STALE:
+        if error.code not in NOT_KNOWN:
             raise
         raise _VanishedPart(number) from error
     if now != number:

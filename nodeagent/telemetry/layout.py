@@ -9,13 +9,12 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, InstanceInfo
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
+from nodeagent.gpu.nvml_errors import NOT_KNOWN
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
 from nodeagent.structs import Struct, field
 from nodeagent.telemetry.gpm import FreeSamples, GpmTrail
 from nodeagent.telemetry.nvml_reader import LastingAnswers
 
-_CHANGED = frozenset({NOT_FOUND, INVALID_ARGUMENT})
 _ATTEMPTS = 3
 
 
@@ -87,7 +86,7 @@ def _instances(gpu: GpuDevice, attempts: int = _ATTEMPTS) -> dict[int, tuple[Dev
                 instance = nvml.gpu_instance_by_id(gpu.handle, number)
                 found[number] = (device, nvml.gpu_instance_info(instance))
     except DriverError as error:
-        if attempts == 1 or error.code not in _CHANGED:  # as when the layout changes meanwhile
+        if attempts == 1 or error.code not in NOT_KNOWN:  # as when the layout changes meanwhile
             raise
         return _instances(gpu, attempts - 1)
     return found

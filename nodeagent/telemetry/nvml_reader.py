@@ -11,14 +11,12 @@ from typing import Any
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import Device, call
 from nodeagent.gpu.nvml_calls import ABSENT, NO_DATA, FieldId, field_values, filled
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, explain
+from nodeagent.gpu.nvml_errors import NOT_KNOWN, explain
 from nodeagent.metrics.sources import Number
 from nodeagent.structs import Struct, field
 
 Key = tuple[object, ...]
 
-# What the driver answers when it does not know the handle - or an argument beside it.
-_DOUBTFUL = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 _FIELDS: Key = ("nvmlDeviceGetFieldValues",)
 
 
@@ -100,7 +98,7 @@ class NvmlReader:
     def _note(self, key: Key, error: DriverError) -> None:
         if error.code in ABSENT:
             self._standing.refused.add(key)
-        elif error.code in _DOUBTFUL:
+        elif error.code in NOT_KNOWN:
             self.doubted.add(key)
         elif error.code != NO_DATA:
             self.problems[key] = str(error)
@@ -122,7 +120,7 @@ class NvmlReader:
         for one, code, value in answers or ():
             if not code:
                 self._fields[one] = value
-            elif code in ABSENT or code in _DOUBTFUL:  # such as a link that it does not have
+            elif code in ABSENT or code in NOT_KNOWN:  # such as a link that it does not have
                 refused.add(one)
             elif code != NO_DATA:
                 number, scope = one

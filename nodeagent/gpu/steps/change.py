@@ -17,7 +17,7 @@ from nodeagent.errors import (
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND
+from nodeagent.gpu.nvml_errors import NOT_FOUND, NOT_KNOWN
 from nodeagent.gpu.users import UsageReading
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import GpuInstanceProfile, Placement
@@ -121,7 +121,7 @@ def _instance(gpu: GpuDevice, instance: int) -> tuple[GpuInstanceHandle, Instanc
         try:
             info = nvml.gpu_instance_info(handle)
         except DriverError as error:
-            if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
+            if error.code not in NOT_KNOWN:
                 raise
         else:
             if info.id == instance:
@@ -135,7 +135,7 @@ def mig_device(uuid: str) -> Device:
     try:
         return nvml.device_by_uuid(uuid)
     except DriverError as error:
-        if error.code in {NOT_FOUND, INVALID_ARGUMENT}:
+        if error.code in NOT_KNOWN:
             raise other_than_planned(f"there is no MIG device {uuid} any more") from error
         raise
 

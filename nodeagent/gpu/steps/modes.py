@@ -7,7 +7,7 @@ from functools import reduce
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, RESET_REQUIRED, driver_error
+from nodeagent.gpu.nvml_errors import NOT_KNOWN, RESET_REQUIRED, driver_error
 from nodeagent.gpu.observation import read_compute_mode, read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.steps.change import (
@@ -98,7 +98,7 @@ def _mode_after(gpu: GpuDevice) -> MigMode | None:
     try:
         return gpu.mode()
     except DriverError as error:
-        if error.code not in {NOT_FOUND, INVALID_ARGUMENT}:
+        if error.code not in NOT_KNOWN:
             raise
     gpu.give_up_handle()  # the change has made it stale
     return gpu.mode()
