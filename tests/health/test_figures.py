@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.health.fencing import as_fenced, fences
-from nodeagent.health.readings import Fabric, InstanceReading, Source, XidEvent
+from nodeagent.health.readings import Fabric, InstanceReading, XidEvent, XidSource
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import replace
 from tests.health.rig import ADDRESS, GPU, LEFT, RIGHT, Node, gpu
@@ -99,7 +99,7 @@ def test_two_gpus_with_the_same_fault_are_two_findings() -> None:
     pair = (gpu(), gpu(uuid=OTHER, pci_bus_id=OTHER_ADDRESS))
     node.read(*pair)
     events = tuple(
-        XidEvent(95, node.now + 1, Source.KERNEL_LOG, pci=address.lower(), instance=1)
+        XidEvent(95, node.now + 1, XidSource.KERNEL_LOG, pci=address.lower(), instance=1)
         for address in (ADDRESS, OTHER_ADDRESS)
     )
     node.read(*pair, xids=events)
