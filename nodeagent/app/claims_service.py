@@ -29,7 +29,7 @@ from nodeagent.claims.serving.borders import Change, ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import EVERY, Upkeep
-from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
+from nodeagent.cluster.kubelet.plugin.claim_calls import HealthFeed
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import capabilities
@@ -45,8 +45,8 @@ from nodeagent.reconcile.gpu_changes import TOGETHER
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
-    from nodeagent.cluster.kubelet.plugin.claims import ClaimName
-    from nodeagent.cluster.kubelet.plugin.registration import Registration
+    from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName
+    from nodeagent.cluster.kubelet.plugin.driver import Registration
     from nodeagent.cluster.slice_publisher import SlicePublisher
 
 _TOOLKIT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))

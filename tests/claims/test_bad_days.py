@@ -20,8 +20,7 @@ from nodeagent.claims.model import ClaimedDevice, ClaimRefused
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, StillWorking
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, StillWorking
 from nodeagent.errors import NodeagentError
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched

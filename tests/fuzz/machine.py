@@ -11,8 +11,8 @@ from nodeagent.claims.files import records
 from nodeagent.claims.offering.planned_places import planned_places_file
 from nodeagent.cluster.kubelet.allocations import read_claimed_device, read_device_id
 from nodeagent.cluster.kubelet.generated import dra_pb2, podresources_pb2
-from nodeagent.cluster.kubelet.plugin.claims import read_claim_name
-from nodeagent.cluster.kubelet.plugin.server import claims_of
+from nodeagent.cluster.kubelet.plugin.claim_calls import read_claim_name
+from nodeagent.cluster.kubelet.plugin.driver import claims_of
 from nodeagent.cluster.kubelet.pod_resources import KubeletError, allocated_in, holdings_in
 from nodeagent.cluster.kubelet.processes import outside_pods, pod_of_cgroup
 from nodeagent.errors import NodeagentError

@@ -1,4 +1,5 @@
-"""The kubelet's calls for claims, joined with the work that they ask for.
+"""The kubelet's calls for claims, joined with the work that they ask for, and the health of devices
+that is sent to it. Without gRPC, and in one event loop.
 
 The kubelet waits 45 s and then asks again; a driver may take longer. So work on a claim outlives
 the call that began it: the call ends with an error before the kubelet gives up, and a later one
@@ -8,20 +9,64 @@ finds the work done, or waits for it again.
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
-from nodeagent.claims.model import ClaimedDevice
+from nodeagent.claims.model import UID, ClaimedDevice, ClaimRefused
 from nodeagent.claims.reporting.attempts import REPORT_FAULT
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName, ClaimService
+from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.serving.allocation import LABEL
 from nodeagent.errors import NodeagentError
+from nodeagent.text import shown
 
 log = structlog.get_logger(__name__)
 
 ANSWER_WITHIN: Final = 40.0  # seconds; the kubelet cancels a call after 45
+HEARTBEAT: Final = 10.0  # seconds; the kubelet takes what it was not sent for 30 s as Unknown
+
+_NAMESPACE: Final = re.compile(LABEL)
+_NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimName:
+    """A ResourceClaim. Its uid makes file names, so `read_claim_name` lets only such through."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} (uid {self.uid})"
+
+
+def read_claim_name(namespace: str, name: str, uid: str) -> ClaimName:
+    """The claim. Raises ClaimRefused for a name that no API server would have let through."""
+    for what, text, form in (
+        ("namespace", namespace, _NAMESPACE),
+        ("name", name, _NAME),
+        ("uid", uid, UID),
+    ):
+        if not form.fullmatch(text):
+            raise ClaimRefused(f"the claim's {what} {shown(text)} is not one of Kubernetes")
+    return ClaimName(namespace, name, uid)
+
+
+class ClaimService(Protocol):
+    """Makes a claim's devices and takes them down. Called again for what is done already.
+
+    Both raise a NodeagentError, whose text stands in the Event of the claim's pod.
+    """
+
+    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]: ...
+
+    async def release(self, claim: ClaimName) -> None: ...
 
 
 class _Kind(Enum):
@@ -43,7 +88,7 @@ class StillWorking(NodeagentError):
 class ClaimCalls:
     """At most one work for each uid: calls of the same kind share it, others wait until it ends.
 
-    `answer_within`: seconds that a call may take. Belongs to one event loop.
+    `answer_within`: seconds that a call may take.
     """
 
     def __init__(self, service: ClaimService, *, answer_within: float = ANSWER_WITHIN) -> None:
@@ -96,12 +141,9 @@ class ClaimCalls:
 
     async def _perform(self, kind: _Kind, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         try:
-            match kind:
-                case _Kind.PREPARE:
-                    return await self._service.prepare(claim)
-                case _Kind.RELEASE:
-                    await self._service.release(claim)
-                    return ()
+            if kind is _Kind.PREPARE:
+                return await self._service.prepare(claim)
+            await self._service.release(claim)
         except NodeagentError:
             raise
         except Exception as error:  # a fault of ours must not end the others' calls
@@ -109,3 +151,35 @@ class ClaimCalls:
             raise NodeagentError(
                 f"{kind.value} claim {claim} failed: {error!r}", remedy=REPORT_FAULT
             ) from error
+        return ()
+
+
+class HealthFeed:
+    """The newest list of all devices, for any number of watchers.
+
+    `heartbeat`: seconds without a change after which a watcher gets the list again.
+    """
+
+    def __init__(self, *, heartbeat: float = HEARTBEAT) -> None:
+        self._heartbeat = heartbeat
+        self._devices: tuple[DeviceHealth, ...] = ()
+        self._changed = asyncio.Event()  # set once, for those who wait for the next list
+
+    def publish(self, devices: Iterable[DeviceHealth]) -> None:
+        """Make this the list; every device that is missing in it counts as Unknown in the end."""
+        before, self._devices = self._devices, tuple(devices)
+        if self._devices != before:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def watch(self) -> AsyncGenerator[tuple[DeviceHealth, ...], None]:
+        """The list, then again at each change and each heartbeat.
+
+        A watcher that takes its time misses lists between, never the newest, and holds up no other.
+        """
+        while True:
+            changed = self._changed
+            yield self._devices
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat):
+                    await changed.wait()

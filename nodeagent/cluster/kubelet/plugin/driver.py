@@ -1,18 +1,53 @@
-"""The DRA driver towards the kubelet: its sockets, in the order in which they come and go."""
+"""The DRA driver towards the kubelet: its gRPC services, and the sockets in their order.
+
+Requests are decoded here: inside gRPC a failure would be logged past the agent's logging.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, Literal
 
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.names import DRIVER
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
-from nodeagent.cluster.kubelet.plugin.health_stream import health_streams
-from nodeagent.cluster.kubelet.plugin.registration import Registration, RegistrationService
-from nodeagent.cluster.kubelet.plugin.server import DraService
+from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.cluster.kubelet.generated import (
+    dra_health_pb2,
+    dra_pb2,
+)
+from nodeagent.cluster.kubelet.generated import (
+    pluginregistration_pb2 as registration_pb2,
+)
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, HealthFeed, read_claim_name
 from nodeagent.cluster.kubelet.plugin.sockets import check_path, serve
+from nodeagent.errors import NodeagentError
+
+log = structlog.get_logger(__name__)
+
+MOST_CLAIMS: Final = 256  # in one call; a pod has far fewer
+LONGEST_MESSAGE: Final = 1024  # bytes; the kubelet would cut it inside a letter
+_CUT: Final = "..."
+_LONGEST_REASON: Final = 1000  # characters
+
+_DRA: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+_REGISTRATION: Final = "pluginregistration.Registration"
+# KEP-4680; the versions differ in the package's name alone. Kubelets up to 1.36 ask for v1alpha1;
+# 1.37 asks for v1, or for v1alpha1 where a driver has no other (kubernetes/kubernetes#139477, which
+# left v1beta1 out).
+_HEALTH: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+VERSIONS: Final = ("v1.DRAPlugin", *_HEALTH)  # a kubelet takes the first it knows
+
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+_Kind = type[dra_pb2.NodePrepareResourcesRequest | dra_pb2.NodeUnprepareResourcesRequest]
 
 
 @asynccontextmanager
@@ -43,3 +78,172 @@ async def dra_driver(
             yield registration
     finally:
         await claims.close()
+
+
+def _service(name: str, **methods: Any) -> grpc.GenericRpcHandler:
+    handlers: dict[str, Any] = {
+        method: grpc.unary_unary_rpc_method_handler(answer) for method, answer in methods.items()
+    }
+    return grpc.method_handlers_generic_handler(name, handlers)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the kubelet has said of the driver last; `reason` has its words when it refused it."""
+
+    state: Literal["not yet seen", "registered", "refused"] = "not yet seen"
+    reason: str = ""
+
+
+class RegistrationService:
+    """Answers the kubelet, and keeps what it said; `endpoint` is the DRA service's socket.
+    `on_change` gets what it said when that is something else than before.
+    """
+
+    def __init__(
+        self, endpoint: Path, on_change: Callable[[Registration], None] = lambda _: None
+    ) -> None:
+        self.status = Registration()
+        self._on_change = on_change
+        info = registration_pb2.PluginInfo(
+            type="DRAPlugin", name=DRIVER, endpoint=str(endpoint), supported_versions=VERSIONS
+        )
+        self._info = info.SerializeToString()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        return _service(
+            _REGISTRATION, GetInfo=self._get_info, NotifyRegistrationStatus=self._notify
+        )
+
+    async def _get_info(self, _: bytes, context: _Context) -> bytes:
+        return self._info
+
+    async def _notify(self, request: bytes, context: _Context) -> bytes:
+        try:
+            status = registration_pb2.RegistrationStatus.FromString(request)
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unreadable: {error}")
+        before = self.status
+        if status.plugin_registered:
+            self.status = Registration("registered")
+            log.info("the kubelet registered the DRA driver")
+        else:
+            self.status = refused = Registration("refused", status.error[:_LONGEST_REASON])
+            if refused != before:  # the kubelet tries again and again
+                log.error("the kubelet refused the DRA driver", reason=refused.reason)
+        if self.status != before:
+            self._on_change(self.status)
+        return registration_pb2.RegistrationStatusResponse().SerializeToString()
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+class CallRefused(NodeagentError):
+    """A call of the kubelet cannot be answered claim by claim."""
+
+
+class DraService:
+    """Answers for each claim of a call by itself: its devices, or the text of its error."""
+
+    def __init__(self, calls: ClaimCalls) -> None:
+        self._calls = calls
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        return _service(
+            _DRA, NodePrepareResources=self._prepare_all, NodeUnprepareResources=self._release_all
+        )
+
+    async def _prepare_all(self, request: bytes, context: _Context) -> bytes:
+        claims = await _claims(dra_pb2.NodePrepareResourcesRequest, request, context)
+        answers = await asyncio.gather(*map(self._prepare, claims.values()))
+        by_uid = dict(zip(claims, answers, strict=True))
+        return dra_pb2.NodePrepareResourcesResponse(claims=by_uid).SerializeToString()
+
+    async def _release_all(self, request: bytes, context: _Context) -> bytes:
+        claims = await _claims(dra_pb2.NodeUnprepareResourcesRequest, request, context)
+        answers = await asyncio.gather(*map(self._release, claims.values()))
+        by_uid = dict(zip(claims, answers, strict=True))
+        return dra_pb2.NodeUnprepareResourcesResponse(claims=by_uid).SerializeToString()
+
+    async def _prepare(self, claim: dra_pb2.Claim) -> dra_pb2.NodePrepareResourceResponse:
+        try:
+            name = read_claim_name(claim.namespace, claim.name, claim.uid)
+            devices = await self._calls.prepare(name)
+        except NodeagentError as error:
+            return dra_pb2.NodePrepareResourceResponse(error=_text(error))
+        return dra_pb2.NodePrepareResourceResponse(devices=map(_device, devices))
+
+    async def _release(self, claim: dra_pb2.Claim) -> dra_pb2.NodeUnprepareResourceResponse:
+        try:
+            await self._calls.release(read_claim_name(claim.namespace, claim.name, claim.uid))
+        except NodeagentError as error:
+            return dra_pb2.NodeUnprepareResourceResponse(error=_text(error))
+        return dra_pb2.NodeUnprepareResourceResponse()
+
+
+async def _claims(kind: _Kind, request: bytes, context: _Context) -> Mapping[str, dra_pb2.Claim]:
+    """The claims of a request by uid. Ends a call that is refused."""
+    try:
+        return claims_of(kind, request)
+    except CallRefused as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+
+
+def claims_of(kind: _Kind, request: bytes) -> Mapping[str, dra_pb2.Claim]:
+    """The claims of a request by uid; raises CallRefused where not each uid can be answered."""
+    try:
+        claims: Sequence[dra_pb2.Claim] = kind.FromString(request).claims
+    except DecodeError as error:
+        raise CallRefused(f"unreadable: {error}") from error
+    if len(claims) > MOST_CLAIMS:
+        raise CallRefused(f"{len(claims)} claims in one call, at most {MOST_CLAIMS}")
+    by_uid = {claim.uid: claim for claim in claims}
+    if len(by_uid) < len(claims):
+        raise CallRefused("the call names a uid twice")
+    return by_uid
+
+
+def _device(device: ClaimedDevice) -> dra_pb2.Device:
+    result = device.result
+    return dra_pb2.Device(
+        # The kubelet knows requests without the alternative (`firstAvailable`) that was allocated.
+        request_names=[result.main_request],
+        pool_name=result.pool,
+        device_name=result.device,
+        cdi_device_ids=[device.cdi_id],
+        share_id=result.share_id or None,
+    )
+
+
+def _text(error: NodeagentError) -> str:
+    """A path in it may have bytes that are not a text."""
+    return str(error).encode(errors="replace").decode()
+
+
+# --- the health of devices ------------------------------------------------------------------------
+
+
+def health_streams(feed: HealthFeed) -> list[grpc.GenericRpcHandler]:
+    """Serve NodeWatchResources; each stream lasts until the kubelet or the server ends it."""
+
+    async def watch(_: bytes, context: _Context) -> None:
+        async with aclosing(feed.watch()) as lists:
+            async for devices in lists:
+                message = dra_health_pb2.NodeWatchResourcesResponse(devices=map(_health, devices))
+                await context.write(message.SerializeToString())
+
+    methods: dict[str, Any] = {"NodeWatchResources": grpc.unary_stream_rpc_method_handler(watch)}
+    return [grpc.method_handlers_generic_handler(service, methods) for service in _HEALTH]
+
+
+def _health(device: DeviceHealth) -> dra_health_pb2.DeviceHealth:
+    message = device.message.encode(errors="replace")
+    if len(message) > LONGEST_MESSAGE:
+        message = message[: LONGEST_MESSAGE - len(_CUT)] + _CUT.encode()
+    return dra_health_pb2.DeviceHealth(
+        device=dra_health_pb2.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
+        health=device.health.upper(),
+        last_updated_time=int(device.at),
+        message=message.decode(errors="ignore"),
+    )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from nodeagent.claims.model import ClaimedDevice, Result
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName
 
 
 class Claims:

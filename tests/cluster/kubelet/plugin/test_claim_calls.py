@@ -8,8 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog.testing
 
-from nodeagent.cluster.kubelet.plugin.claim_calls import ANSWER_WITHIN, ClaimCalls, StillWorking
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName
+from nodeagent.cluster.kubelet.plugin.claim_calls import (
+    ANSWER_WITHIN,
+    ClaimCalls,
+    ClaimName,
+    StillWorking,
+)
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claim_name, devices_of, now
 from tests.simulated_cluster.kubelet_claims import CALL_WITHIN

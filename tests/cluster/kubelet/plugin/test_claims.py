@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.claims.model import ClaimRefused
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName, read_claim_name
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName, read_claim_name
 
 UID = "6f1c2f0e-3f0b-4c2e-9a53-0d3a1b7c9e11"
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.cluster.kubelet.plugin.device_health import HEARTBEAT, HealthFeed
+from nodeagent.cluster.kubelet.plugin.claim_calls import HEARTBEAT, HealthFeed
 from tests.cluster.kubelet.plugin.rig import now
 from tests.simulated_cluster.kubelet_claims import SILENCE
 

@@ -14,11 +14,8 @@ import pytest
 from asyncinotify import Inotify, Mask
 
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName
-from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
-from nodeagent.cluster.kubelet.plugin.driver import dra_driver
-from nodeagent.cluster.kubelet.plugin.registration import Registration, RegistrationService
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
+from nodeagent.cluster.kubelet.plugin.driver import Registration, RegistrationService, dra_driver
 from nodeagent.errors import NodeagentError
 from nodeagent.files.open_directory import PathRefused
 from tests.cluster.client.rig import until

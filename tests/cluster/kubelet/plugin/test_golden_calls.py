@@ -12,11 +12,8 @@ import grpc.aio
 import pytest
 
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-from nodeagent.cluster.kubelet.plugin.claims import ClaimName
-from nodeagent.cluster.kubelet.plugin.device_health import HealthFeed
-from nodeagent.cluster.kubelet.plugin.health_stream import health_streams
-from nodeagent.cluster.kubelet.plugin.server import DraService
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
+from nodeagent.cluster.kubelet.plugin.driver import DraService, health_streams
 from nodeagent.cluster.kubelet.plugin.sockets import serve
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claimed

@@ -12,7 +12,7 @@ import pytest
 import structlog.testing
 
 from nodeagent.cluster.kubelet.generated.pluginregistration_pb2 import RegistrationStatus
-from nodeagent.cluster.kubelet.plugin.registration import Registration, RegistrationService
+from nodeagent.cluster.kubelet.plugin.driver import Registration, RegistrationService
 from nodeagent.cluster.kubelet.plugin.sockets import serve
 from tests.simulated_cluster.kubelet_plugins import channel_to
 

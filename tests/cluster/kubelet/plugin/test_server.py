@@ -18,7 +18,7 @@ from nodeagent.cluster.kubelet.generated.dra_pb2 import (
     NodeUnprepareResourcesResponse,
 )
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-from nodeagent.cluster.kubelet.plugin.server import MOST_CLAIMS, DraService
+from nodeagent.cluster.kubelet.plugin.driver import MOST_CLAIMS, DraService
 from nodeagent.cluster.kubelet.plugin.sockets import LARGEST_REQUEST, serve
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claimed

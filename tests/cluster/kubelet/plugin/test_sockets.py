@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from nodeagent.cluster.kubelet.plugin.registration import RegistrationService
+from nodeagent.cluster.kubelet.plugin.driver import RegistrationService
 from nodeagent.cluster.kubelet.plugin.sockets import (
     check_path,
     make_directory,
