@@ -190,8 +190,8 @@ sys.meta_path.insert(0, Missing())
 import nodeagent.terminal
 for module in pkgutil.iter_modules(nodeagent.terminal.__path__, "nodeagent.terminal."):
     importlib.import_module(module.name)
-from nodeagent.cluster.client.credentials import Kubeconfig, read_identity
-print(read_identity(Kubeconfig(Path(sys.argv[2]))).authorization)
+from nodeagent.cluster.client.credentials import Kubeconfig, read_endpoint
+print(read_endpoint(Kubeconfig(Path(sys.argv[2]))).authorization)
 """
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from nodeagent.api.passwords import _credentials as read_header
 from nodeagent.api.routes import _read as read_request
 from nodeagent.claims.files.cdi_files import NoToolkitEdits, ToolkitEdits
-from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_identity, tls_context
+from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_endpoint, tls_context
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.mps.launch.service import state_shown
@@ -87,9 +87,9 @@ def _kubeconfig(text: bytes, folder: Path) -> None:
     """Small ones: of what is no YAML its library takes seconds to find that out, in a thread."""
     path = folder / "kubeconfig"
     path.write_bytes(text[:_OF_A_KUBECONFIG])
-    identity = read_identity(Kubeconfig(path))
-    if identity.endpoint.authority:  # else those of the system are read
-        tls_context(identity)
+    endpoint = read_endpoint(Kubeconfig(path))
+    if endpoint.authority:  # else those of the system are read
+        tls_context(endpoint)
 
 
 def _service_account(text: bytes, folder: Path) -> None:
@@ -98,7 +98,7 @@ def _service_account(text: bytes, folder: Path) -> None:
     (folder / "token").write_bytes(token)
     (folder / "ca.crt").write_bytes(authority)
     where = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "443"}
-    tls_context(read_identity(InCluster(folder, where)))
+    tls_context(read_endpoint(InCluster(folder, where)))
 
 
 def _toolkit(text: bytes, folder: Path) -> None:

@@ -26,8 +26,8 @@ from nodeagent import __version__
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.credentials import (
     Credentials,
-    Identity,
-    read_identity,
+    Endpoint,
+    read_endpoint,
     tls_context,
 )
 from nodeagent.cluster.client.faults import ClusterFault, CredentialsUnusable, NotAuthenticated
@@ -93,7 +93,7 @@ def _each(request: Request, text: bytes, read: Callable[[Any], Made]) -> tuple[M
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Session:
-    identity: Identity
+    endpoint: Endpoint
     http: aiohttp.ClientSession
 
 
@@ -116,7 +116,7 @@ class ClusterAccess:
     _rereading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _session: _Session | None = field(default=None, init=False)
     _read_at: float = field(default=0.0, init=False)
-    _reading: asyncio.Future[Identity] | None = field(default=None, init=False)
+    _reading: asyncio.Future[Endpoint] | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -131,7 +131,7 @@ class ClusterAccess:
     @property
     def server(self) -> str:
         """The server's address for people."""
-        return self._session.identity.server if self._session else "the API server"
+        return self._session.endpoint.server if self._session else "the API server"
 
     # --- the verbs --------------------------------------------------------------------------------
 
@@ -246,15 +246,15 @@ class ClusterAccess:
         What cannot be read stays as it was: a file may be missing while it is replaced.
         """
         try:
-            identity = await self._read_identity()
+            endpoint = await self._read_endpoint()
             async with self._rereading:
                 if self._session is not None and self._session is not before:
                     return self._session  # another request did it meanwhile
-                if before is None or identity.endpoint != before.identity.endpoint:
-                    tls = await asyncio.to_thread(tls_context, identity)  # takes 20 ms
-                    session = _Session(identity, _client(tls))
-                elif identity != before.identity:
-                    session = replace(before, identity=identity)
+                if before is None or endpoint != before.endpoint:
+                    tls = await asyncio.to_thread(tls_context, endpoint)  # takes 20 ms
+                    session = _Session(endpoint, _client(tls))
+                elif endpoint.authorization != before.endpoint.authorization:
+                    session = replace(before, endpoint=endpoint)
                 else:
                     session = before
                 self._read_at, self._session = self.clock(), session
@@ -267,13 +267,13 @@ class ClusterAccess:
             self._read_at = self.clock()
             return self._session or before
 
-    async def _read_identity(self) -> Identity:
+    async def _read_endpoint(self) -> Endpoint:
         """In a thread, one at a time: a program that a kubeconfig names may hang, and no other is
         started before it ends. Nor does the agent's end wait for it.
         """
         if self._reading is None:
             loop, thread = asyncio.get_running_loop(), OwnThread("credentials")
-            self._reading = loop.run_in_executor(thread, read_identity, self.credentials)
+            self._reading = loop.run_in_executor(thread, read_endpoint, self.credentials)
         reading = self._reading
         await asyncio.wait((reading,), timeout=self.answer_within)
         if not reading.done():
@@ -287,23 +287,23 @@ class ClusterAccess:
 
 
 async def _send(session: _Session, request: Request, *, seconds: float) -> aiohttp.ClientResponse:
-    identity = session.identity
+    endpoint = session.endpoint
     headers = {
         "Accept": "application/json",
         "Content-Type": request.content_type,
         "User-Agent": f"nodeagent/{__version__}",
     }
-    if identity.authorization:
-        headers["Authorization"] = identity.authorization
+    if endpoint.authorization:
+        headers["Authorization"] = endpoint.authorization
     query = f"?{urlencode(request.query, quote_via=quote)}" if request.query else ""
     return await session.http.request(
         request.method,
-        f"{identity.endpoint.url}{request.path}{query}",
+        f"{endpoint.url}{request.path}{query}",
         headers=headers,
         data=None if request.body is None else json.dumps(request.body),
         timeout=aiohttp.ClientTimeout(total=seconds),
-        proxy=identity.endpoint.proxy,
-        server_hostname=identity.endpoint.tls_server_name,
+        proxy=endpoint.proxy,
+        server_hostname=endpoint.tls_server_name,
     )
 
 

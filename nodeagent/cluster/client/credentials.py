@@ -1,22 +1,54 @@
 """Who the agent is for the API server and where that is, read from files.
 
-Reads block and belong in a thread. What is read is never printed: its types have no `repr`.
+Reads block and belong in a thread. What is read is never printed: its type has no `repr`.
+
+A kubeconfig whose user has a token, a certificate or a password is read here. The library
+`kubernetes`, which takes 22 MiB and a third of a second, reads the others: those whose user is the
+answer of a program or of a provider of identities, and those that are unusual or wrong in some way.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from nodeagent.cluster.client import kubeconfig
 from nodeagent.cluster.client.faults import CredentialsUnusable
-from nodeagent.cluster.client.kubeconfig import Endpoint
+from nodeagent.documents.bounded_yaml import read_tree
+from nodeagent.errors import DocumentError
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Endpoint:
+    """An API server, and how TLS to it is made, with the content of files rather than their names:
+    it is equal as long as no connection to it has to be made anew.
+
+    PEM of its `authority`, empty for those of the system, and of our `certificate` and `key`.
+    `authorization` is the whole header; empty without a token.
+    """
+
+    url: str
+    authority: bytes = b""
+    certificate: bytes = b""
+    key: bytes = b""
+    verify: bool = True
+    tls_server_name: str | None = None
+    proxy: str | None = None
+    authorization: str = field(default="", compare=False)
+
+    @property
+    def server(self) -> str:
+        """The address for people, without a user's name, password or path."""
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{rest.split('/')[0].rpartition('@')[2]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +58,8 @@ class InCluster:
     folder: Path = _SERVICE_ACCOUNT
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
-    def read(self) -> tuple[Endpoint, str]:
-        """The server, and the header that authorizes; raises CredentialsUnusable."""
+    def read(self) -> Endpoint:
+        """Raises CredentialsUnusable."""
         host = self.environ.get("KUBERNETES_SERVICE_HOST", "")
         port = self.environ.get("KUBERNETES_SERVICE_PORT", "")
         if not (host and port):
@@ -40,7 +72,7 @@ class InCluster:
         if not token or not authority.strip():
             raise CredentialsUnusable(f"the token or ca.crt in {self.folder} is empty")
         url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
-        return Endpoint(url, authority.encode()), f"Bearer {token}"
+        return Endpoint(url, authority.encode(), authorization=f"Bearer {token}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +82,11 @@ class Kubeconfig:
     path: Path
     context: str | None = None
 
-    def read(self) -> tuple[Endpoint, str]:
-        """As that of InCluster."""
+    def read(self) -> Endpoint:
+        """Raises CredentialsUnusable."""
         text = _read(self.path)
         try:
-            endpoint, authorization = kubeconfig.read(text, self.path, self.context)
+            endpoint = _read_usual(text, self) or _read_by_library(self)
         except Exception as error:  # noqa: BLE001 - the library trips in every way over strange files
             # Its words may repeat a line of the file, and a token with it.
             raise CredentialsUnusable(
@@ -63,7 +95,7 @@ class Kubeconfig:
             ) from None
         if not endpoint.url:
             raise CredentialsUnusable(f"{self.path} names no server")
-        return endpoint, authorization
+        return endpoint
 
 
 Credentials = InCluster | Kubeconfig
@@ -74,47 +106,31 @@ def credentials_of(kubeconfig: Path | None, context: str | None) -> Credentials:
     return InCluster() if kubeconfig is None else Kubeconfig(kubeconfig, context)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Identity:
-    """What was read. `authorization` is the whole header; empty without a token."""
-
-    endpoint: Endpoint
-    authorization: str
-
-    @property
-    def server(self) -> str:
-        """The address for people, without a user's name, password or path."""
-        scheme, _, rest = self.endpoint.url.partition("://")
-        return f"{scheme}://{rest.split('/')[0].rpartition('@')[2]}"
-
-
-def read_identity(credentials: Credentials) -> Identity:
+def read_endpoint(credentials: Credentials) -> Endpoint:
     """Read everything anew. Raises `CredentialsUnusable`, whose message holds nothing secret."""
-    endpoint, authorization = credentials.read()
-    authorization = authorization.strip()
+    endpoint = credentials.read()
+    authorization, url = endpoint.authorization.strip(), endpoint.url
     if not (authorization.isascii() and authorization.isprintable()):
         # Such a header would be refused by an exception that repeats it.
         raise CredentialsUnusable("the token holds characters that no token has")
     if authorization:
         # As for kubectl: they come before a user in the server's URL. aiohttp refuses to have both.
-        scheme, _, rest = endpoint.url.partition("://")
+        scheme, _, rest = url.partition("://")
         host, slash, path = rest.partition("/")
-        endpoint = replace(endpoint, url=f"{scheme}://{host.rpartition('@')[2]}{slash}{path}")
-    return Identity(endpoint, authorization)
+        url = f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    return replace(endpoint, url=url, authorization=authorization)
 
 
-def tls_context(identity: Identity) -> ssl.SSLContext:
+def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
     """What TLS to the server takes, made in 20 ms. Raises CredentialsUnusable."""
-    endpoint = identity.endpoint
     try:
         context = ssl.create_default_context(cadata=endpoint.authority.decode("ascii", "ignore"))
         if endpoint.certificate:
             with _in_memory(endpoint.certificate) as certificate, _in_memory(endpoint.key) as key:
                 context.load_cert_chain(certificate, key if endpoint.key else None)
     except OSError as error:  # SSLError is one
-        raise CredentialsUnusable(
-            f"the certificates for {identity.server} cannot be used"
-        ) from error
+        what = f"the certificates for {endpoint.server} cannot be used"
+        raise CredentialsUnusable(what) from error
     if not endpoint.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -136,3 +152,94 @@ def _read(path: Path) -> str:
         words = error.strerror if isinstance(error, OSError) else "not text"
         remedy = "check kubernetes.kubeconfig, or the pod's service account"
         raise CredentialsUnusable(f"{path} cannot be read: {words}", remedy=remedy) from error
+
+
+# --- a kubeconfig ---------------------------------------------------------------------------------
+
+
+def _read_usual(text: str, file: Kubeconfig) -> Endpoint | None:
+    """None where the library has to read it; raises OSError for a file that it names."""
+    try:
+        document: Any = read_tree(text.encode()).value
+        name = file.context or document["current-context"]
+        chosen = _named(document["contexts"], name)["context"]
+        cluster = _named(document["clusters"], chosen["cluster"])["cluster"]
+        user = _user(document, chosen)
+        if not ("exec" in user or "auth-provider" in user):
+            return _endpoint(cluster, user, file.path.parent)
+    except (DocumentError, LookupError, TypeError, AttributeError, ValueError):
+        pass
+    return None
+
+
+def _named(items: Any, name: str) -> Any:
+    """The first of that name; None where there is none."""
+    return next((item for item in items if item["name"] == name), None)
+
+
+def _user(document: Any, context: Any) -> Any:
+    """Empty where the context has none, or one that is not described."""
+    name, users = context.get("user"), document.get("users")
+    found = _named(users, name) if name and users else None
+    return found["user"] if found else {}
+
+
+def _endpoint(cluster: Any, user: Any, folder: Path) -> Endpoint:
+    url = cluster["server"].rstrip("/")
+    secure = url.startswith("https")
+    return Endpoint(
+        url,
+        _pem(cluster, "certificate-authority", folder) if secure else b"",
+        _pem(user, "client-certificate", folder) if secure else b"",
+        _pem(user, "client-key", folder) if secure else b"",
+        not cluster.get("insecure-skip-tls-verify", False),
+        cluster.get("tls-server-name"),
+        cluster.get("proxy-url"),
+        _authorization(user, folder),
+    )
+
+
+def _pem(section: Any, name: str, folder: Path) -> bytes:
+    """What the section has itself comes before the file that it names."""
+    if f"{name}-data" in section:
+        return base64.standard_b64decode(section[f"{name}-data"])
+    return (folder / section[name]).read_bytes() if name in section else b""
+
+
+def _authorization(user: Any, folder: Path) -> str:
+    token = user.get("token")
+    if token is None and "tokenFile" in user:
+        token = (folder / user["tokenFile"]).read_text(encoding="utf-8")
+    if token:
+        return f"Bearer {token}"
+    if "username" in user and "password" in user:
+        pair = f"{user['username']}:{user['password']}".encode()
+        return f"Basic {base64.b64encode(pair).decode()}"
+    return ""
+
+
+def _read_by_library(file: Kubeconfig) -> Endpoint:
+    from kubernetes.aio import client, config
+
+    found = client.Configuration(host="")
+    # In a loop of its own: the library's coroutine reads files and may run a program.
+    asyncio.run(
+        config.load_kube_config(
+            config_file=str(file.path),
+            context=file.context,
+            client_configuration=found,
+            persist_config=False,
+        )
+    )
+    files = (found.ssl_ca_cert, found.cert_file, found.key_file)
+    authority, certificate, key = (Path(name).read_bytes() if name else b"" for name in files)
+    return Endpoint(
+        str(found.host),
+        authority,
+        certificate,
+        key,
+        bool(found.verify_ssl),
+        found.tls_server_name,
+        found.proxy,
+        str(found.api_key.get("BearerToken", "")),
+    )

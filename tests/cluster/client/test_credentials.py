@@ -15,7 +15,7 @@ import pytest
 from nodeagent.cluster.client.credentials import (
     InCluster,
     Kubeconfig,
-    read_identity,
+    read_endpoint,
     tls_context,
 )
 from nodeagent.cluster.client.faults import CredentialsUnusable
@@ -61,27 +61,27 @@ def new_certificate(folder: Path) -> tuple[Path, Path]:
 def test_a_pod_reads_its_service_account(tmp_path: Path) -> None:
     """Server, token and authority; a newline at the token's end is no part of it."""
     folder = service_account(tmp_path, token=f"{TOKEN}\n")
-    identity = read_identity(InCluster(folder, ENVIRON))
-    assert identity.server == "https://10.0.0.1:443"
-    assert identity.authorization == f"Bearer {TOKEN}"
-    assert identity.endpoint.authority == b"PEM"
+    endpoint = read_endpoint(InCluster(folder, ENVIRON))
+    assert endpoint.server == "https://10.0.0.1:443"
+    assert endpoint.authorization == f"Bearer {TOKEN}"
+    assert endpoint.authority == b"PEM"
 
 
 def test_an_ipv6_server_gets_its_brackets(tmp_path: Path) -> None:
     """A host with colons is written as addresses have it."""
     environ = {**ENVIRON, "KUBERNETES_SERVICE_HOST": "fd00::1"}
-    found = read_identity(InCluster(service_account(tmp_path), environ))
-    assert found.endpoint.url == "https://[fd00::1]:443"
+    found = read_endpoint(InCluster(service_account(tmp_path), environ))
+    assert found.url == "https://[fd00::1]:443"
 
 
 def test_a_new_token_is_no_new_connection_and_a_new_authority_is(tmp_path: Path) -> None:
     """Only what TLS is made from asks for a new TLS context."""
-    first = read_identity(InCluster(service_account(tmp_path), ENVIRON))
-    rotated = read_identity(InCluster(service_account(tmp_path, token="other"), ENVIRON))
-    replaced = read_identity(InCluster(service_account(tmp_path, authority="NEW"), ENVIRON))
-    assert rotated.endpoint == first.endpoint
-    assert rotated != first
-    assert replaced.endpoint != first.endpoint
+    first = read_endpoint(InCluster(service_account(tmp_path), ENVIRON))
+    rotated = read_endpoint(InCluster(service_account(tmp_path, token="other"), ENVIRON))
+    replaced = read_endpoint(InCluster(service_account(tmp_path, authority="NEW"), ENVIRON))
+    assert rotated == first
+    assert rotated.authorization != first.authorization
+    assert replaced != first
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt", "KUBERNETES_SERVICE_HOST"])
@@ -91,47 +91,47 @@ def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
     (tmp_path / missing).unlink(missing_ok=True)
     environ = {key: value for key, value in ENVIRON.items() if key != missing}
     with pytest.raises(CredentialsUnusable, match=missing):
-        read_identity(InCluster(tmp_path, environ))
+        read_endpoint(InCluster(tmp_path, environ))
 
 
 def test_an_empty_token_is_no_token(tmp_path: Path) -> None:
     """A file that is being replaced may be empty for a moment."""
     with pytest.raises(CredentialsUnusable, match="empty"):
-        read_identity(InCluster(service_account(tmp_path, token="\n"), ENVIRON))
+        read_endpoint(InCluster(service_account(tmp_path, token="\n"), ENVIRON))
 
 
 @pytest.mark.parametrize("token", [f"{TOKEN}\nx", f"{TOKEN}\0", f"{TOKEN}ü"])
 def test_a_token_that_no_header_can_hold_is_refused_unseen(tmp_path: Path, token: str) -> None:
     """The HTTP library would refuse it too, and quote it."""
     with pytest.raises(CredentialsUnusable) as refused:
-        read_identity(InCluster(service_account(tmp_path, token=token), ENVIRON))
+        read_endpoint(InCluster(service_account(tmp_path, token=token), ENVIRON))
     assert TOKEN not in str(refused.value)
 
 
 def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
     """A token in the file and one in a file of its own; the server's user is not shown."""
-    inline = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", token=TOKEN)))
+    inline = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", token=TOKEN)))
     (tmp_path / "token").write_text(f"{TOKEN}\n")
-    by_file = read_identity(
+    by_file = read_endpoint(
         Kubeconfig(kubeconfig(tmp_path / "b", tokenFile=str(tmp_path / "token")))
     )
     assert inline.authorization == by_file.authorization == f"Bearer {TOKEN}"
     assert inline.server == "http://127.0.0.1:1"
-    assert inline.endpoint.url == "http://127.0.0.1:1/x"
+    assert inline.url == "http://127.0.0.1:1/x"
 
 
 def test_a_kubeconfig_without_a_user_gives_no_authorization(tmp_path: Path) -> None:
     """A client without credentials is a user to a server behind `kubectl proxy`."""
-    identity = read_identity(Kubeconfig(kubeconfig(tmp_path / "a")))
-    assert identity.authorization == ""
-    assert identity.endpoint.url == "http://me:pw@127.0.0.1:1/x"
+    endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a")))
+    assert endpoint.authorization == ""
+    assert endpoint.url == "http://me:pw@127.0.0.1:1/x"
 
 
 def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path) -> None:
     """What is in the kubeconfig itself comes first, and both are what TLS is made from."""
     certificate, key = new_certificate(tmp_path)
     tls = {"server": "https://127.0.0.1:1/", "tls-server-name": "api", "proxy-url": "http://p"}
-    beside = read_identity(
+    beside = read_endpoint(
         Kubeconfig(
             kubeconfig(
                 tmp_path / "a",
@@ -149,10 +149,10 @@ def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path
     data = json.loads(path.read_text())
     data["users"][0]["user"] = {**inside, "client-key": "none"}
     path.write_text(json.dumps(data))
-    found = read_identity(Kubeconfig(path))
-    assert found.endpoint == beside.endpoint
-    assert (found.endpoint.url, found.endpoint.tls_server_name) == ("https://127.0.0.1:1", "api")
-    assert found.endpoint.proxy == "http://p"
+    found = read_endpoint(Kubeconfig(path))
+    assert found == beside
+    assert (found.url, found.tls_server_name) == ("https://127.0.0.1:1", "api")
+    assert found.proxy == "http://p"
     assert len(tls_context(found).get_ca_certs()) == 1
     assert TOKEN not in repr(found)
 
@@ -161,25 +161,25 @@ def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
     """Before any request."""
     tls = {"server": "https://127.0.0.1:1", "certificate-authority": "ca"}
     (tmp_path / "ca").write_text("nonsense")
-    identity = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
+    endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
     with pytest.raises(CredentialsUnusable, match=r"certificates for https://127\.0\.0\.1:1"):
-        tls_context(identity)
+        tls_context(endpoint)
 
 
 def test_a_server_that_need_not_be_verified_is_not(tmp_path: Path) -> None:
     """Only where the kubeconfig says so."""
     tls = {"server": "https://127.0.0.1:1"}
-    usual = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
+    usual = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
     insecure = {**tls, "insecure-skip-tls-verify": True}
-    any_server = read_identity(Kubeconfig(kubeconfig(tmp_path / "b", cluster=insecure)))
+    any_server = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "b", cluster=insecure)))
     assert tls_context(usual).verify_mode is ssl.CERT_REQUIRED
     assert tls_context(any_server).verify_mode is ssl.CERT_NONE
 
 
 def test_a_user_with_a_password(tmp_path: Path) -> None:
     """As HTTP has it."""
-    identity = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", username="me", password="pw")))
-    assert identity.authorization == "Basic bWU6cHc="
+    endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", username="me", password="pw")))
+    assert endpoint.authorization == "Basic bWU6cHc="
 
 
 def test_a_program_answers_with_the_token(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_a_program_answers_with_the_token(tmp_path: Path) -> None:
     status = {"status": {"token": TOKEN}}
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", **status}
     program = {"apiVersion": answer["apiVersion"], "command": "echo", "args": [json.dumps(answer)]}
-    identity = read_identity(Kubeconfig(kubeconfig(tmp_path / "a", exec=program)))
-    assert identity.authorization == f"Bearer {TOKEN}"
+    endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", exec=program)))
+    assert endpoint.authorization == f"Bearer {TOKEN}"
 
 
 def test_a_usual_kubeconfig_does_without_the_library(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_a_usual_kubeconfig_does_without_the_library(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "a", token=TOKEN)
     code = (
         "import sys; from pathlib import Path; import nodeagent.cluster.client.access; "
-        "from nodeagent.cluster.client.credentials import Kubeconfig, read_identity; "
-        f"read_identity(Kubeconfig(Path({str(path)!r}))); print('kubernetes' in sys.modules)"
+        "from nodeagent.cluster.client.credentials import Kubeconfig, read_endpoint; "
+        f"read_endpoint(Kubeconfig(Path({str(path)!r}))); print('kubernetes' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -212,20 +212,20 @@ def test_a_broken_kubeconfig_is_refused_unseen(tmp_path: Path, text: str) -> Non
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(CredentialsUnusable, match="kubeconfig") as refused:
-        read_identity(Kubeconfig(path))
+        read_endpoint(Kubeconfig(path))
     assert TOKEN not in str(refused.value)
 
 
 def test_a_missing_kubeconfig_and_a_missing_context_are_errors(tmp_path: Path) -> None:
     """Both are refused before any request."""
     with pytest.raises(CredentialsUnusable, match="No such file"):
-        read_identity(Kubeconfig(tmp_path / "none"))
+        read_endpoint(Kubeconfig(tmp_path / "none"))
     with pytest.raises(CredentialsUnusable, match="not a usable kubeconfig"):
-        read_identity(Kubeconfig(kubeconfig(tmp_path / "a"), context="other"))
+        read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a"), context="other"))
 
 
 def test_nothing_secret_is_in_a_representation(tmp_path: Path) -> None:
     """A log that shows these objects shows no token."""
     credentials = InCluster(service_account(tmp_path), {**ENVIRON, "SECRET": TOKEN})
     assert TOKEN not in repr(credentials)
-    assert TOKEN not in repr(read_identity(credentials))
+    assert TOKEN not in repr(read_endpoint(credentials))
