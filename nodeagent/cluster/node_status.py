@@ -10,9 +10,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from nodeagent.cluster.client.events import NodeEvent
-from nodeagent.cluster.client.node_patch import Wanted
-from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.client.taints import UNHEALTHY
+from nodeagent.cluster.client.node_view import UNHEALTHY, NodeView, Wanted
 from nodeagent.reconcile.event_log import Event, EventType
 from nodeagent.views.conditions import HEALTHY, conditions
 from nodeagent.views.layout_facts import (

@@ -20,8 +20,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.events import EventIntervals, EventPublisher
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
-from nodeagent.cluster.client.node_patch import Wanted
-from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.client.node_writer import NodeWriter, WriteIntervals
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.node_status import node_event, shown_state

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from nodeagent.cluster.client.node_patch import Wanted
-from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_patch import Wanted
-from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals

@@ -1,16 +1,26 @@
-"""The part of a Node that concerns the agent, checked and taken from the API server's JSON."""
+"""The part of a Node that concerns the agent: taken from the API server's JSON and checked, what is
+wanted of it, and the requests that mend the difference.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
+from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.faults import strange_answer
-from nodeagent.cluster.client.taints import Taint
+from nodeagent.cluster.client.requests import Request
 from nodeagent.health.reporting import Condition
+
+T = TypeVar("T")
+_Keys = Mapping[str, str | None]
+
+UNHEALTHY: Final = "nodeagent.io/gpu-unhealthy"
+CHANGING: Final = "nodeagent.io/gpu-changing"
+Taint = Mapping[str, Any]  # as the API server writes it; of the agent's own these are the keys
 
 
 def parts_of(whole: object) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
@@ -126,3 +136,84 @@ def _condition(entry: Mapping[str, Any]) -> Condition:
         text_in(entry.get("reason", "")),
         text_in(entry.get("message", "")),
     )
+
+
+# --- what is wanted of it -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the agent wants on its Node. None removes a key, False a taint; keys that are not named,
+    and conditions of other types, stay as they are.
+    """
+
+    annotations: _Keys = field(default_factory=dict)
+    labels: _Keys = field(default_factory=dict)
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    taints: Mapping[str, bool] = field(default_factory=dict)
+
+
+def differences(wanted: Wanted, view: NodeView) -> tuple[Wanted, ...]:
+    """What is not so yet, by the requests that it takes: of metadata, of the status, of taints."""
+    metadata = Wanted(
+        annotations=_difference(wanted.annotations, view.annotations),
+        labels=_difference(wanted.labels, view.labels),
+    )
+    status = Wanted(conditions=_difference(wanted.conditions, view.conditions))
+    there = {key: has_taint(view.taints, key) for key in wanted.taints}
+    taints = Wanted(taints=_difference(wanted.taints, there))
+    return tuple(part for part in (metadata, status, taints) if part != Wanted())
+
+
+def patch_of(node: str, part: Wanted, view: NodeView, moment: datetime) -> Request:
+    """The request for one of these differences; `moment` is now, in UTC.
+
+    A condition whose status stays keeps the time since when it is so.
+    """
+    if part.taints:
+        version = {"resourceVersion": view.resource_version}
+        taints = taints_with(view.taints, part.taints) or None
+        return requests.patch_node(node, {"metadata": version, "spec": {"taints": taints}})
+    if not part.conditions:
+        keys = {"annotations": part.annotations, "labels": part.labels}
+        metadata = {name: dict(texts) for name, texts in keys.items() if texts}
+        return requests.patch_node(node, {"metadata": metadata})
+    now, entries = time_text(moment), []
+    for kind, condition in part.conditions.items():
+        there = view.conditions.get(kind)
+        stays = there is not None and there.status == condition.status
+        entries.append(
+            {
+                "type": kind,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastHeartbeatTime": now,
+                "lastTransitionTime": (stays and view.changed_at.get(kind)) or now,
+            }
+        )
+    return requests.patch_node_status(node, {"status": {"conditions": entries}})
+
+
+def too_large(annotations: _Keys, largest: int) -> dict[str, int]:
+    """The bytes (key and value together) of each annotation that has more than `largest`."""
+    sizes = {k: len(k.encode()) + len((v or "").encode()) for k, v in annotations.items()}
+    return {key: size for key, size in sizes.items() if size > largest}
+
+
+def _difference(wanted: Mapping[str, T], there: Mapping[str, object]) -> Mapping[str, T]:
+    return {key: value for key, value in wanted.items() if there.get(key) != value}
+
+
+def has_taint(taints: Iterable[Taint], key: str) -> bool:
+    """With any effect."""
+    return any(taint.get("key") == key for taint in taints)
+
+
+def taints_with(taints: Iterable[Taint], wanted: Mapping[str, bool]) -> list[Taint]:
+    """These taints with those that are wanted and without those that are not.
+
+    A patch replaces the Node's list, so it has to name the version that it was made for.
+    """
+    others = [taint for taint in taints if taint.get("key") not in wanted]
+    return others + [{"key": k, "effect": "NoSchedule"} for k, is_on in wanted.items() if is_on]

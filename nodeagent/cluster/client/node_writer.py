@@ -26,13 +26,16 @@ from nodeagent.cluster.client.faults import (
     RequestRefused,
     WriteConflict,
 )
-from nodeagent.cluster.client.node_patch import Wanted, differences, patch_of, too_large
 from nodeagent.cluster.client.node_view import (
     ANNOTATIONS,
     CONDITIONS,
     LABELS,
     NodeView,
+    Wanted,
+    differences,
     is_newer,
+    patch_of,
+    too_large,
     view_of,
 )
 from nodeagent.rate_limit import Allowance

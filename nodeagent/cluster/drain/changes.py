@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
-from nodeagent.cluster.client.taints import CHANGING, has_taint
+from nodeagent.cluster.client.node_view import CHANGING, NodeView, has_taint
 from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.pods import PodSelector
-
-if TYPE_CHECKING:  # the client of the API server is not pure
-    from nodeagent.cluster.client.node_view import NodeView
 
 CORDONED: Final = "nodeagent.io/cordoned"
 RESTART_DUE: Final = "nodeagent.io/device-plugin-restart-due"

@@ -19,14 +19,15 @@ from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import (
+    CHANGING,
     NodeView,
     object_in,
     objects_in,
     parts_of,
+    taints_with,
     text_in,
     view_of,
 )
-from nodeagent.cluster.client.taints import CHANGING, taints_with
 from nodeagent.cluster.drain.changes import DrainRules, NodeChange
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.plan.problems import Code, Problem

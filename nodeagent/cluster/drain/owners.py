@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.strict_json import parse_json
-
-if TYPE_CHECKING:  # the client of the API server is not pure
-    from nodeagent.cluster.client.node_view import NodeView
 
 Pods = tuple[Pod, ...] | None
 

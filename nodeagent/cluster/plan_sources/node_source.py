@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeagent.cluster.client.node_patch import Wanted
-from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import DeferredPlan, NoPlan, PlanUpdate
 from nodeagent.views.node_state import NodeState

@@ -9,8 +9,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.cluster.client.node_patch import Wanted, differences, patch_of, too_large
-from nodeagent.cluster.client.node_view import NodeView, view_of
+from nodeagent.cluster.client.node_view import (
+    NodeView,
+    Wanted,
+    differences,
+    patch_of,
+    too_large,
+    view_of,
+)
 from nodeagent.health.reporting import Condition
 
 TYPES = ("GPUPartitionsReady", "GPUHealthy")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_patch import Wanted
+from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.client.node_writer import NodeWriter, WriteIntervals
 from tests.cluster.client.rig import QUICK_WRITES, STATUS, Follower, running, until
 from tests.simulated_cluster.api_server import ApiServer

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.client.taints import CHANGING, taints_with
+from nodeagent.cluster.client.node_view import CHANGING, NodeView, taints_with
 from nodeagent.cluster.drain.changes import (
     CORDONED,
     PAUSED,

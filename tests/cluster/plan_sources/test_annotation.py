@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.client.node_patch import Wanted
+from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, AnnotationSource
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.plan.problems import Code

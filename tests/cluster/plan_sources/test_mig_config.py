@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.client.node_patch import Wanted
+from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.plan_sources.mig_config.source import SOURCE, STATE, MigConfigSource
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, assert_never
 
-from nodeagent.cluster.client.node_patch import Wanted
-from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, DeferredMigConfig
 from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.documents.reading import digest_of

@@ -10,8 +10,7 @@ from typing import NoReturn
 import structlog
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_patch import Wanted
-from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.cluster.plan_sources.nos.grammar import SPEC_PLAN, Mode, mode_of
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (

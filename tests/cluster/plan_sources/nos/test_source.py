@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_patch import Wanted
+from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.cluster.plan_sources.nos.grammar import STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
