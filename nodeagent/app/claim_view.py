@@ -18,8 +18,12 @@ from nodeagent.claims.reporting.device_status import device_statuses
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.decisions import Allocated
-from nodeagent.cluster.claim_events import ClaimEventPublisher, Recent
-from nodeagent.cluster.claim_status import ClaimStatus, ClaimStatusPublisher
+from nodeagent.cluster.claim_publishers import (
+    ClaimEventPublisher,
+    ClaimStatus,
+    ClaimStatusPublisher,
+    Recent,
+)
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import ObservedNode

@@ -16,8 +16,11 @@ from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.claims.reporting.device_status import device_statuses
 from nodeagent.claims.reporting.reserved_for import ReservedFor
-from nodeagent.cluster.claim_events import ClaimEventPublisher
-from nodeagent.cluster.claim_status import ClaimStatus, ClaimStatusPublisher
+from nodeagent.cluster.claim_publishers import (
+    ClaimEventPublisher,
+    ClaimStatus,
+    ClaimStatusPublisher,
+)
 from nodeagent.cluster.client.access import ClusterAccess
 from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, result_json
 from tests.cluster.client.rig import kubeconfig, running, until

@@ -1,37 +1,115 @@
-"""Keeps the agent's part of `status.devices` of this node's claims; sends only the difference.
+"""Reports on claims to the API server: Events, and their `status.devices`.
 
-By server-side apply, so that other drivers' devices of a claim stay theirs. Where the agent may not
-write a claim's, that is logged once, and tried again every hour: claims are served without it.
+Kubernetes keeps an Event with what it is about, so that `kubectl describe` of the claim and of its
+pods both show it. The API server is asked for the pods where it was not asked just now, to prepare
+the claim. One Event about the same claim for the same reason comes once a minute at most; all else
+is as for Events about the Node.
+
+Of the status only the difference is sent, by server-side apply, so that other drivers' devices of a
+claim stay theirs. Where the agent may not write a claim's, that is logged once, and tried again
+every hour: claims are served without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 import structlog
 
 from nodeagent.backoff import Backoff
+from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_status import DeviceStatus, entries, read_shown
-from nodeagent.cluster.client import requests
+from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import (
-    ClusterFault,
-    NotAllowed,
-    ObjectMissing,
-    RequestRefused,
-    WriteConflict,
+from nodeagent.cluster.client.events import (
+    EventIntervals,
+    EventPublisher,
+    NodeEvent,
+    ObjectReference,
 )
 from nodeagent.cluster.client.node_view import time_text
+from nodeagent.rate_limit import RateLimit
 
 log = structlog.get_logger(__name__)
 
+# Pods come and go in dozens: each has two Events when it begins and two when it ends.
+INTERVALS: Final = EventIntervals(interval=0.5, burst=100, known=512, waiting=512)
+_SAME: Final = 60.0  # seconds
+_MOST_WAITING: Final = 256
+_MOST_PODS: Final = 16  # of one claim
 _DENIED_AGAIN: Final = 3600.0  # seconds; rights may be mended
+
+Recent = Callable[[tuple[str, str]], ReservedFor | None]
+"""What the API server had of the claim of this namespace and name a moment ago, if anything."""
+
+
+class ClaimEventPublisher:
+    """Publishes for the agent of the Node `node` while `run` runs; at best effort."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        node: str,
+        *,
+        recent: Recent = lambda _: None,
+        intervals: EventIntervals = INTERVALS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._access = access
+        self._recent = recent
+        self._events = EventPublisher(access, node, intervals=intervals)
+        self._clock = clock
+        self._limit = RateLimit(_SAME, most_keys=1024)
+        self._waiting: deque[ClaimNews] = deque(maxlen=_MOST_WAITING)
+        self._queued = asyncio.Event()
+
+    def publish(self, news: ClaimNews) -> None:
+        """Queue this, unless the like of it was published just now."""
+        if self._limit.due((news.uid, news.reason), self._clock()):
+            self._waiting.append(news)
+            self._queued.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._events.run(), name="publish Events about claims")
+            group.create_task(self._address(), name="find pods of claims")
+
+    async def _address(self) -> NoReturn:
+        while True:
+            await self._queued.wait()
+            self._queued.clear()
+            while self._waiting:
+                news = self._waiting.popleft()
+                for about in await self._concerned(news):
+                    kind: Literal["Normal", "Warning"] = "Warning" if news.is_warning else "Normal"
+                    self._events.publish(NodeEvent(kind, news.reason, news.message, about))
+
+    async def _concerned(self, news: ClaimNews) -> list[ObjectReference]:
+        """The claim and its pods, or the claim alone where the API server does not say."""
+        group = "resource.k8s.io/v1"
+        claim = ObjectReference(group, "ResourceClaim", news.namespace, news.name, news.uid)
+        known = self._recent((news.namespace, news.name))
+        if known is None:
+            try:
+                found = await self._access.find(requests.get_claim(news.namespace, news.name))
+            except faults.ClusterFault:
+                return [claim]
+            known = await asyncio.to_thread(read_reserved_for, found)
+        pods = known.pods[:_MOST_PODS] if known and known.uid == news.uid else ()
+        return [
+            claim,
+            *(ObjectReference("v1", "Pod", news.namespace, name, uid) for name, uid in pods),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +158,7 @@ class ClaimStatusPublisher:
             self._changed.clear()
             try:
                 again = await self._write_all()
-            except ClusterFault as fault:  # of the server, so changes wait as well
+            except faults.ClusterFault as fault:  # of the server, so changes wait as well
                 await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
                 continue
             with suppress(TimeoutError):
@@ -99,15 +177,18 @@ class ClaimStatusPublisher:
                 continue
             try:
                 await self._write(wanted)
-            except NotAllowed as fault:  # maybe of this claim alone
+            except faults.NotAllowed as fault:  # maybe of this claim alone
                 if not self._is_denied:
                     log.warning("status.devices of claims is not written", error=fault.message)
                 self._is_denied = True
                 self._denied[uid] = clock() + _DENIED_AGAIN
                 continue
-            except (ObjectMissing, WriteConflict):  # deleted, or another one of its name
+            except (
+                faults.ObjectMissing,
+                faults.WriteConflict,
+            ):  # deleted, or another one of its name
                 log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
-            except RequestRefused as fault:  # deallocated meanwhile, say
+            except faults.RequestRefused as fault:  # deallocated meanwhile, say
                 log.warning("a claim's status is not written", error=fault.message)
             self._backoff.reset()
             self._written[uid] = wanted
