@@ -18,8 +18,8 @@ from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.cluster.client.faults import ClusterFault, from_status
 from nodeagent.cluster.client.node_follower import _event_of
 from nodeagent.cluster.client.node_view import is_newer, view_of
-from nodeagent.cluster.drain.node import pod_of
 from nodeagent.cluster.drain.owners import claims, other_allocator
+from nodeagent.cluster.drain.pods import pod_of
 from nodeagent.cluster.plan_sources.annotation import offer
 from nodeagent.cluster.plan_sources.nos.grammar import (
     mode_of,

@@ -14,8 +14,7 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.cli.parser import parse
-from nodeagent.cluster.drain.hooks import rules_of
-from nodeagent.cluster.drain.pods import Pod
+from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
 from tests.api.serving import api
@@ -69,14 +68,14 @@ def test_the_overlays_settings_are_settings(name: str) -> None:
 
 def test_the_plain_overlay_finds_the_device_plugin() -> None:
     """Whether it was installed by NVIDIA's chart or by its static manifest."""
-    rules = rules_of(_settings("plain").kubernetes)
+    selectors = list(map(PodSelector.of, _settings("plain").kubernetes.plugin_pods))
     cases: list[dict[str, str]] = [
         {"app.kubernetes.io/name": "nvidia-device-plugin", "app.kubernetes.io/instance": "nvdp"},
         {"name": "nvidia-device-plugin-ds"},
     ]
     for labels in cases:
         pod = Pod("kube-system", "plugin", labels)
-        assert any(selector.matches(pod) for selector in rules.plugin_pods), labels
+        assert any(selector.matches(pod) for selector in selectors), labels
 
 
 @pytest.mark.parametrize("name", WITH_GPUS)

@@ -15,9 +15,9 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import credentials_of
 from nodeagent.cluster.client.node_view import NodeView, view_of
 from nodeagent.cluster.client.requests import Right
-from nodeagent.cluster.drain.hooks import rules_of
-from nodeagent.cluster.drain.node import pod_of
+from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.cluster.drain.owners import owned_by_others
+from nodeagent.cluster.drain.pods import pod_of
 from nodeagent.cluster.plan_sources.nos.plugin_configuration import place_of
 from nodeagent.cluster.plan_sources.registry import check_source
 from nodeagent.errors import UsageError
@@ -48,7 +48,7 @@ def cluster_findings(
     `source` is where the plan comes from.
     """
     try:
-        rules_of(settings)
+        check_settings(settings)
         check_source(source, settings.nos_config_map)
     except UsageError as wrong:
         return [error("settings", wrong.message, wrong.remedy)], None
@@ -190,7 +190,7 @@ async def _owners(
     except faults.ClusterFault as fault:
         message = f"only labels can show them: {fault.message}"
         found.append(warning(check, message, _remedy_of(fault)))
-    others = owned_by_others(view, pods, source=source, tolerated=rules_of(settings).tolerated)
+    others = owned_by_others(view, pods, source=source, tolerated=settings.tolerate)
     if not others:
         return [*found, ok(check, "no other program of the cluster splits this node's GPUs")]
     return [*found, *(error(check, other.message, other.remedy) for other in others)]

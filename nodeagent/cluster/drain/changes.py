@@ -9,46 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from nodeagent.cluster.client.node_view import CHANGING, NodeView, has_taint
-from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.pods import PodSelector
+
+if TYPE_CHECKING:  # settings are not pure
+    from nodeagent.settings import KubernetesSettings
 
 CORDONED: Final = "nodeagent.io/cordoned"
 RESTART_DUE: Final = "nodeagent.io/device-plugin-restart-due"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
-
-
-class ClientCare(StrEnum):
-    """How the cluster's other GPU clients are notified of a change.
-
-    The labels move the GPU Operator's operands off the node and back, as mig-manager does. Deleting
-    the device plugin's pod afterwards makes it enumerate again where there is no operator.
-    """
-
-    PAUSE_LABELS = "pauseLabels"
-    DELETE_PODS = "deletePods"
-    NOTHING = "nothing"
-
-
-@dataclass(frozen=True, slots=True)
-class DrainRules:
-    """The settings of a drain. `plugin_pods` are deleted with ClientCare.DELETE_PODS.
-
-    `tolerated` are other managers beside which the agent works all the same. `pods_deadline` is how
-    many seconds pods get to go, `allocatable_deadline` how many the node may take to offer what it
-    should.
-    """
-
-    care: ClientCare
-    cordon: bool
-    taints: bool
-    plugin_pods: tuple[PodSelector, ...]
-    tolerated: frozenset[OtherManager]
-    pods_deadline: float
-    allocatable_deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +49,29 @@ class NodeChange:
                 yield f"{kind} {key} removed" if value is None else f"{kind} {key}={value}"
 
 
-def preparations(node: NodeView, rules: DrainRules) -> tuple[NodeChange, ...]:
-    """Before devices change: the cordon, then what notifies the other GPU clients."""
-    match rules.care:
-        case ClientCare.PAUSE_LABELS:
+def preparations(node: NodeView, settings: KubernetesSettings) -> tuple[NodeChange, ...]:
+    """Before devices change: the cordon, then what notifies the other GPU clients.
+
+    The labels move the GPU Operator's operands off the node and back, as mig-manager does. Deleting
+    the device plugin's pod afterwards makes it enumerate again where there is no operator.
+    """
+    match settings.clients:
+        case "pauseLabels":
             labels = pausing(node.labels)
             notify = NodeChange("what holds the GPUs is to go", labels) if labels else None
-        case ClientCare.DELETE_PODS if RESTART_DUE not in node.annotations:
+        case "deletePods" if RESTART_DUE not in node.annotations:
             reason = "the device plugin has to look again afterwards, also after a crash"
             notify = NodeChange(reason, annotations={RESTART_DUE: "true"})
-        case ClientCare.DELETE_PODS | ClientCare.NOTHING:
+        case "deletePods" | "nothing":
             notify = None
         case _:
-            assert_never(rules.care)
-    return (*cordoning(node, rules), notify) if notify else cordoning(node, rules)
+            assert_never(settings.clients)
+    return (*cordoning(node, settings), *([notify] if notify else []))
 
 
 def restorations(
     node: NodeView,
-    rules: DrainRules,
+    plugin_pods: tuple[PodSelector, ...],
     *,
     plugin_config: str | None = None,
     stay_paused: bool = False,
@@ -104,7 +79,8 @@ def restorations(
     """After the change, however it ended, and at the agent's start; `uncordoning` comes later.
 
     It goes by the Node and not by the settings, so that it also puts back what another setting had
-    changed before. `plugin_config` is the plan's devicePluginConfig; None leaves the label alone.
+    changed before. `plugin_pods` are the device plugin's, to be deleted where that is due.
+    `plugin_config` is the plan's devicePluginConfig; None leaves the label alone.
     `stay_paused`: another manager may be at work, and have paused the clients itself.
     """
     changes: list[NodeChange] = []
@@ -118,7 +94,7 @@ def restorations(
         # Until the annotation is gone a crash leaves it, and the pods are deleted once more.
         reason = "the device plugin looks again"
         done: dict[str, str | None] = {RESTART_DUE: None}
-        changes.append(NodeChange(reason, annotations=done, delete=rules.plugin_pods))
+        changes.append(NodeChange(reason, annotations=done, delete=plugin_pods))
     return tuple(changes)
 
 
@@ -129,10 +105,10 @@ def restorations(
 # agent's, comes and goes with the cordon.
 
 
-def cordoning(node: NodeView, rules: DrainRules) -> tuple[NodeChange, ...]:
+def cordoning(node: NodeView, settings: KubernetesSettings) -> tuple[NodeChange, ...]:
     """Nothing when nothing is wanted, or when it is so already: a cordon of any origin counts."""
-    cordon = rules.cordon and not node.unschedulable
-    taint = rules.taints and not has_taint(node.taints, CHANGING)
+    cordon = settings.cordon and not node.unschedulable
+    taint = settings.taints and not has_taint(node.taints, CHANGING)
     if not (cordon or taint):
         return ()
     return (

@@ -17,7 +17,6 @@ from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.drain.changes import cordoning
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
 from nodeagent.cluster.drain.node import DrainedNode, undone
-from nodeagent.cluster.drain.other_managers import OtherManagers
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.cluster.kubelet.allocations import PodName
@@ -38,13 +37,11 @@ class Evictor:
     def __init__(
         self,
         node: DrainedNode,
-        managers: OtherManagers,
         outlook: PluginOutlook,
         restore: Restore,
         policy: Policy,
     ) -> None:
         self._node = node
-        self._managers = managers
         self._outlook = outlook
         self._restore = restore
         self._policy = policy
@@ -138,7 +135,7 @@ class Evictor:
         """What speaks against the plan that could be executed once the pods are gone."""
         after = {gpu.before.key: gpu for gpu in found.then}
         todo = replace(plan, gpus=tuple(after.get(gpu.before.key, gpu) for gpu in plan.gpus))
-        return self._managers.objections() or await self._outlook.objections(
+        return self._node.objections() or await self._outlook.objections(
             judgement, todo, observed, self._node.known.labels
         )
 
@@ -166,7 +163,7 @@ class Evictor:
     async def _evict(self, wanted: Mapping[PodName, str], here: Mapping[PodName, str]) -> None:
         self._restore.hold_cordon(True)
         await self._node.patch_all(
-            lambda node: cordoning(node, self._node.rules), within=self._node.intervals.answer
+            lambda node: cordoning(node, self._node.settings), within=self._node.intervals.answer
         )
         refused = []
         for pod, reason in wanted.items():

@@ -16,7 +16,8 @@ from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.drain.eviction import is_in_use, pod_of_user
-from nodeagent.cluster.drain.node import DrainedNode, pod_of
+from nodeagent.cluster.drain.node import DrainedNode
+from nodeagent.cluster.drain.pods import pod_of
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.views.text import users
@@ -50,15 +51,13 @@ class FinishedPods:
         while True:
             await self._due.wait()
             self._due.clear()
-            ended = await self._ended(self._blocking, self._node.intervals.answer)
+            within = self._node.intervals.answer
+            ended = await ended_pods(self._node.access, self._blocking, within=within)
             if ended:
                 until = asyncio.get_running_loop().time() + _SUSPECTED_FOR
                 self._suspects |= dict.fromkeys(ended, until)
                 self._node.wake("pods have ended that the kubelet still lists")
             await asyncio.sleep(self._backoff.next())
-
-    async def _ended(self, pods: Collection[PodName], within: float) -> frozenset[PodName]:
-        return await ended_pods(self._node.access, pods, within=within)
 
     async def among(self, listed: Collection[PodName], within: float) -> frozenset[PodName]:
         """Which of the pods that the kubelet has listed have ended for sure, by an answer of now.
@@ -68,7 +67,7 @@ class FinishedPods:
         now = asyncio.get_running_loop().time()
         self._suspects = {p: t for p, t in self._suspects.items() if t > now and p in listed}
         suspects = frozenset(self._suspects)
-        ended = await self._ended(suspects, within)
+        ended = await ended_pods(self._node.access, suspects, within=within)
         for pod in suspects - ended:  # others may have been added meanwhile
             self._suspects.pop(pod, None)
         return ended

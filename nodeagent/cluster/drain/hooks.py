@@ -11,11 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.drain.changes import ClientCare, DrainRules
 from nodeagent.cluster.drain.evictor import Evictor
 from nodeagent.cluster.drain.finished_pods import FinishedPods
 from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals
-from nodeagent.cluster.drain.other_managers import OtherManagers
 from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.pods import PodSelector
@@ -56,12 +54,12 @@ class ClusterHooks(ChangeHooks):
         report: Callable[[EventType, str], object],
         intervals: DrainIntervals = DrainIntervals(),  # noqa: B008 - a frozen value
     ) -> None:
-        self._node = DrainedNode(access, node, rules_of(settings), intervals, wake, report)
-        self._managers = OtherManagers(self._node, source)
+        check_settings(settings)
+        self._node = DrainedNode(access, node, settings, source, intervals, wake, report)
         self._outlook = PluginOutlook(settings.plugin_configs)
-        self._preparation = Preparation(self._node)
-        self._restore = Restore(self._node, self._outlook, self._managers)
-        self._evictor = Evictor(self._node, self._managers, self._outlook, self._restore, policy)
+        self._restore = Restore(self._node, self._outlook)
+        self._preparation = Preparation(self._node, self._restore)
+        self._evictor = Evictor(self._node, self._outlook, self._restore, policy)
         self.finished_pods = FinishedPods(self._node)
         self.on_restored = self._restore.on_restored
         self._desired: DesiredNode | None = None  # of the last round
@@ -79,8 +77,8 @@ class ClusterHooks(ChangeHooks):
         if plan is None:
             return ()
         needs_work = plan.verdict is not Verdict.IN_SYNC
-        await self._managers.refresh(working=bool(todo.gpus), unfinished=needs_work)
-        found = self._managers.objections() if needs_work else ()
+        await self._node.find_others(working=bool(todo.gpus), unfinished=needs_work)
+        found = self._node.objections() if needs_work else ()
         if not found and todo.changes_devices:
             labels = self._node.known.labels
             found = await self._outlook.objections(judgement, todo, observed, labels)
@@ -88,21 +86,14 @@ class ClusterHooks(ChangeHooks):
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
         """Notify the cluster's other GPU clients, as the settings say, and wait for them to go."""
-        changes = todo.changes_devices
-        self._restore.begin_work(changes_devices=changes)
-        if not changes or not self._preparation.is_needed:
-            return ()
-        deferred = self._preparation.deferred(self._desired)
-        if deferred:
-            return deferred
-        async with self._restore.touching():
-            return await self._preparation.prepare(self._desired)
+        self._restore.begin_work(changes_devices=todo.changes_devices)
+        return await self._preparation.prepare(self._desired) if todo.changes_devices else ()
 
     def settle(
         self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
     ) -> None:
         """Have put back what was done, await the offer, evict for what is blocked: in `run`."""
-        if self._managers.refusing:
+        if self._node.refusing:
             self._evictor.forget()
         else:
             self._evictor.observe(judgement, observed, left)
@@ -117,7 +108,7 @@ class ClusterHooks(ChangeHooks):
     @property
     def leaves_answer(self) -> bool:
         """Whether the plan source's answer on the Node is left to another manager."""
-        return self._managers.answers
+        return self._node.leaves_answer
 
     @property
     def is_unfinished(self) -> bool:
@@ -131,7 +122,7 @@ class ClusterHooks(ChangeHooks):
         self._node.view = view
         if view is not None:
             self._outlook.observe(view.labels)
-        if self._managers.refusing and not self._managers.objections():
+        if self._node.refusing and not self._node.objections():
             self._node.wake("no other manager seems to split the GPUs any more")
         self._restore.observe(view)
 
@@ -141,7 +132,7 @@ class ClusterHooks(ChangeHooks):
 
     def use_source(self, source: str) -> None:
         """The agent's plan source is another one now."""
-        self._managers.source = source
+        self._node.source = source
 
     # --- its life ---------------------------------------------------------------------------------
 
@@ -164,24 +155,17 @@ class ClusterHooks(ChangeHooks):
         await self._restore.shut_down(within=within)
 
 
-def rules_of(settings: KubernetesSettings) -> DrainRules:
-    """The rules of a drain by the settings; raises UsageError."""
+def check_settings(settings: KubernetesSettings) -> None:
+    """Raises UsageError where pods or other managers are named as none is."""
     try:
-        plugin_pods = tuple(map(PodSelector.of, settings.plugin_pods))
+        for labels in settings.plugin_pods:
+            PodSelector.of(labels)
     except ValueError as error:
         raise UsageError(f"kubernetes.plugin_pods: {error}") from error
     try:
-        tolerated = frozenset(map(OtherManager, settings.tolerate))
+        for name in settings.tolerate:
+            OtherManager(name)
     except ValueError as error:
         raise UsageError(
             f"kubernetes.tolerate: {error}", remedy=f"accepted: {', '.join(OtherManager)}"
         ) from error
-    return DrainRules(
-        ClientCare(settings.clients),
-        settings.cordon,
-        settings.taints,
-        plugin_pods,
-        tolerated,
-        settings.pods_deadline,
-        settings.allocatable_deadline,
-    )

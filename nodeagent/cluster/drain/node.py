@@ -1,4 +1,5 @@
-"""The agent's Node and the pods on it, read and written when a change of the GPUs needs it.
+"""The agent's Node, the pods on it and other managers of its GPUs: read, and the Node written, when
+a change of the GPUs needs it. While another manager is here, the agent refuses to act.
 
 A patch is bound to the version that it was computed for, so it never undoes what another program
 wrote in between.
@@ -7,33 +8,30 @@ wrote in between.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_view import (
-    CHANGING,
-    NodeView,
-    object_in,
-    objects_in,
-    parts_of,
-    taints_with,
-    text_in,
-    view_of,
-)
-from nodeagent.cluster.drain.changes import DrainRules, NodeChange
-from nodeagent.cluster.drain.pods import Pod
+from nodeagent.cluster.client.node_view import CHANGING, NodeView, taints_with, view_of
+from nodeagent.cluster.drain.changes import NodeChange
+from nodeagent.cluster.drain.owners import OtherManager, claims, owned_by_others
+from nodeagent.cluster.drain.pods import Pod, PodSelector, pod_of
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 
+if TYPE_CHECKING:
+    from nodeagent.settings import KubernetesSettings
+
 log = structlog.get_logger(__name__)
+
+# Who else answers a plan source of ours, by the same keys of the Node.
+_ANSWERING: Final = {"nos": OtherManager.NOS, "mig-config": OtherManager.MIG_MANAGER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +61,38 @@ class DrainIntervals:
 class DrainedNode:
     """The Node `name`, as it was followed and listed last, with what all that drain it need.
 
-    `rules` are the settings. `wake` requests another round of the loop, with the reason; `report`
-    adds to the event log. `view` is None before the Node was seen, and while there is none; `pods`
-    is None before they were listed, and `pods_fault` is why the last list failed.
+    `source` is the agent's plan source. `wake` requests another round of the loop, with the reason;
+    `report` adds to the event log. `view` is None before the Node was seen, and while there is
+    none; `pods` is None before they were listed, and `pods_fault` is why the last list failed.
+
+    The pods are listed at first, while work is due, and while another manager objects. Without an
+    answer the last list counts, else the node's labels.
     """
 
     access: ClusterAccess
     name: str
-    rules: DrainRules
+    settings: KubernetesSettings
+    source: str
     intervals: DrainIntervals
     wake: Callable[[str], None]
     report: Callable[[EventType, str], object]
     view: NodeView | None = None
     pods: tuple[Pod, ...] | None = None
     pods_fault: faults.ClusterFault | None = None
+    refusing: bool = False  # another manager was found when there was work
     _listed_at: float = -inf
+    _reported: tuple[Problem, ...] = ()
+    _unchecked: bool = False  # it was reported that the pods are not known
 
     @property
     def known(self) -> NodeView:
         """The view, an empty one where there is none."""
         return self.view or NodeView()
+
+    @property
+    def plugin_pods(self) -> tuple[PodSelector, ...]:
+        """The device plugin's."""
+        return tuple(map(PodSelector.of, self.settings.plugin_pods))
 
     # --- the Node ---------------------------------------------------------------------------------
 
@@ -155,7 +165,7 @@ class DrainedNode:
             raise
         return self.pods
 
-    async def refresh_pods(self) -> bool:
+    async def _refresh_pods(self) -> bool:
         """List the pods in a round of the loop, unless that was tried just now; whether it was.
 
         Without an answer the last list stays, and `pods_fault` is why.
@@ -168,66 +178,66 @@ class DrainedNode:
             log.debug("the pods of the node cannot be listed", error=fault.message)
         return True
 
+    # --- other managers of its GPUs ---------------------------------------------------------------
+
+    async def find_others(self, *, working: bool, unfinished: bool) -> None:
+        """Ask for what has to be known now.
+
+        `working`: GPUs are about to be changed; `unfinished`: some are not as planned.
+        """
+        needed = self.pods is None or working or self.refusing
+        if needed and await self._refresh_pods() and self.view is None:
+            await self._read_at_first()
+        found = self.objections()
+        self.refusing = unfinished and bool(found)
+        self._report_others(found, working=working)
+
+    def objections(self) -> tuple[Problem, ...]:
+        """Managers of this node's GPUs that are not tolerated, by what is known of the node."""
+        tolerated = self.settings.tolerate
+        return owned_by_others(self.known, self.pods, source=self.source, tolerated=tolerated)
+
+    @property
+    def leaves_answer(self) -> bool:
+        """Whether nothing is done, and the plan source is answered by a manager that is here.
+
+        Any other leaves the source without an answer, and nos' partitioner then plans nothing for
+        the whole cluster: so what is refused because of it is answered like any refusal.
+        """
+        return self.refusing and _ANSWERING.get(self.source) in self._here()
+
+    def may_have_paused(self) -> bool:
+        """Whether a manager is here, tolerated or not, that pauses the same labels for its work."""
+        return OtherManager.MIG_MANAGER in self._here()
+
+    def _here(self) -> Collection[OtherManager]:
+        """Tolerated ones, too."""
+        return claims(self.known, self.pods, source=self.source).keys()
+
+    async def _read_at_first(self) -> None:
+        """Before the Node has been seen for the first time."""
+        try:
+            async with asyncio.timeout(self.intervals.round_answer):
+                view = await self.read()
+            self.view = self.view or view  # it may have been seen meanwhile
+        except (faults.ClusterFault, TimeoutError) as error:
+            log.debug("the Node cannot be read", error=str(error))
+
+    def _report_others(self, found: tuple[Problem, ...], *, working: bool) -> None:
+        if found and found != self._reported and not self.refusing:
+            for problem in found:
+                self.report(EventType.OTHER_OWNER, f"{problem.message} ({problem.remedy})")
+        self._reported = found
+        fault = self.pods_fault
+        if fault is None:
+            self._unchecked = False
+        elif working and not self._unchecked:
+            self._unchecked = True
+            by = "by the last list" if self.pods is not None else "by its labels alone"
+            message = f"whether another manager splits the GPUs is judged {by}: {fault.message}"
+            self.report(EventType.UNCHECKED, message)
+
 
 def undone(what: str, fault: faults.ClusterFault) -> Problem:
     """That something could not be done, because of the API server."""
     return Problem(Code.CLUSTER, f"{what}: {fault.message}", fault.remedy or "the agent retries")
-
-
-# --- a pod in JSON --------------------------------------------------------------------------------
-
-_MIRROR: Final = "kubernetes.io/config.mirror"
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-_KINDS: Final = ("initContainer", "container", "ephemeralContainer")
-_DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNORECASE)
-
-
-def pod_of(pod: object) -> Pod:
-    """The pod that this JSON describes; raises `ClusterUnreachable` for what is not a pod."""
-    try:
-        metadata, spec, status = parts_of(pod)
-        owners = objects_in(metadata.get("ownerReferences"))
-        return Pod(
-            namespace=text_in(metadata["namespace"]),
-            name=text_in(metadata["name"]),
-            uid=text_in(metadata["uid"]),
-            labels={k: text_in(v) for k, v in object_in(metadata.get("labels")).items()},
-            phase=text_in(status.get("phase", "")),
-            ended=_has_ended(status),
-            leaving=metadata.get("deletionTimestamp") is not None,
-            controller=next(
-                (text_in(o["kind"]) for o in owners if o.get("controller") is True), ""
-            ),
-            mirror=_MIRROR in object_in(metadata.get("annotations")),
-            selects=frozenset(_selected(spec)),
-            dynamic_mig=any(map(_DYNAMIC_MIG.search, _feature_gates(spec))),
-        )
-    except (KeyError, TypeError) as error:
-        raise faults.strange_answer("a question about pods", "it is not a pod") from error
-
-
-def _has_ended(status: Mapping[str, Any]) -> bool:
-    running = any(
-        "running" in object_in(container.get("state"))
-        for kind in _KINDS
-        for container in objects_in(status.get(f"{kind}Statuses"))
-    )
-    return status.get("phase") in ("Succeeded", "Failed") and not running
-
-
-def _selected(spec: Mapping[str, Any]) -> Iterator[str]:
-    """The labels that a node must have, or have in some way, for the pod to be on it."""
-    yield from object_in(spec.get("nodeSelector"))
-    affinity = object_in(object_in(spec.get("affinity")).get("nodeAffinity"))
-    for term in objects_in(object_in(affinity.get(_REQUIRED)).get("nodeSelectorTerms")):
-        for expression in objects_in(term.get("matchExpressions")):
-            yield text_in(expression["key"])
-
-
-def _feature_gates(spec: Mapping[str, Any]) -> Iterator[str]:
-    for kind in _KINDS:
-        for container in objects_in(spec.get(f"{kind}s")):
-            for variable in objects_in(container.get("env")):
-                value = variable.get("value")
-                if variable.get("name") == "FEATURE_GATES" and isinstance(value, str):
-                    yield value

@@ -62,7 +62,7 @@ def claims(node: NodeView, pods: Pods, *, source: str = "") -> dict[OtherManager
 
 
 def owned_by_others(
-    node: NodeView, pods: Pods, *, source: str = "", tolerated: Collection[OtherManager] = ()
+    node: NodeView, pods: Pods, *, source: str = "", tolerated: Collection[str] = ()
 ) -> tuple[Problem, ...]:
     """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
     return tuple(

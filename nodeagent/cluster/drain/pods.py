@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Final, Self
 
+from nodeagent.cluster.client.faults import strange_answer
+from nodeagent.cluster.client.node_view import object_in, objects_in, parts_of, text_in
 from nodeagent.cluster.kubelet.allocations import PodName
+
+_MIRROR: Final = "kubernetes.io/config.mirror"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_KINDS: Final = ("initContainer", "container", "ephemeralContainer")
+_DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +79,57 @@ class PodSelector:
         if self.selects:
             return f"pods that select {self.selects}"
         return ",".join(f"{key}={value}" for key, value in self.labels.items())
+
+
+# --- a pod in JSON --------------------------------------------------------------------------------
+
+
+def pod_of(pod: object) -> Pod:
+    """The pod that this JSON describes; raises `ClusterUnreachable` for what is not a pod."""
+    try:
+        metadata, spec, status = parts_of(pod)
+        owners = objects_in(metadata.get("ownerReferences"))
+        return Pod(
+            namespace=text_in(metadata["namespace"]),
+            name=text_in(metadata["name"]),
+            uid=text_in(metadata["uid"]),
+            labels={k: text_in(v) for k, v in object_in(metadata.get("labels")).items()},
+            phase=text_in(status.get("phase", "")),
+            ended=_has_ended(status),
+            leaving=metadata.get("deletionTimestamp") is not None,
+            controller=next(
+                (text_in(o["kind"]) for o in owners if o.get("controller") is True), ""
+            ),
+            mirror=_MIRROR in object_in(metadata.get("annotations")),
+            selects=frozenset(_selected(spec)),
+            dynamic_mig=any(map(_DYNAMIC_MIG.search, _feature_gates(spec))),
+        )
+    except (KeyError, TypeError) as error:
+        raise strange_answer("a question about pods", "it is not a pod") from error
+
+
+def _has_ended(status: Mapping[str, Any]) -> bool:
+    running = any(
+        "running" in object_in(container.get("state"))
+        for kind in _KINDS
+        for container in objects_in(status.get(f"{kind}Statuses"))
+    )
+    return status.get("phase") in ("Succeeded", "Failed") and not running
+
+
+def _selected(spec: Mapping[str, Any]) -> Iterator[str]:
+    """The labels that a node must have, or have in some way, for the pod to be on it."""
+    yield from object_in(spec.get("nodeSelector"))
+    affinity = object_in(object_in(spec.get("affinity")).get("nodeAffinity"))
+    for term in objects_in(object_in(affinity.get(_REQUIRED)).get("nodeSelectorTerms")):
+        for expression in objects_in(term.get("matchExpressions")):
+            yield text_in(expression["key"])
+
+
+def _feature_gates(spec: Mapping[str, Any]) -> Iterator[str]:
+    for kind in _KINDS:
+        for container in objects_in(spec.get(f"{kind}s")):
+            for variable in objects_in(container.get("env")):
+                value = variable.get("value")
+                if variable.get("name") == "FEATURE_GATES" and isinstance(value, str):
+                    yield value

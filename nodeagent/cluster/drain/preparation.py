@@ -14,9 +14,10 @@ import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.drain.changes import ClientCare, leaving_pods, preparations
+from nodeagent.cluster.drain.changes import leaving_pods, preparations
 from nodeagent.cluster.drain.node import DrainedNode, undone
 from nodeagent.cluster.drain.pods import Pod, PodSelector
+from nodeagent.cluster.drain.restore import Restore
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.problems import Code, Problem
 
@@ -30,31 +31,30 @@ class Preparation:
     pods away and bring them back.
     """
 
-    def __init__(self, node: DrainedNode) -> None:
+    def __init__(self, node: DrainedNode, restore: Restore) -> None:
         self._node = node
+        self._restore = restore
         self._backoff = Backoff(*node.intervals.prepare)
         self._desired: DesiredNode | None = None  # what the attempts so far were for
         self._failure: tuple[Problem, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether the settings ask for anything before a change of devices."""
-        rules = self._node.rules
-        return rules.cordon or rules.taints or rules.care is not ClientCare.NOTHING
+    async def prepare(self, desired: DesiredNode | None) -> tuple[Problem, ...]:
+        """Do what the settings ask for before a change; problems mean that it could not be done.
 
-    def deferred(self, desired: DesiredNode | None) -> tuple[Problem, ...]:
-        """Why this is not tried yet; empty when it may be. Another desired state always may, and
-        that of the same text is another configuration's.
+        Another desired state is always tried at once, and that of the same text is another
+        configuration's.
         """
+        settings = self._node.settings
+        if not (settings.cordon or settings.taints or settings.clients != "nothing"):
+            return ()
         if desired != self._desired:
             self._backoff.reset()
             self.forget()
-        return self._failure
-
-    async def prepare(self, desired: DesiredNode | None) -> tuple[Problem, ...]:
-        """Do what has to be done before a change; problems mean that it could not be."""
-        problems = await self._attempt()
+        if self._failure:
+            return self._failure
+        async with self._restore.touching():
+            problems = await self._attempt()
         self.forget()
         self._desired = desired
         if problems:
@@ -84,7 +84,7 @@ class Preparation:
     async def _attempt(self) -> tuple[Problem, ...]:
         try:
             node = await self._node.patch_all(
-                lambda node: preparations(node, self._node.rules),
+                lambda node: preparations(node, self._node.settings),
                 within=self._node.intervals.notify,
             )
         except ClusterFault as fault:
@@ -93,20 +93,17 @@ class Preparation:
                 "notified"
             )
             return (undone(what, fault),)
-        if self._node.rules.care is not ClientCare.PAUSE_LABELS:
+        if self._node.settings.clients != "pauseLabels":
             return ()
         return await self._pods_gone(leaving_pods(node.labels))
 
     async def _pods_gone(self, selectors: Sequence[PodSelector]) -> tuple[Problem, ...]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._node.rules.pods_deadline
+        loop, seconds = asyncio.get_running_loop(), self._node.settings.pods_deadline
+        deadline = loop.time() + seconds
         backoff = Backoff(*self._node.intervals.leaving_pods)
         while selectors:
             pods = await self._list(within=max(deadline - loop.time(), 1.0))
-            found = (
-                _still_there(selector, pods, self._node.rules.pods_deadline)
-                for selector in selectors
-            )
+            found = (_still_there(selector, pods, seconds) for selector in selectors)
             problems = tuple(problem for problem in found if problem)
             if not problems:
                 break

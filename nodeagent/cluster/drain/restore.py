@@ -26,7 +26,6 @@ from nodeagent.cluster.drain.changes import (
 )
 from nodeagent.cluster.drain.device_plugin import mismatches
 from nodeagent.cluster.drain.node import DrainedNode, undone
-from nodeagent.cluster.drain.other_managers import OtherManagers
 from nodeagent.cluster.drain.plugin_outlook import PluginOutlook, configuration_of
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.plan.observed import ObservedNode
@@ -108,15 +107,14 @@ class Restore:
     so, paused labels while another manager may have paused them.
     """
 
-    def __init__(self, node: DrainedNode, outlook: PluginOutlook, managers: OtherManagers) -> None:
+    def __init__(self, node: DrainedNode, outlook: PluginOutlook) -> None:
         self._node = node
         self._outlook = outlook
-        self._managers = managers
         self.on_restored: list[Callable[[], None]] = []
         here = f"--field-selector spec.nodeName={node.name}"
-        labels = node.rules.plugin_pods or (_PLUGIN_LABELS,)
+        labels = node.plugin_pods or (_PLUGIN_LABELS,)
         self._offer = AwaitedAllocatable(
-            node.rules.allocatable_deadline,
+            node.settings.allocatable_deadline,
             tuple(f"-A -l {one} {here}" for one in labels),
             self._offer_changed,
         )
@@ -142,7 +140,7 @@ class Restore:
         back.
         """
         paused = restoring(self._node.known.labels)
-        return self._touched or (bool(paused) and not self._managers.may_have_paused())
+        return self._touched or (bool(paused) and not self._node.may_have_paused())
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -261,9 +259,9 @@ class Restore:
     def _changes(self, node: NodeView) -> tuple[NodeChange, ...]:
         return restorations(
             node,
-            self._node.rules,
+            self._node.plugin_pods,
             plugin_config=self._configuration_due(),
-            stay_paused=not self._touched and self._managers.may_have_paused(),
+            stay_paused=not self._touched and self._node.may_have_paused(),
         )
 
     def _uncordoning(self, node: NodeView) -> NodeChange | None:

@@ -17,7 +17,7 @@ import pytest
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig
-from nodeagent.cluster.drain.node import pod_of
+from nodeagent.cluster.drain.pods import pod_of
 from tests.cluster.client.rig import Follower, kubeconfig, running, until
 from tests.cluster.client.test_credentials import kubeconfig as kubeconfig_of_user
 from tests.simulated_cluster.api_server import ApiServer

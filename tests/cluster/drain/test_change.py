@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal, get_args
 
 import pytest
 
@@ -12,8 +13,6 @@ from nodeagent.cluster.drain.changes import (
     PAUSED,
     PLUGIN_CONFIG,
     RESTART_DUE,
-    ClientCare,
-    DrainRules,
     NodeChange,
     cordoning,
     leaving_pods,
@@ -27,27 +26,23 @@ from nodeagent.plan.observed import MigMode, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, TimeSlice, WantedMps
+from nodeagent.settings import KubernetesSettings
 from nodeagent.structs import replace
 from tests.plan.cards import card, wanted, with_instances
 
+Care = Literal["pauseLabels", "deletePods", "nothing"]
+CARES: tuple[Care, ...] = get_args(Care)
 PREFIX = "nvidia.com/gpu.deploy."
 PLUGIN_POD = PodSelector({"app": "nvidia-device-plugin-daemonset"})
+PLUGIN_PODS = (PLUGIN_POD,)
 LABELS = {f"{PREFIX}device-plugin": "true", f"{PREFIX}dcgm": "false", f"{PREFIX}nvsm": "true"}
 NODE = NodeView(labels=LABELS)
 H100 = with_instances(card("h100-80gb"), [("7g.80gb", 0)])
 
 
-def rules(care: ClientCare, *, cordon: bool = True, taints: bool = False) -> DrainRules:
+def rules(care: Care, *, cordon: bool = True, taints: bool = False) -> KubernetesSettings:
     """The settings."""
-    return DrainRules(
-        care,
-        cordon,
-        taints,
-        (PLUGIN_POD,),
-        tolerated=frozenset(),
-        pods_deadline=1.0,
-        allocatable_deadline=1.0,
-    )
+    return KubernetesSettings(clients=care, cordon=cordon, taints=taints)
 
 
 def planned(desired: DesiredGpu) -> NodePlan:
@@ -77,15 +72,15 @@ def played(node: NodeView, changes: Iterable[NodeChange]) -> NodeView:
     return node
 
 
-def restored(node: NodeView, rules: DrainRules) -> tuple[NodeChange, ...]:
+def restored(node: NodeView) -> tuple[NodeChange, ...]:
     """All that is put back, the cordon last."""
     uncordon = uncordoning(node)
-    return (*restorations(node, rules), *([uncordon] if uncordon else []))
+    return (*restorations(node, PLUGIN_PODS), *([uncordon] if uncordon else []))
 
 
 def test_with_labels() -> None:
     """Cordon, pause what is true, wait for its pods; afterwards the labels, then uncordon."""
-    care = rules(ClientCare.PAUSE_LABELS)
+    care = rules("pauseLabels")
     cordon, pause = preparations(NODE, care)
     assert cordon.unschedulable
     assert pause == NodeChange(
@@ -94,61 +89,60 @@ def test_with_labels() -> None:
     )
     during = played(NODE, (cordon, pause))
     assert leaving_pods(during.labels)[0] == PLUGIN_POD
-    assert played(during, restorations(during, care)).labels == NODE.labels
-    assert played(during, restored(during, care)) == NODE
-    assert restored(NODE, care) == ()
+    assert played(during, restorations(during, PLUGIN_PODS)).labels == NODE.labels
+    assert played(during, restored(during)) == NODE
+    assert restored(NODE) == ()
 
 
 def test_with_the_plugins_pods() -> None:
     """Before, only the memory that they are due; afterwards they go, and then the memory."""
-    care = rules(ClientCare.DELETE_PODS, cordon=False)
+    care = rules("deletePods", cordon=False)
     during = played(NODE, preparations(NODE, care))
     assert during == replace(NODE, annotations={RESTART_DUE: "true"})
     assert preparations(during, care) == ()
-    [after] = restored(during, care)
-    assert after.delete == (PLUGIN_POD,)
+    [after] = restored(during)
+    assert after.delete == PLUGIN_PODS
     assert played(during, [after]) == NODE
 
 
 def test_with_nothing() -> None:
     """No client is notified."""
-    care = rules(ClientCare.NOTHING, cordon=False)
-    assert preparations(NODE, care) == restored(NODE, care) == ()
+    care = rules("nothing", cordon=False)
+    assert preparations(NODE, care) == restored(NODE) == ()
 
 
 @pytest.mark.parametrize("cordon", [True, False], ids=["with a cordon", "alone"])
 def test_with_a_taint(cordon: bool) -> None:
     """It comes and goes with the cordon, among others' taints; once there, it is not put again."""
-    care = rules(ClientCare.NOTHING, cordon=cordon, taints=True)
+    care = rules("nothing", cordon=cordon, taints=True)
     node = replace(NODE, taints=({"key": "other", "effect": "NoExecute", "value": "x"},))
     [before] = preparations(node, care)
     during = played(node, [before])
     assert during.unschedulable is cordon
     assert during.taints == (*node.taints, {"key": CHANGING, "effect": "NoSchedule"})
     assert preparations(during, care) == ()
-    assert played(during, restored(during, rules(ClientCare.NOTHING, cordon=False))) == node
+    assert played(during, restored(during)) == node
 
 
-@pytest.mark.parametrize("care", list(ClientCare))
+@pytest.mark.parametrize("care", CARES)
 @pytest.mark.parametrize("cordoned", [True, False], ids=["cordoned before", "schedulable"])
-def test_a_crash_anywhere_is_put_right(care: ClientCare, cordoned: bool) -> None:
-    """After every step the agent may die, and its settings change; the next start restores all."""
+def test_a_crash_anywhere_is_put_right(care: Care, cordoned: bool) -> None:
+    """After every step the agent may die; the next start restores all, whatever its settings."""
     node = replace(NODE, unschedulable=cordoned)
     before = preparations(node, rules(care))
     for done in range(len(before) + 1):
         during = played(node, before[:done])
-        for later in ClientCare:
-            after = restored(during, rules(later, cordon=False))
-            for cut in range(len(after) + 1):
-                again = played(during, after[:cut])
-                assert played(again, restored(again, rules(later))) == node
-            due = RESTART_DUE in during.annotations
-            assert any(change.delete for change in after) == due
+        after = restored(during)
+        for cut in range(len(after) + 1):
+            again = played(during, after[:cut])
+            assert played(again, restored(again)) == node
+        due = RESTART_DUE in during.annotations
+        assert any(change.delete for change in after) == due
 
 
 def test_what_was_paused_before_a_crash_is_still_awaited() -> None:
     """The next attempt waits for the same pods, although it has nothing left to pause."""
-    care = rules(ClientCare.PAUSE_LABELS, cordon=False)
+    care = rules("pauseLabels", cordon=False)
     during = played(NODE, preparations(NODE, care))
     assert preparations(during, care) == ()
     assert leaving_pods(during.labels) == leaving_pods(NODE.labels) != ()
@@ -156,15 +150,15 @@ def test_what_was_paused_before_a_crash_is_still_awaited() -> None:
 
 def test_the_plugins_configuration_changes_with_its_return() -> None:
     """One patch for both, so the plugin starts with the right one; without a wish it stays."""
-    care = rules(ClientCare.PAUSE_LABELS, cordon=False)
+    care = rules("pauseLabels", cordon=False)
     during = played(NODE, preparations(NODE, care))
-    [patch] = restorations(during, care, plugin_config="shared-4")
+    [patch] = restorations(during, PLUGIN_PODS, plugin_config="shared-4")
     assert patch.labels[PLUGIN_CONFIG] == "shared-4"
     assert patch.labels[f"{PREFIX}device-plugin"] == "true"
     done = played(during, [patch])
-    assert restorations(done, care, plugin_config="shared-4") == ()
-    assert restorations(done, care) == ()
-    [other] = restorations(done, care, plugin_config="another")
+    assert restorations(done, PLUGIN_PODS, plugin_config="shared-4") == ()
+    assert restorations(done, PLUGIN_PODS) == ()
+    [other] = restorations(done, PLUGIN_PODS, plugin_config="another")
     assert other.labels == {PLUGIN_CONFIG: "another"}
 
 
@@ -195,10 +189,10 @@ OURS = {CORDONED: "true"}
 
 def test_cordon_and_uncordon() -> None:
     """The memory is set and taken away in the same patch as the cordon."""
-    [cordon] = cordoning(NodeView(), rules(ClientCare.NOTHING))
+    [cordon] = cordoning(NodeView(), rules("nothing"))
     assert (cordon.unschedulable, cordon.annotations) == (True, OURS)
     during = NodeView(annotations=OURS, unschedulable=True)
-    assert cordoning(during, rules(ClientCare.NOTHING)) == ()
+    assert cordoning(during, rules("nothing")) == ()
     uncordon = uncordoning(during)
     assert uncordon is not None
     assert (uncordon.unschedulable, uncordon.annotations) == (False, {CORDONED: None})
@@ -207,7 +201,7 @@ def test_cordon_and_uncordon() -> None:
 def test_what_we_did_not_cordon_is_left_alone() -> None:
     """An administrator's cordon is there before and afterwards."""
     theirs = NodeView(unschedulable=True)
-    assert cordoning(theirs, rules(ClientCare.NOTHING)) == ()
+    assert cordoning(theirs, rules("nothing")) == ()
     assert uncordoning(theirs) is None
     assert uncordoning(NodeView()) is None
 
@@ -218,4 +212,4 @@ def test_an_uncordon_in_between_is_kept() -> None:
     ended = uncordoning(node)
     assert ended is not None
     assert (ended.unschedulable, ended.annotations) == (None, {CORDONED: None})
-    assert cordoning(node, rules(ClientCare.NOTHING))
+    assert cordoning(node, rules("nothing"))

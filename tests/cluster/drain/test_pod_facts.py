@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.faults import ClusterUnreachable
-from nodeagent.cluster.drain.node import pod_of
-from nodeagent.cluster.drain.pods import Pod, PodSelector
+from nodeagent.cluster.drain.pods import Pod, PodSelector, pod_of
 
 LEAST = {"metadata": {"namespace": "a", "name": "b", "uid": "1"}}
 
