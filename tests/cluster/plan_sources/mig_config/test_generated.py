@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.cluster.plan_sources.mig_config.generated import (
+from nodeagent.cluster.plan_sources.mig_config.to_plan import (
     BALANCED,
     DISABLED,
     ENABLED,
     GeneratedEntry,
+    can_be_named,
     file_of,
     generate,
     without_profiles,
 )
-from nodeagent.cluster.plan_sources.mig_config.to_plan import can_be_named
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
