@@ -10,8 +10,8 @@ from pathlib import Path
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import NodeFollower
 from nodeagent.cluster.drain.hooks import ClusterHooks
-from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, with_allocations
 from nodeagent.cluster.kubelet.allocations import ByUuid, Holding, PodName
+from nodeagent.cluster.kubelet.device_users import AllocatedDevices, with_allocations
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UsageSource
 from nodeagent.plan.observed import Access, Gpu

@@ -17,7 +17,7 @@ from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.claims.upkeep.upkeep import Upkeep
-from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices
+from nodeagent.cluster.kubelet.device_users import AllocatedDevices
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.files.cdi import Edits

@@ -77,14 +77,15 @@ class ProcessPods:
         """
         if not (self._own_pids or sees_all_processes(self._proc)):
             return {}
-        texts = {pid: text for pid in pids if (text := self._cgroup(pid)) is not None}
+        texts = {pid: text for pid in pids if (text := self.cgroup(pid)) is not None}
         found = {pid: pod_of_cgroup(text) for pid, text in texts.items()}
         pods = [pod for pod in found.values() if pod]
         names = self._names() if pods else {}
         containers = self._containers({pod.container_id for pod in pods}) if pods else {}
         return {pid: pod and self._named(pod, names, containers) for pid, pod in found.items()}
 
-    def _cgroup(self, pid: int) -> str | None:
+    def cgroup(self, pid: int) -> str | None:
+        """The text of its cgroup file; None where it cannot be read."""
         try:
             return (self._proc / str(pid) / "cgroup").read_text(errors="replace")
         except OSError:
@@ -177,9 +178,8 @@ def outside_pods(cgroup: str, uid: int) -> Owner:
 class ProcessOwners:
     """Looks processes up and remembers them as long as they are asked for. Its methods block."""
 
-    def __init__(self, pods: ProcessPods, *, proc_root: Path = Path("/proc")) -> None:
+    def __init__(self, pods: ProcessPods) -> None:
         self._pods = pods
-        self._proc = proc_root
         self._known: dict[int, Owner] = {}
 
     def of(self, pids: Collection[int]) -> Mapping[int, Owner]:
@@ -203,11 +203,7 @@ class ProcessOwners:
         return known
 
     def _outside(self, pid: int) -> Owner | None:
-        process = inspect(pid)
-        if not isinstance(process, Process):
-            return None
-        try:
-            cgroup = (self._proc / str(pid) / "cgroup").read_text(errors="replace")
-        except OSError:
+        process, cgroup = inspect(pid), self._pods.cgroup(pid)
+        if cgroup is None or not isinstance(process, Process):
             return None
         return outside_pods(cgroup, process.uids.effective)

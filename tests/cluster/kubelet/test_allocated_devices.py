@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices, Owners, with_allocations
 from nodeagent.cluster.kubelet.allocations import (
     Holding,
     PodName,
     read_claimed_device,
     read_device_id,
 )
+from nodeagent.cluster.kubelet.device_users import AllocatedDevices, Owners, with_allocations
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import GpuRef, MigDeviceRef
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement

@@ -9,9 +9,8 @@ from typing import Literal
 
 import pytest
 
-from nodeagent.cluster.kubelet.allocated_devices import AllocatedDevices
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.cluster.kubelet.device_users import KubeletUsage, kubelet_users
+from nodeagent.cluster.kubelet.device_users import AllocatedDevices, KubeletUsage, kubelet_users
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver

@@ -43,7 +43,7 @@ def test_processes_are_looked_up_once(tmp_path: Path) -> None:
     """A pod's has its name; ended ones are left out; one that comes back is looked up anew."""
     proc, logs = tmp_path / "proc", tmp_path / "log"
     (logs / "pods" / f"team_trainer_{UID}" / "main").mkdir(parents=True)
-    owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs), proc_root=proc)
+    owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs))
     trainer = Owner("team", "trainer", "main")
     with running("cat", "one") as one, running("cat", "two") as two:
         _process(proc, one, f"0::/kubepods/pod{UID}/{ID}\n")
@@ -59,7 +59,7 @@ def test_a_pod_without_a_name_is_asked_for_again(tmp_path: Path) -> None:
     """The kubelet makes the folder of its logs a moment later."""
     proc, logs = tmp_path / "proc", tmp_path / "log"
     _process(proc, 1, f"0::/kubepods/pod{UID}/{ID}\n")
-    owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs), proc_root=proc)
+    owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs))
     assert owners.of({1}) == {}
     (logs / "pods" / f"team_trainer_{UID}" / "main").mkdir(parents=True)
     assert owners.of({1}) == {1: Owner("team", "trainer", "main")}
@@ -76,7 +76,7 @@ def test_outside_all_of_them_it_is_its_effective_users(tmp_path: Path) -> None:
         assert process.stdout
         process.stdout.readline()
         _process(proc, process.pid, "0::/\n")
-        owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=tmp_path), proc_root=proc)
+        owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=tmp_path))
         assert owners.of({process.pid}) == {process.pid: Owner(user="4001")}
         process.kill()
 
