@@ -12,7 +12,7 @@ import yaml
 
 from nodeagent.api.web_config import read_web_config
 from nodeagent.cluster.drain import plugin_outlook
-from nodeagent.cluster.plan_sources.nos import plugin_configuration
+from nodeagent.cluster.plan_sources.nos import requested_devices
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.xids import read_xid_table
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
@@ -187,9 +187,7 @@ def parsers() -> tuple[Parser, ...]:
         ),
         Parser(
             "nos' configuration",
-            lambda text, _: plugin_configuration.read_configuration(
-                text.decode("utf-8", "replace")
-            ),
+            lambda text, _: requested_devices.read_configuration(text.decode("utf-8", "replace")),
             (),
             both_ways(_PLUGIN),
             _LARGE,

@@ -18,7 +18,7 @@ from nodeagent.cluster.client.requests import Right
 from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.cluster.drain.owners import owned_by_others
 from nodeagent.cluster.drain.pods import pod_of
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import place_of
+from nodeagent.cluster.plan_sources.nos.source import place_of
 from nodeagent.cluster.plan_sources.registry import check_source
 from nodeagent.errors import UsageError
 from nodeagent.settings import KubernetesSettings

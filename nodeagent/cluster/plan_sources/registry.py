@@ -55,7 +55,7 @@ CARRIERS: Final = {
 def check_source(name: str, config_map: str | None) -> None:
     """Raises UsageError for settings with which `make_source` makes no source of this name."""
     if name == "nos" and config_map:
-        from nodeagent.cluster.plan_sources.nos.plugin_configuration import place_of
+        from nodeagent.cluster.plan_sources.nos.source import place_of
 
         place_of(config_map)
 

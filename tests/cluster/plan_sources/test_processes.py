@@ -15,8 +15,7 @@ import pytest
 
 from nodeagent.cluster.plan_sources.mig_config.source import STATE
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG
-from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, STATUS_PLAN
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
+from nodeagent.cluster.plan_sources.nos.grammar import CONFIGURATION_LABEL, MODE_LABEL, STATUS_PLAN
 from tests.cluster.client.rig import until
 from tests.cluster.plan_sources.nos.nodes import spec
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, status

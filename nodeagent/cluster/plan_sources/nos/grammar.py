@@ -105,6 +105,7 @@ class Requests:
 
 _PREFIX = "nos.nebuly.com/"
 MODE_LABEL = f"{_PREFIX}gpu-partitioning"
+CONFIGURATION_LABEL = "nvidia.com/device-plugin.config"  # a key of the ConfigMap, for shares
 SPEC_PLAN = f"{_PREFIX}spec-partitioning-plan"
 STATUS_PLAN = f"{_PREFIX}status-partitioning-plan"
 SPEC = f"{_PREFIX}spec-gpu"  # without a `-` behind it, here and below: so nos tests for it

@@ -1,4 +1,5 @@
-"""What nos requests for each GPU, whether a GPU can be that, and how its shares become `mps`.
+"""What nos requests for each GPU by its annotations or its configuration of the device plugin,
+whether a GPU can be that, and how its shares become `mps`.
 
 nos divides a card into ceil(MiB / 1000) equal gigabytes (an H100 with 81,559 MiB has 82), so one
 of these is neither a GB nor a GiB. It is read as that fraction of the card's memory, cut down to
@@ -16,12 +17,15 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
     DeviceRequest,
     Mode,
+    Requests,
     mig_profile,
     share_size,
 )
-from nodeagent.documents.findings import MOST_PROBLEMS
+from nodeagent.documents.bounded_yaml import Value, read_tree
+from nodeagent.documents.findings import MOST_PROBLEMS, path_text
 from nodeagent.documents.mps import MOST_CLIENTS
 from nodeagent.documents.terms import LARGEST_INDEX, MOST_INSTANCES
+from nodeagent.errors import DocumentError
 from nodeagent.plan.names import ProfileName, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
@@ -177,3 +181,75 @@ def mps_entry(counts: Mapping[int, int], card: int) -> dict[str, Any]:
         },
         "user": USER,
     }
+
+
+# --- the configuration of the device plugin -------------------------------------------------------
+
+_RENAMED = "gpu-"
+_LONGEST_INDEX = 4
+
+
+def read_configuration(text: str) -> Requests:
+    """The shares that a configuration asks for; the rest of it is ignored."""
+    try:
+        document = read_tree(text).value
+    except DocumentError as error:
+        return Requests(wrong=tuple(error.problems))
+    sharing = document.get("sharing") if isinstance(document, dict) else None
+    mps = sharing.get("mps") if isinstance(sharing, dict) else None
+    resources = mps.get("resources") if isinstance(mps, dict) else None
+    if resources is None:
+        return Requests()
+    if not isinstance(resources, list):
+        return Requests(wrong=(_wrong(("resources",), resources, "a list"),))
+    found = [f for number, one in enumerate(resources) for f in _resource(number, one)]
+    return Requests(
+        devices=tuple(f for f in found if isinstance(f, DeviceRequest) and f.count),
+        wrong=tuple(f for f in found if isinstance(f, Problem)),
+    )
+
+
+def _resource(number: int, resource: Value) -> Iterator[DeviceRequest | Problem]:
+    place = ("resources", number)
+    if not isinstance(resource, dict):
+        yield _wrong(place, resource, "a map")
+        return
+    renamed, replicas = resource.get("rename"), resource.get("replicas")
+    profile = renamed.removeprefix(_RENAMED) if isinstance(renamed, str) else ""
+    size = share_size(profile)
+    if size is None or renamed == profile:
+        yield _wrong((*place, "rename"), renamed, "gpu-<N>gb, such as gpu-10gb")
+    elif resource.get("memoryGB", size) != size:
+        yield _wrong((*place, "memoryGB"), resource["memoryGB"], f"{size}, as in rename")
+    elif type(replicas) is not int or not 0 <= replicas <= MOST_CLIENTS:
+        yield _wrong((*place, "replicas"), replicas, f"a number from 0 to {MOST_CLIENTS}")
+    else:
+        yield from _on_devices(place, resource.get("devices"), profile, replicas)
+
+
+def _on_devices(
+    place: tuple[str | int, ...], devices: Value, profile: str, replicas: int
+) -> Iterator[DeviceRequest | Problem]:
+    place = (*place, "devices")
+    if not isinstance(devices, list):
+        yield _wrong(place, devices, 'a list of GPU indices such as ["0"]')
+        return
+    for number, device in enumerate(devices):
+        text = str(device) if type(device) in (int, str) else ""
+        if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_INDEX:
+            yield DeviceRequest(int(text), profile, replicas, _path(place))
+        else:
+            yield _wrong((*place, number), device, "the index of a GPU")
+
+
+def _wrong(place: tuple[str | int, ...], found: Value, accepted: str) -> Problem:
+    return Problem(
+        Code.INVALID_VALUE,
+        f"the device plugin's configuration has {shown(found)} at {_path(place)}",
+        f"write {accepted}",
+        path=_path(place),
+    )
+
+
+def _path(place: tuple[str | int, ...]) -> str:
+    return path_text(("sharing", "mps", *place))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
+    CONFIGURATION_LABEL,
     MODE_LABEL,
     SPEC,
     SPEC_PLAN,
@@ -22,16 +23,13 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     share_size,
     spelled,
 )
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
-    CONFIGURATION_LABEL,
-    read_configuration,
-)
 from nodeagent.cluster.plan_sources.nos.requested_devices import (
     MEMORY_LABEL,
     GpuRequest,
     card_memory,
     emptied,
     mps_entry,
+    read_configuration,
     requested_devices,
 )
 from nodeagent.documents.findings import MOST_PROBLEMS

@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
-    NosConfiguration,
-    ReadIntervals,
-    Trouble,
-)
+from nodeagent.cluster.plan_sources.nos.source import NosConfiguration, ReadIntervals, Trouble
 from nodeagent.errors import UsageError
 from nodeagent.reconcile.plan_update import NoPlan, UnreadablePlan
 from tests.cluster.client.rig import running, until

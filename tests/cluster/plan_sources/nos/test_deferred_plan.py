@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import CONFIGURATION_LABEL
+from nodeagent.cluster.plan_sources.nos.grammar import (
+    CONFIGURATION_LABEL,
+    MODE_LABEL,
+    SPEC_PLAN,
+    STATUS_PLAN,
+)
 from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
 from nodeagent.cluster.plan_sources.nos.to_plan import deferred_plan
 from tests.cluster.plan_sources.nos.nodes import HYBRID, MIG, MPS, TWO, offer, remarks, spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import read_configuration
+from nodeagent.cluster.plan_sources.nos.requested_devices import read_configuration
 
 TEN: dict[str, Any] = {
     "name": "nvidia.com/gpu",

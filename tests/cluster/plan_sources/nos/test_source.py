@@ -15,12 +15,8 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
-from nodeagent.cluster.plan_sources.nos.grammar import STATUS_PLAN
-from nodeagent.cluster.plan_sources.nos.plugin_configuration import (
-    CONFIGURATION_LABEL,
-    ReadIntervals,
-)
-from nodeagent.cluster.plan_sources.nos.source import NosSource
+from nodeagent.cluster.plan_sources.nos.grammar import CONFIGURATION_LABEL, STATUS_PLAN
+from nodeagent.cluster.plan_sources.nos.source import NosSource, ReadIntervals
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
