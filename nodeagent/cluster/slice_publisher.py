@@ -21,20 +21,9 @@ from nodeagent.claims.offering.api_limits import SliceRefused
 from nodeagent.claims.offering.offer import Offer
 from nodeagent.claims.offering.publication import CreateSlice, DeleteSlice, SliceWrite, slice_writes
 from nodeagent.claims.offering.resource_slices import Dropped, NodeReference, compare, read_offer
-from nodeagent.cluster.client import requests
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import (
-    ClusterFault,
-    ObjectMissing,
-    WriteConflict,
-    strange_answer,
-)
-from nodeagent.cluster.client.node_follower import (
-    BEGINNING,
-    FollowIntervals,
-    WatchEvent,
-    events,
-)
+from nodeagent.cluster.client.node_follower import BEGINNING, FollowIntervals, WatchEvent, events
 from nodeagent.cluster.client.node_view import is_newer
 from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.errors import NodeagentError
@@ -107,7 +96,7 @@ class SlicePublisher:
         while True:
             try:
                 _, found = await self._listed()
-            except (ClusterFault, _TooOld) as fault:
+            except (faults.ClusterFault, _ServerLacks) as fault:
                 await self._back_off(fault)
             else:
                 self._report(None)
@@ -123,20 +112,17 @@ class SlicePublisher:
                 self._report(lost)
                 self._backoff.reset()
                 await self._follow(version)
-            except (WriteConflict, ObjectMissing):
+            except (faults.WriteConflict, faults.ObjectMissing):
                 await asyncio.sleep(self._backoff.next())  # another writer: look again
-            except _NotKept as fault:
-                self._report(fault.problem)
-                await asyncio.sleep(self._until_upgrade.next())
-            except (ClusterFault, _TooOld) as fault:
+            except (faults.ClusterFault, _ServerLacks) as fault:
                 await self._back_off(fault)
             except NodeagentError as fault:  # an offer that the server would refuse
-                self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
+                self._report(_problem(fault))
                 await self._changed.wait()
 
-    async def _back_off(self, fault: ClusterFault | _TooOld) -> None:
-        self._report(Problem(Code.CLUSTER, fault.message, fault.remedy))
-        if isinstance(fault, _TooOld):
+    async def _back_off(self, fault: faults.ClusterFault | _ServerLacks) -> None:
+        self._report(_problem(fault))
+        if isinstance(fault, _ServerLacks):
             await asyncio.sleep(self._until_upgrade.next())
         else:
             await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
@@ -173,8 +159,8 @@ class SlicePublisher:
         """The version of the list, and the slices of this driver."""
         try:
             listed = await self._access.listed(requests.list_slices(self._node.name))
-        except ObjectMissing as fault:  # a list of nothing is no such answer
-            raise _TooOld(
+        except faults.ObjectMissing as fault:  # a list of nothing is no such answer
+            raise _ServerLacks(
                 "nothing is offered to claims: the API server does not serve resource.k8s.io/v1",
                 remedy="use Kubernetes 1.34 or newer for dra.mode static, 1.36 for dynamic; on an "
                 "older one switch dra.mode off",
@@ -201,7 +187,7 @@ class SlicePublisher:
         return compare(kept, answer)
 
     async def _delete(self, name: str) -> None:
-        with suppress(ObjectMissing):
+        with suppress(faults.ObjectMissing):
             await self._access.send(requests.delete_slice(name))
         self._known.pop(name, None)
 
@@ -210,7 +196,7 @@ class SlicePublisher:
         for name in tuple(self._known):
             await self._delete(name)
         remedy = "use Kubernetes 1.36 or newer with its usual feature gates, or dra.mode static"
-        raise _NotKept(Problem(Code.CLUSTER, f"nothing is offered to claims: {lost[0]}", remedy))
+        raise _ServerLacks(f"nothing is offered to claims: {lost[0]}", remedy=remedy)
 
     # --- following --------------------------------------------------------------------------------
 
@@ -273,16 +259,12 @@ class SlicePublisher:
             self._on_change()
 
 
-class _TooOld(NodeagentError):
-    """The API server has no ResourceSlices of the version that is needed."""
+class _ServerLacks(NodeagentError):
+    """The API server does not know ResourceSlices, or did not keep what was sent of them."""
 
 
-class _NotKept(NodeagentError):
-    """The server did not keep what was sent."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message, remedy=problem.remedy)
-        self.problem = problem
+def _problem(error: NodeagentError) -> Problem:
+    return Problem(Code.CLUSTER, error.message, error.remedy)
 
 
 def slice_of(one: JsonObject) -> JsonObject:
@@ -293,7 +275,7 @@ def slice_of(one: JsonObject) -> JsonObject:
             "spec": {"driver": str(), "pool": {"name": str(), "generation": int()}},
         }:
             return one
-    raise strange_answer("a question about slices", "it is no ResourceSlice")
+    raise faults.strange_answer("a question about slices", "it is no ResourceSlice")
 
 
 def _name(one: JsonObject) -> str:
