@@ -1,4 +1,1 @@
-"""nos' protocol as a plan source: its annotations become a plan, the node's state its status.
-
-Pure translation. What is written to the Node, and when, is decided elsewhere.
-"""
+"""nos' protocol as a plan source: its annotations become a plan, the node's state its status."""
