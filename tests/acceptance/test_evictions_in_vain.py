@@ -11,7 +11,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import NodeFollower
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.kubelet.allocations import ByUuid, Holding, PodName
-from nodeagent.cluster.kubelet.device_users import AllocatedDevices, with_allocations
+from nodeagent.cluster.kubelet.device_users import Allocations, with_allocations
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UsageSource
 from nodeagent.plan.observed import Access, Gpu
@@ -38,8 +38,8 @@ class Pods(UsageSource):
         super().__init__()
         self.given: dict[str, str] = {}  # UUIDs by pod
 
-    async def read(self) -> AllocatedDevices:
-        return AllocatedDevices(
+    async def read(self) -> Allocations:
+        return Allocations(
             tuple(
                 Holding(PodName("team", pod), "main", ByUuid(uuid.lower()))
                 for pod, uuid in self.given.items()

@@ -17,7 +17,7 @@ from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.claims.upkeep.upkeep import Upkeep
-from nodeagent.cluster.kubelet.device_users import AllocatedDevices
+from nodeagent.cluster.kubelet.device_users import Allocations
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_reader import LastObservation, NodeReader
 from nodeagent.files.cdi import Edits
@@ -85,7 +85,7 @@ class PodsOfProcesses(UsageSource):
 
     async def read(self) -> UsageReading:
         """Nothing is allocated by others."""
-        return AllocatedDevices()
+        return Allocations()
 
     async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """With the pods' names."""

@@ -72,7 +72,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Published:
     name: str
     count: int
 
@@ -104,7 +104,7 @@ class EventPublisher:
         self._life = f"{int(jitter() * 2**32):08x}"
         self._made = 0
         self._waiting: OrderedDict[NodeEvent, _Waiting] = OrderedDict()
-        self._known: OrderedDict[NodeEvent, _Known] = OrderedDict()
+        self._known: OrderedDict[NodeEvent, _Published] = OrderedDict()
         self._queued = asyncio.Event()
         self.dropped = 0  # causes that were never published: too many at once, too old, refused
 
@@ -123,7 +123,6 @@ class EventPublisher:
         self._queued.set()
 
     async def run(self) -> NoReturn:
-        """Publish until cancelled."""
         while True:
             await self._queued.wait()
             wait = self._allowance.next_at() - self._clock()
@@ -171,7 +170,7 @@ class EventPublisher:
         self._made += 1
         name = f"{self._node}.{self._life}{self._made:08x}"
         await self._access.send(requests.create_event(self._body(name, event, waiting)))
-        self._known[event] = _Known(name, waiting.count)
+        self._known[event] = _Published(name, waiting.count)
         if len(self._known) > self._intervals.known:
             self._known.popitem(last=False)
 

@@ -53,19 +53,12 @@ def kubelet_users(
     With `use: auto` and outside a cluster it is asked from when on its socket's folder exists.
     Simulated processes are no processes, so nothing is looked up of them.
     """
-    match settings.use:
-        case "never":
-            return None
-        case "auto" if simulated:
-            return None
-        case "auto":
-            must = in_cluster
-        case _:
-            must = True
+    if settings.use == "never" or (settings.use == "auto" and simulated):
+        return None
     return KubeletUsage(
         settings.socket,
         deadline=settings.deadline,
-        optional=not must,
+        optional=settings.use == "auto" and not in_cluster,
         processes=None if simulated else ProcessPods(),
         finished=finished,
     )
@@ -116,14 +109,14 @@ class KubeletUsage(UsageSource):
         """What is allocated now; a failure is a reading in which nothing is known."""
         try:
             if self._optional and not await asyncio.to_thread(self._socket.parent.is_dir):
-                return AllocatedDevices()
+                return Allocations()
             allocations = await self._allocations()
             pods = {one.pod for one in allocations}
             # In this order. Had the API server been asked first, a pod that had finished by then
             # could be replaced by another of its name before the kubelet is asked, and the
             # devices of the new one would count as free.
             gone = await self._finished(pods, self._deadline) if self._finished else ()
-            return AllocatedDevices(tuple(one for one in allocations if one.pod not in gone))
+            return Allocations(tuple(one for one in allocations if one.pod not in gone))
         except NodeagentError as error:
             return UnknownUsers(error.message)
         except OSError as error:
@@ -159,7 +152,7 @@ def _answers(gpu: Gpu) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocatedDevices:
+class Allocations:
     """Everything that was allocated at one moment."""
 
     holdings: tuple[Holding, ...] = ()

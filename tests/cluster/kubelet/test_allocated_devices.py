@@ -10,7 +10,7 @@ from nodeagent.cluster.kubelet.allocations import (
     read_claimed_device,
     read_device_id,
 )
-from nodeagent.cluster.kubelet.device_users import AllocatedDevices, Owners, with_allocations
+from nodeagent.cluster.kubelet.device_users import Allocations, Owners, with_allocations
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import GpuRef, MigDeviceRef
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
@@ -24,16 +24,16 @@ DEVICE = MigDeviceRef(GPU, 3, 5, 0, MIG, Placement(4, 2))
 WHOLE = GpuRef(GPU, 3, (Placement(0, 1), Placement(4, 2)))
 
 
-def held(*ids: str, pod: PodName = POD, container: str = "main") -> AllocatedDevices:
+def held(*ids: str, pod: PodName = POD, container: str = "main") -> Allocations:
     """A reading with one container that holds these, under a resource of any name."""
     found = (Holding(pod, container, read_device_id(device), "x.io/y") for device in ids)
-    return AllocatedDevices(tuple(found))
+    return Allocations(tuple(found))
 
 
-def claimed(device: str, driver: str = "gpu.nvidia.com") -> AllocatedDevices:
+def claimed(device: str, driver: str = "gpu.nvidia.com") -> Allocations:
     """A reading with one container that holds a device by a claim."""
     found = read_claimed_device(driver, device)
-    return AllocatedDevices((Holding(POD, "main", found),) if found else ())
+    return Allocations((Holding(POD, "main", found),) if found else ())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_gpu_whose_file_is_not_known_may_be_the_claimed_one() -> None:
 # --- joined with processes ------------------------------------------------------------------------
 
 
-def joined(reading: AllocatedDevices, owners: Owners, *pids: int) -> tuple[User, ...]:
+def joined(reading: Allocations, owners: Owners, *pids: int) -> tuple[User, ...]:
     """Users of the device, on which the driver sees these processes."""
     usage = Usage(tuple(User(pid, "python") for pid in pids))
     device = ComputeInstance(0, "2g.20gb", 2, MIG, usage=usage)
@@ -141,7 +141,7 @@ def test_a_process_of_which_nothing_is_known_is_the_only_holders() -> None:
 
 def test_of_two_holders_it_is_unknown_which() -> None:
     """With time slicing or MPS a device is several pods'."""
-    both = AllocatedDevices(
+    both = Allocations(
         held(f"{MIG}::0").holdings + held(f"{MIG}::1", pod=PodName("team", "other")).holdings
     )
     assert joined(both, {}, 7)[0] == User(7, "python")

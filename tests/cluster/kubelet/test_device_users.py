@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.cluster.kubelet.device_users import AllocatedDevices, KubeletUsage, kubelet_users
+from nodeagent.cluster.kubelet.device_users import Allocations, KubeletUsage, kubelet_users
 from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
@@ -198,7 +198,7 @@ async def test_a_busy_kubelet_is_asked_again(kubelet: Kubelet, usage: KubeletUsa
     while not kubelet.calls:
         await asyncio.sleep(0.005)
     kubelet.refuse.clear()
-    assert await asking == AllocatedDevices()
+    assert await asking == Allocations()
     assert len(kubelet.calls) > 1
 
 
@@ -259,7 +259,7 @@ async def test_a_finished_pod_that_is_still_listed_is_not_in_the_way(
         gone.add(TRAINER)
         assert users_of(await driver.observe_gpu(gpu.uuid)) == ()
         left = await usage.ask()
-        assert isinstance(left, AllocatedDevices)
+        assert isinstance(left, Allocations)
         assert [one.pod.name for one in left.holdings] == ["worker"]
         await driver.apply(destroy(gpu, gpu.instances[0]))
 
@@ -272,12 +272,12 @@ async def test_a_node_without_kubelet_has_no_allocations_until_one_comes(tmp_pat
     kubelet = Kubelet(tmp_path / "pod-resources")
     usage = kubelet_users(KubeletSettings(socket=kubelet.socket), in_cluster=False, simulated=False)
     assert usage is not None
-    assert await usage.ask() == AllocatedDevices()
+    assert await usage.ask() == Allocations()
     kubelet.socket.parent.mkdir()
     assert isinstance(await usage.ask(), UnknownUsers)
     async with kubelet:
         kubelet.allocate("trainer", ["nvidia0"])
-        assert await usage.ask() != AllocatedDevices()
+        assert await usage.ask() != Allocations()
 
 
 @pytest.mark.parametrize(("use", "in_cluster"), [("auto", True), ("always", False)])

@@ -118,7 +118,7 @@ _SPEC_PARTS = 4
 _STATUS_PARTS = 5
 
 
-class Mode(StrEnum):
+class PartitioningKind(StrEnum):
     """How nos divides the GPUs of a node, by the node's label."""
 
     MIG = "mig"
@@ -126,7 +126,7 @@ class Mode(StrEnum):
     HYBRID = "hybrid"  # nos knows the word and nothing behind it; here each GPU is one or the other
 
 
-class Use(StrEnum):
+class DeviceUse(StrEnum):
     """Whether devices are in use."""
 
     FREE = "free"
@@ -140,16 +140,16 @@ class StatusKey:
 
     index: int
     profile: str
-    use: Use
+    use: DeviceUse
 
     def __str__(self) -> str:
         return f"{STATUS}-{self.index}-{self.profile}-{self.use}"
 
 
-def mode_of(labels: Mapping[str, str]) -> Mode | None:
+def mode_of(labels: Mapping[str, str]) -> PartitioningKind | None:
     """How nos divides this node, None when not at all."""
     value = labels.get(MODE_LABEL)
-    return next((mode for mode in Mode if mode.value == value), None)
+    return next((mode for mode in PartitioningKind if mode.value == value), None)
 
 
 def _path(key: str) -> str:
@@ -245,7 +245,7 @@ def read_status(key: str) -> StatusKey | None:
     if not key.startswith(STATUS) or len(parts) != _STATUS_PARTS:
         return None
     index = _integer(parts[2])
-    use = next((use for use in Use if use.value == parts[4].lower()), None)
+    use = next((use for use in DeviceUse if use.value == parts[4].lower()), None)
     return None if index is None or use is None else StatusKey(index, parts[3], use)
 
 

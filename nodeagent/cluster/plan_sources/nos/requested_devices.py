@@ -16,7 +16,7 @@ from typing import Any
 from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
     DeviceRequest,
-    Mode,
+    PartitioningKind,
     Requests,
     mig_profile,
     share_size,
@@ -34,7 +34,11 @@ from nodeagent.text import listed, shown
 
 _PROFILES = "a MIG profile such as 1g.10gb or 1g.10gb.me"
 _SHARES = "a share such as 10gb"
-_ALLOWED = {Mode.MIG: (_PROFILES,), Mode.MPS: (_SHARES,), Mode.HYBRID: (_PROFILES, _SHARES)}
+_ALLOWED = {
+    PartitioningKind.MIG: (_PROFILES,),
+    PartitioningKind.MPS: (_SHARES,),
+    PartitioningKind.HYBRID: (_PROFILES, _SHARES),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class GpuRequest:
 
 
 def requested_devices(
-    mode: Mode, asked: Iterable[DeviceRequest], observed: ObservedNode
+    mode: PartitioningKind, asked: Iterable[DeviceRequest], observed: ObservedNode
 ) -> tuple[dict[int, GpuRequest], list[Problem]]:
     """What each GPU is asked to be, by index, and all that is wrong with it."""
     known = {gpu.index: gpu for gpu in (*observed.gpus, *observed.gone)}
@@ -71,7 +75,7 @@ def requested_devices(
 
 
 def _take(
-    one: DeviceRequest, mode: Mode, gpu: Gpu | None, requests: dict[int, GpuRequest]
+    one: DeviceRequest, mode: PartitioningKind, gpu: Gpu | None, requests: dict[int, GpuRequest]
 ) -> Problem | None:
     """Add to what the GPU is asked to be, or say what is wrong with it."""
     size, name = share_size(one.profile), mig_profile(one.profile)
@@ -99,7 +103,7 @@ def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> 
     """Where the card's profiles are not known, it is found out when the plan is resolved."""
     if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
         what = f"asks for {shown(one.profile)}, but {gpu.title} has no MIG"
-        remedy = f"remove it, or set the label {MODE_LABEL} to {Mode.MPS.value}"
+        remedy = f"remove it, or set the label {MODE_LABEL} to {PartitioningKind.MPS.value}"
         return one.fault(Code.NOT_MIG_CAPABLE, what, remedy, gpu=gpu.uuid)
     if gpu is None or not gpu.profiles or len(find(name, gpu.profiles)) == 1:
         return None
@@ -132,7 +136,7 @@ def _of(request: GpuRequest, what: str, remedy: str) -> Problem:
 
 
 def emptied(
-    mode: Mode, requests: Mapping[int, GpuRequest], observed: ObservedNode
+    mode: PartitioningKind, requests: Mapping[int, GpuRequest], observed: ObservedNode
 ) -> list[GpuRequest]:
     """The GPUs in MIG mode without a spec, on a node that nos divides by MIG alone.
 
@@ -140,7 +144,7 @@ def emptied(
     MIG on or off, so other GPUs are left alone, and so is the layout of a node it does not know
     as a whole.
     """
-    if mode is not Mode.MIG:
+    if mode is not PartitioningKind.MIG:
         return []
     left = [gpu for gpu in observed.gpus if gpu.index not in requests]
     return [GpuRequest(gpu.index, gpu) for gpu in left if gpu.mig is not None and gpu.mig.current]

@@ -24,7 +24,7 @@ from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.cluster.plan_sources.nos.grammar import (
     CONFIGURATION_LABEL,
     SPEC_PLAN,
-    Mode,
+    PartitioningKind,
     mode_of,
 )
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
@@ -150,7 +150,7 @@ class NosSource(NodeSource):
 
 def _key(view: NodeView) -> str | None:
     """The key of the ConfigMap that matters for this node; None when none does."""
-    if mode_of(view.labels) not in (Mode.MPS, Mode.HYBRID):
+    if mode_of(view.labels) not in (PartitioningKind.MPS, PartitioningKind.HYBRID):
         return None
     return view.labels.get(CONFIGURATION_LABEL) or None
 
@@ -188,7 +188,6 @@ class NosConfiguration:
             self._another_key.set()
 
     async def run(self) -> NoReturn:
-        """Read whatever key is wanted, until cancelled."""
         while True:
             self._another_key.clear()
             pause = None

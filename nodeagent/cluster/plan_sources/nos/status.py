@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from nodeagent.cluster.plan_sources.nos.grammar import (
     SPEC_PLAN,
     STATUS_PLAN,
-    Mode,
+    DeviceUse,
+    PartitioningKind,
     StatusKey,
-    Use,
     mode_of,
     read_status,
     requested_names,
@@ -76,7 +76,7 @@ def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
     return dict.fromkeys(status_keys(annotations))
 
 
-def _answered(state: NodeState, offered: PlanUpdate | None, mode: Mode) -> bool:
+def _answered(state: NodeState, offered: PlanUpdate | None, mode: PartitioningKind) -> bool:
     """Whether all has been done for this plan that is to be done for now, well or not.
 
     A plan that was refused, or is blocked, is answered too, as it is when the driver is
@@ -85,7 +85,9 @@ def _answered(state: NodeState, offered: PlanUpdate | None, mode: Mode) -> bool:
     if offered is None:
         return False
     if isinstance(offered, NoPlan):
-        return mode is not Mode.MIG  # elsewhere the id is left over, and nothing comes of it
+        return (
+            mode is not PartitioningKind.MIG
+        )  # elsewhere the id is left over, and nothing comes of it
     if isinstance(offered, UnreadablePlan):
         return True
     digest = digest_of(offered.text)
@@ -98,7 +100,7 @@ def _answered(state: NodeState, offered: PlanUpdate | None, mode: Mode) -> bool:
 
 
 def _counted(
-    state: NodeState, mode: Mode, annotations: Mapping[str, str]
+    state: NodeState, mode: PartitioningKind, annotations: Mapping[str, str]
 ) -> tuple[set[int], _Counts]:
     """The GPUs of which nothing is known now, and the counts of all others.
 
@@ -118,9 +120,9 @@ def _counted(
             continue
         seen = as_used(gpu)
         # To nos a share on a node of MIG, or the other way round, is a fault of the whole node.
-        if mode is not Mode.MPS:
+        if mode is not PartitioningKind.MPS:
             counts.update(_devices(seen, asked.get(gpu.index, ()), answers=answers))
-        if mode is not Mode.MIG and seen.mps is not None:
+        if mode is not PartitioningKind.MIG and seen.mps is not None:
             counts.update(_shares(seen, seen.mps, daemons.get(gpu.uuid), answers=answers))
     return silent, counts
 
@@ -132,7 +134,7 @@ def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[Statu
         profile = words.get(device.profile) or spelled(device.profile)
         if profile is not None:
             used = not answers or device.usage.in_use
-            yield StatusKey(gpu.index, profile, Use.USED if used else Use.FREE)
+            yield StatusKey(gpu.index, profile, DeviceUse.USED if used else DeviceUse.FREE)
 
 
 # --- shares ---------------------------------------------------------------------------------------
@@ -159,8 +161,8 @@ def _shares(
     else:
         taken = Counter(left)
     for name, count in left.items():
-        yield from [StatusKey(gpu.index, name, Use.USED)] * min(count, taken[name])
-        yield from [StatusKey(gpu.index, name, Use.FREE)] * max(0, count - taken[name])
+        yield from [StatusKey(gpu.index, name, DeviceUse.USED)] * min(count, taken[name])
+        yield from [StatusKey(gpu.index, name, DeviceUse.FREE)] * max(0, count - taken[name])
 
 
 def _holders(gpu: Gpu, reported: DaemonState | None) -> list[_Holder]:

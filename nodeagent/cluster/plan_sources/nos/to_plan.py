@@ -16,7 +16,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
     SPEC,
     SPEC_PLAN,
-    Mode,
+    PartitioningKind,
     Requests,
     mode_of,
     read_spec,
@@ -91,18 +91,18 @@ class DeferredNosPlan:
         rest = Problem(Code.INVALID_VALUE, more, "correct these and try again")
         return (*found[:MOST_PROBLEMS], rest)
 
-    def _read(self, mode: Mode) -> Requests | None:
+    def _read(self, mode: PartitioningKind) -> Requests | None:
         """All that is requested in this mode; None when nos has requested nothing yet."""
         # Without an id the annotations are not to be acted upon.
         spec = read_spec(self.annotations) if self.annotations.get(SPEC_PLAN) else None
-        if mode is Mode.MIG:
+        if mode is PartitioningKind.MIG:
             return spec
         if self.plugin_configuration is None:
             reading = spec or Requests()
         else:
             reading = read_configuration(self.plugin_configuration)
             # On an MPS node with a configuration the annotations are left from another time.
-            if mode is Mode.HYBRID and spec is not None:
+            if mode is PartitioningKind.HYBRID and spec is not None:
                 instances = tuple(one for one in spec.devices if share_size(one.profile) is None)
                 reading = Requests(
                     (*instances, *reading.devices), (*spec.wrong, *reading.wrong), spec.ignored
@@ -121,13 +121,13 @@ def deferred_plan(
     if annotations.get(SPEC_PLAN):
         spec[SPEC_PLAN] = _SOME_ID
     keys = [MODE_LABEL]
-    if mode in (Mode.MPS, Mode.HYBRID):
+    if mode in (PartitioningKind.MPS, PartitioningKind.HYBRID):
         keys.append(MEMORY_LABEL)
         if plugin_configuration is None:
             keys.append(CONFIGURATION_LABEL)  # it is only named in a message then
-    if mode in (None, Mode.MIG):
+    if mode in (None, PartitioningKind.MIG):
         plugin_configuration = None
-    if mode is None or (mode is Mode.MPS and plugin_configuration is not None):
+    if mode is None or (mode is PartitioningKind.MPS and plugin_configuration is not None):
         spec = {}
     found = {key: labels[key] for key in keys if key in labels}
     return DeferredNosPlan(spec, found, plugin_configuration)
@@ -135,7 +135,7 @@ def deferred_plan(
 
 def _not_divided(labels: Mapping[str, str]) -> str:
     value = labels.get(MODE_LABEL)
-    modes = [mode.value for mode in Mode]
+    modes = [mode.value for mode in PartitioningKind]
     if value is None:
         return f"nos does not divide this node: it has no label {MODE_LABEL}"
     return (
@@ -144,8 +144,8 @@ def _not_divided(labels: Mapping[str, str]) -> str:
     ).rstrip()
 
 
-def _nothing_asked(mode: Mode, labels: Mapping[str, str]) -> str:
-    if mode is Mode.MIG:
+def _nothing_asked(mode: PartitioningKind, labels: Mapping[str, str]) -> str:
+    if mode is PartitioningKind.MIG:
         return f"nos has no plan for this node yet: it has no annotation {SPEC_PLAN}"
     key = labels.get(CONFIGURATION_LABEL)
     where = f"under {shown(key)}" if key else f"no label {CONFIGURATION_LABEL} is there"
@@ -166,9 +166,9 @@ def _is_emptied(request: GpuRequest) -> Problem:
     )
 
 
-def _unspeakable(mode: Mode, observed: ObservedNode) -> Iterator[Problem]:
+def _unspeakable(mode: PartitioningKind, observed: ObservedNode) -> Iterator[Problem]:
     """The MIG devices that cannot be reported to nos: its keys cannot hold their names."""
-    if mode is Mode.MPS:
+    if mode is PartitioningKind.MPS:
         return
     for gpu in observed.gpus:
         devices = {device.profile for _, device in gpu.mig_devices()}

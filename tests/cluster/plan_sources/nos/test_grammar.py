@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
-    Mode,
+    DeviceUse,
+    PartitioningKind,
     StatusKey,
-    Use,
     mode_of,
     read_spec,
     read_status,
@@ -122,10 +122,10 @@ def test_twice() -> None:
 def test_status() -> None:
     """Status keys are read as nos reads them, in any case of the last word."""
     cases: list[tuple[str, StatusKey | None]] = [
-        (f"{STATUS}-0-1g.5gb-free", StatusKey(0, "1g.5gb", Use.FREE)),
-        (f"{STATUS}-0-10gb-used", StatusKey(0, "10gb", Use.USED)),
-        (f"{STATUS}-1-10gb-USED", StatusKey(1, "10gb", Use.USED)),
-        (f"{STATUS}Y-01-1g.5gb-Unknown", StatusKey(1, "1g.5gb", Use.UNKNOWN)),
+        (f"{STATUS}-0-1g.5gb-free", StatusKey(0, "1g.5gb", DeviceUse.FREE)),
+        (f"{STATUS}-0-10gb-used", StatusKey(0, "10gb", DeviceUse.USED)),
+        (f"{STATUS}-1-10gb-USED", StatusKey(1, "10gb", DeviceUse.USED)),
+        (f"{STATUS}Y-01-1g.5gb-Unknown", StatusKey(1, "1g.5gb", DeviceUse.UNKNOWN)),
         (f"{STATUS}-0-1g.5gb", None),
         (f"{STATUS}-0-1g.5gb-busy", None),
         (f"{STATUS}-x-1g.5gb-free", None),
@@ -142,7 +142,7 @@ def test_status() -> None:
         StatusKey,
         st.integers(0, 1023),
         st.from_regex(r"[A-Za-z0-9._]+", fullmatch=True),
-        st.sampled_from(Use),
+        st.sampled_from(DeviceUse),
     )
 )
 def test_status_round_trip(key: StatusKey) -> None:
@@ -159,10 +159,10 @@ def test_status_keys() -> None:
 
 def test_mode() -> None:
     """The label's three words, exactly."""
-    cases: list[tuple[dict[str, str], Mode | None]] = [
-        ({MODE_LABEL: "mig"}, Mode.MIG),
-        ({MODE_LABEL: "mps"}, Mode.MPS),
-        ({MODE_LABEL: "hybrid"}, Mode.HYBRID),
+    cases: list[tuple[dict[str, str], PartitioningKind | None]] = [
+        ({MODE_LABEL: "mig"}, PartitioningKind.MIG),
+        ({MODE_LABEL: "mps"}, PartitioningKind.MPS),
+        ({MODE_LABEL: "hybrid"}, PartitioningKind.HYBRID),
         ({MODE_LABEL: "MIG"}, None),
         ({MODE_LABEL: ""}, None),
         ({}, None),
