@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,30 +68,26 @@ class ClaimEventPublisher:
         self._events = EventPublisher(access, node, intervals=intervals)
         self._clock = clock
         self._limit = RateLimit(_SAME, most_keys=1024)
-        self._waiting: deque[ClaimNews] = deque(maxlen=_MOST_WAITING)
-        self._queued = asyncio.Event()
+        self._waiting: asyncio.Queue[ClaimNews] = asyncio.Queue(_MOST_WAITING)
 
     def publish(self, news: ClaimNews) -> None:
         """Queue this, unless the like of it was published just now."""
         if self._limit.due((news.uid, news.reason), self._clock()):
-            self._waiting.append(news)
-            self._queued.set()
+            if self._waiting.full():
+                self._waiting.get_nowait()
+            self._waiting.put_nowait(news)
 
     async def run(self) -> None:
-        """Publish until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._events.run(), name="publish Events about claims")
             group.create_task(self._address(), name="find pods of claims")
 
     async def _address(self) -> NoReturn:
         while True:
-            await self._queued.wait()
-            self._queued.clear()
-            while self._waiting:
-                news = self._waiting.popleft()
-                for about in await self._concerned(news):
-                    kind: Literal["Normal", "Warning"] = "Warning" if news.is_warning else "Normal"
-                    self._events.publish(NodeEvent(kind, news.reason, news.message, about))
+            news = await self._waiting.get()
+            kind: Literal["Normal", "Warning"] = "Warning" if news.is_warning else "Normal"
+            for about in await self._concerned(news):
+                self._events.publish(NodeEvent(kind, news.reason, news.message, about))
 
     async def _concerned(self, news: ClaimNews) -> list[ObjectReference]:
         """The claim and its pods, or the claim alone where the API server does not say."""
@@ -153,7 +148,6 @@ class ClaimStatusPublisher:
             self._changed.set()
 
     async def run(self) -> NoReturn:
-        """Publish until cancelled."""
         while True:
             self._changed.clear()
             try:

@@ -154,7 +154,6 @@ class NodePublisher:
 
     @property
     def state(self) -> Cluster:
-        """How the agent stands with the cluster."""
         fault = self._follower.fault or self._writer.fault
         problem, remedy = (fault.message, fault.remedy) if fault else ("", "")
         if not problem and self._answered and self._view is None:
@@ -185,7 +184,6 @@ class NodePublisher:
     # --- its life ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow and write until cancelled."""
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follower.run(), name="follow the Node")
             parts.create_task(self._writer.run(), name="write the Node")

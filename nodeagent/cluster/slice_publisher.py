@@ -104,7 +104,6 @@ class SlicePublisher:
                 return tuple(_readable(found))
 
     async def run(self) -> NoReturn:
-        """Publish until cancelled."""
         while True:
             try:
                 await self._until_due()

@@ -136,7 +136,6 @@ class ClusterAccess:
     # --- the verbs --------------------------------------------------------------------------------
 
     async def send(self, request: Request) -> JsonObject:
-        """The object that is answered."""
         response = await self._answered(request)
         text = await self._read(request, response)
         try:
@@ -155,7 +154,6 @@ class ClusterAccess:
             return None
 
     async def listed(self, request: Request) -> Listed:
-        """The objects that a list holds."""
         match {"items": None, **await self.send(request)}:
             case {"items": list() | None as items, "metadata": {"resourceVersion": str(version)}}:
                 return Listed(items or [], version)

@@ -65,11 +65,7 @@ async def _event(line: bytes) -> WatchEvent:
     except (ValueError, RecursionError) as error:
         # A line that was cut off looks the same as the page of a proxy.
         raise faults.strange_answer(_PURPOSE, "a line of it is not JSON") from error
-    return _event_of(found)
-
-
-def _event_of(line: object) -> WatchEvent:
-    match line:
+    match found:
         case {"type": "ERROR", "object": {"code": int(code)} as status}:
             raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
         case {"kind": "Status", "code": int(code)} as status:
@@ -145,7 +141,6 @@ class NodeFollower:
         self.is_reachable = False  # not before the first answer
 
     async def run(self) -> NoReturn:
-        """Follow until cancelled."""
         while True:
             try:
                 if not self._version or self._clock() >= self._until:

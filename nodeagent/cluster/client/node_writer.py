@@ -17,15 +17,9 @@ from math import inf
 from typing import NoReturn
 
 from nodeagent.backoff import Backoff
-from nodeagent.cluster.client import requests
+from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.faults import (
-    ClusterFault,
-    NotAllowed,
-    ObjectMissing,
-    RequestRefused,
-    WriteConflict,
-)
+from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import (
     ANNOTATIONS,
     CONDITIONS,
@@ -173,7 +167,6 @@ class NodeWriter:
         await self._settled.wait()
 
     async def run(self) -> NoReturn:
-        """Write until cancelled."""
         while True:
             self._changed.clear()
             if self._clock() >= self._may_look_at():
@@ -276,19 +269,19 @@ class NodeWriter:
     def _failed(self, patch: Wanted, fault: ClusterFault) -> None:
         now = self._clock()
         match fault:
-            case RequestRefused() | NotAllowed():
+            case faults.RequestRefused() | faults.NotAllowed():
                 channel = self._channel(patch)
                 channel.refused = patch
                 pause = self._intervals.refused_again
-                if isinstance(fault, NotAllowed):
+                if isinstance(fault, faults.NotAllowed):
                     # A server that starts forbids all until it has read the roles.
                     pause = channel.after_denial.next()
                 channel.refused_until, channel.fault = now + pause, fault
-            case ObjectMissing():
+            case faults.ObjectMissing():
                 # The follower reports when there is one again, unless a proxy made that up.
                 self._missing_until = now + self._intervals.refused_again
             case _:
-                if isinstance(fault, WriteConflict):
+                if isinstance(fault, faults.WriteConflict):
                     self._look_at = now
                 self._not_before = now + self._after_fault.next(fault.retry_after or 0.0)
         before, self.fault = self.fault, fault
@@ -311,8 +304,8 @@ class NodeWriter:
     def _still_refused(self) -> ClusterFault | None:
         """Why a kind of write that is still to be made was refused."""
         left = differences(self._wanted, self._view or NodeView())
-        faults = (self._channel(patch).fault for patch in left)
-        return next((fault for fault in faults if fault is not None), None)
+        found = (self._channel(patch).fault for patch in left)
+        return next((fault for fault in found if fault is not None), None)
 
     def _note_undone(self, patch: Wanted) -> None:
         """Another program undoes what we write: write again, with backoff."""

@@ -76,13 +76,11 @@ class Evictor:
             self._another_goal.set()
 
     def forget(self) -> None:
-        """No pod is to be evicted now."""
         if self._goal is not None:
             self._goal = None
             self._another_goal.set()
 
     async def run(self) -> NoReturn:
-        """Evict and wait until cancelled."""
         while True:
             self._another_goal.clear()
             pause = await self._attempt(*self._goal) if self._goal else None

@@ -39,7 +39,6 @@ class FinishedPods:
         self._suspects: dict[PodName, float] = {}  # until when, in the loop's time
 
     def observe(self, judgement: Judgement) -> None:
-        """The GPUs are like this now."""
         before, self._blocking = self._blocking, _known_to_the_kubelet_alone(judgement)
         if before != self._blocking:
             self._backoff.reset()

@@ -137,7 +137,6 @@ class ClusterHooks(ChangeHooks):
         self._preparation.server_answers()
 
     def use_source(self, source: str) -> None:
-        """The agent's plan source is another one now."""
         self._node.source = source
 
     # --- its life ---------------------------------------------------------------------------------

@@ -165,7 +165,6 @@ class Restore:
         self._due.set()
 
     def observe(self, view: NodeView | None) -> None:
-        """The Node is like this now."""
         self._offer.observe(view.allocatable if view is not None else None)
         self._due.set()
 
@@ -178,7 +177,6 @@ class Restore:
     # --- its life ---------------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
-        """Put back whatever is due until cancelled."""
         backoff = Backoff(*self._node.intervals.restore)
         try:
             while True:

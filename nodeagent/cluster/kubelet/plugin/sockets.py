@@ -110,7 +110,6 @@ class _KeptSocket:
                     await asyncio.sleep(_RETRY)
 
     async def close(self) -> None:
-        """Stop serving, and remove the socket."""
         await self._server.aclose()
 
     def _is_deleted(self) -> bool:
