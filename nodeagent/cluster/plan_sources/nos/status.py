@@ -10,20 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeagent.cluster.plan_sources.nos.grammar import (
-    SPEC_PLAN,
-    STATUS_PLAN,
-    DeviceUse,
-    PartitioningKind,
-    StatusKey,
-    mode_of,
-    read_status,
-    requested_names,
-    requested_profiles,
-    share_size,
-    spelled,
-    status_keys,
-)
+from nodeagent.cluster.plan_sources.nos import grammar
+from nodeagent.cluster.plan_sources.nos.grammar import DeviceUse, PartitioningKind, StatusKey
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu, MpsDaemon
@@ -51,20 +39,20 @@ def status_annotations(
     plan that is acknowledged beside them. A key that is not named stays as it is. On a node that
     nos does not divide nothing is written at all.
     """
-    mode = mode_of(labels)
+    mode = grammar.mode_of(labels)
     if mode is None:
         return {}
     wanted: dict[str, str | None] = {}
     if state.observed_at is not None:
         silent, counts = _counted(state, mode, annotations)
-        for key in status_keys(annotations):
-            found = read_status(key)
+        for key in grammar.status_keys(annotations):
+            found = grammar.read_status(key)
             if found is None or found.index not in silent:
                 wanted[key] = None
         wanted |= {str(key): str(counts[key]) for key in sorted(counts)}
-    plan = annotations.get(SPEC_PLAN)
+    plan = annotations.get(grammar.SPEC_PLAN)
     if plan and (state.driver_error or (judged and _answered(state, offered, mode))):
-        wanted[STATUS_PLAN] = plan
+        wanted[grammar.STATUS_PLAN] = plan
     return wanted
 
 
@@ -73,7 +61,7 @@ def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
 
     The answer to the last plan stays: without it nos would wait for one, with the whole cluster.
     """
-    return dict.fromkeys(status_keys(annotations))
+    return dict.fromkeys(grammar.status_keys(annotations))
 
 
 def _answered(state: NodeState, offered: PlanUpdate | None, mode: PartitioningKind) -> bool:
@@ -108,7 +96,7 @@ def _counted(
     with it.
     """
     asked: dict[int, list[str]] = {}
-    for index, profile in requested_profiles(annotations):
+    for index, profile in grammar.requested_profiles(annotations):
         asked.setdefault(index, []).append(profile)
     daemons = {daemon.device: daemon for daemon in state.mps}
     silent: set[int] = set()
@@ -129,9 +117,9 @@ def _counted(
 
 def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[StatusKey]:
     """One key for each MIG device."""
-    words = requested_names(gpu, asked)
+    words = grammar.requested_names(gpu, asked)
     for _, device in gpu.mig_devices():
-        profile = words.get(device.profile) or spelled(device.profile)
+        profile = words.get(device.profile) or grammar.spelled(device.profile)
         if profile is not None:
             used = not answers or device.usage.in_use
             yield StatusKey(gpu.index, profile, DeviceUse.USED if used else DeviceUse.FREE)
@@ -154,7 +142,7 @@ def _shares(
     gpu: Gpu, daemon: MpsDaemon, reported: DaemonState | None, *, answers: bool
 ) -> Iterator[StatusKey]:
     """One key for each share, of those that nos knows how to name."""
-    shares = [s for s in daemon.runs.sharing.shares if s.count and share_size(s.name)]
+    shares = [s for s in daemon.runs.sharing.shares if s.count and grammar.share_size(s.name)]
     left = {share.name: share.count or 0 for share in shares}
     if answers and gpu.usage.known and daemon.clients.known:
         taken = _taken(_holders(gpu, reported), shares)
