@@ -21,7 +21,7 @@ COPY nodeagent nodeagent
 # No index: what builds the package was installed from its lock above.
 #
 # Of the Kubernetes client the agent uses what reads a kubeconfig (nodeagent/cluster/client/
-# kubeconfig.py). Its API groups and their objects, which it loads one by one when they are asked
+# credentials.py). Its API groups and their objects, which it loads one by one when they are asked
 # for, are 76 of the 137 MB of all packages, and nothing here asks for them: they are left out. So
 # are packages that others ask for and nothing here leads to: rich's for source code and Markdown,
 # and time zones, which are Debian's.
