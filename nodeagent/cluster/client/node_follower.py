@@ -65,7 +65,11 @@ async def _event(line: bytes) -> WatchEvent:
     except (ValueError, RecursionError) as error:
         # A line that was cut off looks the same as the page of a proxy.
         raise faults.strange_answer(_PURPOSE, "a line of it is not JSON") from error
-    match found:
+    return _event_of(found)
+
+
+def _event_of(line: object) -> WatchEvent:
+    match line:
         case {"type": "ERROR", "object": {"code": int(code)} as status}:
             raise faults.from_status(code, json.dumps(status), purpose=_PURPOSE)
         case {"kind": "Status", "code": int(code)} as status:
