@@ -26,7 +26,7 @@ from nodeagent.mps.control.query import Seen, ask_everything, differences
 from nodeagent.mps.files.directories import Directories, directories_of, is_device_name
 from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
-from nodeagent.mps.launch.process import DaemonProcess, adopt
+from nodeagent.mps.launch.launcher import DaemonProcess, adopt
 from nodeagent.mps.lifecycle.model import Phase
 from nodeagent.mps.processes import (
     CONTROL,

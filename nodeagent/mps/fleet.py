@@ -21,18 +21,20 @@ from nodeagent.mps.files.records import (
     devices_without_record,
     read_records,
 )
-from nodeagent.mps.fleet_view import daemon_state, planners_view
 from nodeagent.mps.launch.starter import end_orphans
-from nodeagent.mps.lifecycle.model import (
-    DrainRequested,
-    Ending,
-    Phase,
-    Report,
-    RetryRequested,
-    Subject,
-)
+from nodeagent.mps.lifecycle import model
+from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
 from nodeagent.mps.processes import MpsProcess
-from nodeagent.mps.requests import NotReady, drained, end, restarted, started, stopped
+from nodeagent.mps.requests import (
+    NotReady,
+    daemon_state,
+    drained,
+    end,
+    planners_view,
+    restarted,
+    started,
+    stopped,
+)
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import WantedMps
@@ -85,7 +87,7 @@ class Fleet:
                 return
             supervisor = self._supervisor(record)
         except NodeagentError as error:
-            self._context.report(read.device, Report(Subject.START_FAILED, str(error)))
+            self._context.report(read.device, model.Report(Subject.START_FAILED, str(error)))
             return
         spec = supervisor.spec_of(record.runs or record.wanted)
         process = await found_process(spec, record.process)
@@ -111,7 +113,7 @@ class Fleet:
             else "no daemon runs there"
         )
         words = f"{unusable.message}; {runs}; {aside}"
-        context.report(unusable.device, Report(Subject.RECORD_UNUSABLE, words))
+        context.report(unusable.device, model.Report(Subject.RECORD_UNUSABLE, words))
         return record
 
     async def _unrecorded(self, device: str) -> Record | None:
@@ -133,11 +135,11 @@ class Fleet:
             if record is None:
                 await asyncio.to_thread(remove_directories, context.run_dir, device)
         except NodeagentError as error:
-            context.report(device, Report(Subject.CANNOT_BE_ENDED, str(error)))
+            context.report(device, model.Report(Subject.CANNOT_BE_ENDED, str(error)))
             return
         if record is not None:
             words = "it has no record; its daemon is taken over with the limits that it has"
-            context.report(device, Report(Subject.RECORD_UNUSABLE, words))
+            context.report(device, model.Report(Subject.RECORD_UNUSABLE, words))
             await self._take_over(record)
 
     async def _end_lost(self, daemon: MpsProcess) -> None:
@@ -151,9 +153,9 @@ class Fleet:
             spec = replace(left_by(context.run_dir, device), uid=daemon.uid)
             await end_orphans(spec, grace=context.settings.grace)
             words = f"its directory was deleted under its daemon (pid {daemon.pid}), which is ended"
-            report = Report(Subject.RECORD_UNUSABLE, words)
+            report = model.Report(Subject.RECORD_UNUSABLE, words)
         except NodeagentError as error:
-            report = Report(Subject.CANNOT_BE_ENDED, str(error))
+            report = model.Report(Subject.CANNOT_BE_ENDED, str(error))
         context.report(device, report)
 
     def _supervisor(self, record: Record) -> Supervisor:
@@ -217,7 +219,7 @@ class Fleet:
         """Try again what was given up, and start what was drained."""
         for supervisor in self._supervisors.values():
             if supervisor.state.phase in {Phase.FAILED, Phase.DOWN}:
-                supervisor.handle(RetryRequested())
+                supervisor.handle(model.RetryRequested())
 
     async def keep_only(self, devices: Collection[str]) -> None:
         """End and forget the daemons of all other devices, which are no more."""
@@ -225,13 +227,15 @@ class Fleet:
         await asyncio.gather(*(self._end(supervisor) for supervisor in gone))
 
     async def _end(self, supervisor: Supervisor) -> None:
-        supervisor.handle(DrainRequested(0.0, force=True))  # also ends a drain that has its turn
+        supervisor.handle(
+            model.DrainRequested(0.0, force=True)
+        )  # also ends a drain that has its turn
         try:
             async with self._turn(supervisor.device):
                 await end(supervisor)
                 await self._forget(supervisor)
         except NodeagentError as error:
-            words = Report(Subject.CANNOT_BE_ENDED, str(error))
+            words = model.Report(Subject.CANNOT_BE_ENDED, str(error))
             self._context.report(supervisor.device, words)
 
     async def _new(self, device: str, wanted: WantedMps) -> Supervisor:
@@ -323,7 +327,7 @@ async def _polled(supervisor: Supervisor) -> None:
         ends = supervisor.monitor is not monitor or supervisor.state.ending is not Ending.NO
         return ends or monitor.polls > polls
 
-    await supervisor.condition.wait_for(polled)
+    await supervisor.until(polled)
 
 
 async def _settled(supervisor: Supervisor) -> None:
@@ -332,4 +336,4 @@ async def _settled(supervisor: Supervisor) -> None:
         has_just_ended = state.phase is Phase.BACKOFF and not state.failures
         return state.phase in {Phase.STARTING, Phase.LIMITING} or has_just_ended
 
-    await supervisor.condition.wait_for(lambda: not on_its_way())
+    await supervisor.until(lambda: not on_its_way())

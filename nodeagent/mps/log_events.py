@@ -23,16 +23,8 @@ from nodeagent.mps.files.log import (
     ServerReady,
     facts,
 )
-from nodeagent.mps.lifecycle.model import (
-    Ending,
-    Event,
-    ForeignUserWaiting,
-    Server,
-    ServerGone,
-    ServerSeen,
-    ServerStatus,
-    State,
-)
+from nodeagent.mps.lifecycle import model
+from nodeagent.mps.lifecycle.model import Ending, ServerStatus
 from nodeagent.mps.processes import SERVER, MpsProcess, parent_of
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.processes import (
@@ -159,7 +151,7 @@ class LogEvents:
 
     # --- the log ----------------------------------------------------------------------------------
 
-    def read(self, ending: Ending) -> tuple[bool, tuple[Event, ...]]:
+    def read(self, ending: Ending) -> tuple[bool, tuple[model.Event, ...]]:
         """What is new in the log: whether the daemon is to be asked about it, and the servers that
         have ended, with `ending` as far as the daemon's own end has come.
         """
@@ -181,7 +173,7 @@ class LogEvents:
             elif isinstance(fact, ServerReady):
                 self._is_ready(fact.pid)
 
-    def _events_of(self, fact: Fact, ending: Ending) -> Iterator[Event]:
+    def _events_of(self, fact: Fact, ending: Ending) -> Iterator[model.Event]:
         match fact:
             case ClientConnected():
                 self.blocked.connected(fact, time.monotonic())
@@ -201,7 +193,7 @@ class LogEvents:
         self._ready.add(server)
         self.trouble = ""
 
-    def _exited(self, fact: ServerExited, ending: Ending) -> ServerGone:
+    def _exited(self, fact: ServerExited, ending: Ending) -> model.ServerGone:
         words = self._bad_end(fact) if ending is Ending.NO else ""
         self.trouble = f"its last server ({fact.pid}) ended: {words}" if words else ""
         self._faulted, self._culprit = False, None
@@ -215,7 +207,7 @@ class LogEvents:
         self._clients.pop(fact.pid, None)
         # The daemon may have started the next one by now.
         lines = self.last_lines(until=f"Server {fact.pid} exited") if words else ()
-        return ServerGone(self._run, fact.pid, words, lines)
+        return model.ServerGone(self._run, fact.pid, words, lines)
 
     def _bad_end(self, fact: ServerExited) -> str:
         """In words; "" for one that is nothing to talk about."""
@@ -231,21 +223,21 @@ class LogEvents:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def judge(self, seen: Seen, state: State) -> Iterator[Event]:
+    def judge(self, seen: Seen, state: model.State) -> Iterator[model.Event]:
         """What an answer says about servers, and about those who wait."""
         listed = [server.pid for server in seen.servers]
         if state.server is not None and state.server.pid not in listed:
-            yield ServerGone(self._run, state.server.pid)
+            yield model.ServerGone(self._run, state.server.pid)
         self._remember_clients(seen)
         found = [(server, inspect(server.pid)) for server in seen.servers[:_MOST_SERVERS]]
         self.servers = tuple(self._own_servers(process for _, process in found))
         servers = [self._server(server, state, process) for server, process in found]
         for server in servers[:1]:  # a daemon has one at a time
-            yield ServerSeen(self._run, server)
+            yield model.ServerSeen(self._run, server)
         served = {client for _, client in seen.clients}
         uid = servers[0].uid if servers else None
         for who in self.blocked.judge(served, uid, time.monotonic()):
-            yield ForeignUserWaiting(self._run, who.pid, who.user, who.command)
+            yield model.ForeignUserWaiting(self._run, who.pid, who.user, who.command)
 
     def _remember_clients(self, seen: Seen) -> None:
         """Those of a server that has just gone too: the line that shows how may be read later."""
@@ -262,15 +254,17 @@ class LogEvents:
                 pid, start_time = one.identity.pid, one.identity.create_time
                 yield MpsProcess(pid, start_time, one.uids.effective, SERVER, self._pipe_directory)
 
-    def _server(self, server: SeenServer, state: State, found: Process | Hidden | None) -> Server:
+    def _server(
+        self, server: SeenServer, state: model.State, found: Process | Hidden | None
+    ) -> model.Server:
         status = server.status or self._status_of(server, state)
         if status is ServerStatus.ACTIVE:
             self._ready.add(server.pid)
         culprit = self._culprit if status is ServerStatus.FAULT else None
         uid = found.uids.effective if isinstance(found, Process) else None
-        return Server(server.pid, uid, status, culprit)
+        return model.Server(server.pid, uid, status, culprit)
 
-    def _status_of(self, server: SeenServer, state: State) -> ServerStatus:
+    def _status_of(self, server: SeenServer, state: model.State) -> ServerStatus:
         """Where the daemon does not give it."""
         if self._faulted:
             return ServerStatus.FAULT

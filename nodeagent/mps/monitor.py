@@ -24,26 +24,10 @@ from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
 from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
 from nodeagent.mps.files.directories import seal_pipe_directory
 from nodeagent.mps.files.log import QUIET
-from nodeagent.mps.launch.process import DaemonProcess
+from nodeagent.mps.launch.launcher import DaemonProcess
 from nodeagent.mps.launch.starter import internal_fault
-from nodeagent.mps.lifecycle.model import (
-    Answered,
-    ClientsGone,
-    Ending,
-    Exited,
-    KeptOut,
-    LimitsReadBack,
-    Phase,
-    Quit,
-    ReadBack,
-    Replaced,
-    Report,
-    ServerStatus,
-    SetLimits,
-    Silent,
-    State,
-    Subject,
-)
+from nodeagent.mps.lifecycle import model
+from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
 from nodeagent.mps.log_events import SURE_AFTER, LogEvents
 from nodeagent.mps.processes import SERVER, age_of, processes_of
 from nodeagent.views.shapes import MpsWaiting
@@ -58,7 +42,7 @@ _AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
 _KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if it is new
 _PROOFS = 2  # polls without any client, before it is believed that there are none
 
-Job = SetLimits | ReadBack | Quit
+Job = model.SetLimits | model.ReadBack | model.Quit
 
 
 class DaemonMonitor:
@@ -99,7 +83,7 @@ class DaemonMonitor:
         self._task = asyncio.create_task(self._work(), name=f"monitor mps run {self.run}")
 
     @property
-    def state(self) -> State:
+    def state(self) -> model.State:
         return self._supervisor.state
 
     def do(self, action: Job) -> None:
@@ -115,13 +99,13 @@ class DaemonMonitor:
             self._next_poll = when
             self._wake.set()
 
-    async def until_ended(self) -> Exited:
+    async def until_ended(self) -> model.Exited:
         """Until the process ends, which is then watched no more."""
         status = await self.process.wait()
         last_lines = self.events.last_lines()
         await self.aclose()
         ran_for = age_of(self.process.identity) or self._loop.time() - self._began
-        return Exited(self.run, status, ran_for, last_lines)
+        return model.Exited(self.run, status, ran_for, last_lines)
 
     async def aclose(self) -> None:
         """Stop monitoring. The process lives on."""
@@ -144,7 +128,7 @@ class DaemonMonitor:
         except OSError as error:
             words = f"its sockets cannot be moved: {error.strerror or error}"
             if words != self._gate_fault:
-                report = Report(Subject.STILL_IN_USE, words)
+                report = model.Report(Subject.STILL_IN_USE, words)
                 self._context.report(self.state.spec.device, report)
             self._gate_fault = words
         self._control.pipe_directory = self._sockets.directory
@@ -174,7 +158,7 @@ class DaemonMonitor:
                 if sealed and not await self._is_replaced():
                     await self._do(job)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the monitoring
-                self._handle(KeptOut(self.run, internal_fault(error)))
+                self._handle(model.KeptOut(self.run, internal_fault(error)))
                 self._next_poll = self._loop.time() + _KEPT_OUT
 
     async def _due(self) -> None:
@@ -189,12 +173,12 @@ class DaemonMonitor:
 
     async def _do(self, job: Job | None) -> None:
         match job:
-            case SetLimits():
+            case model.SetLimits():
                 with suppress(ControlError):  # the read-back that comes next shows what is in force
                     await set_limits(self._control, job.spec)
-            case Quit():
+            case model.Quit():
                 await self._quit(job)
-            case ReadBack() | None:
+            case model.ReadBack() | None:
                 await self._poll()
 
     async def _is_replaced(self) -> bool:
@@ -204,10 +188,10 @@ class DaemonMonitor:
         impostor = await asyncio.to_thread(self._sockets.impostor, self.process.identity)
         if impostor:
             self._next_poll = self._loop.time() + _KEPT_OUT
-            self._handle(Replaced(self.run, impostor))
+            self._handle(model.Replaced(self.run, impostor))
         return bool(impostor)
 
-    async def _quit(self, action: Quit) -> None:
+    async def _quit(self, action: model.Quit) -> None:
         """Those who are still there, by force, are taken off the device first."""
         control, seen = self._control, self.seen
         empty = self._proofs >= _PROOFS
@@ -245,7 +229,7 @@ class DaemonMonitor:
             await self._silent("")
         except (ControlError, UnexpectedReply) as error:
             remedy = f": {error.remedy}" if isinstance(error, DaemonBusy) else ""
-            self._handle(KeptOut(self.run, f"{error.message}{remedy}"))
+            self._handle(model.KeptOut(self.run, f"{error.message}{remedy}"))
             patience = self._interval(served=True) if state.was_ready else _KEPT_OUT
             self._next_poll = self._loop.time() + patience
         finally:
@@ -254,7 +238,7 @@ class DaemonMonitor:
             shown, self._shown = self._shown, (self.seen, self.events.blocked.waiting)
             self._supervisor.polled(changed=self._shown != shown)
 
-    async def _ask(self, state: State) -> None:
+    async def _ask(self, state: model.State) -> None:
         hidden = self._sockets.hidden
         known = [server.pid for server in self.seen.servers] if self.seen else []
         seen = await ask_everything(self._control, known, status=self._reports_status)
@@ -264,12 +248,12 @@ class DaemonMonitor:
             return  # these answers may have come from the impostor
         self._reports_status = seen.reports_status
         self.seen, self.seen_hidden = seen, hidden
-        self._handle(Answered(self.run))
+        self._handle(model.Answered(self.run))
         if any(server.status is ServerStatus.FAULT for server in seen.servers):
             self._read_log()  # the line that names the cause is in it, perhaps not read yet
         for event in self.events.judge(seen, self.state):
             self._handle(event)
-        self._handle(LimitsReadBack(self.run, state.reading, wrong))
+        self._handle(model.LimitsReadBack(self.run, state.reading, wrong))
         self._judge_drain(seen, hidden=hidden)
         self._plan_next(seen)
 
@@ -281,7 +265,7 @@ class DaemonMonitor:
             pass  # the directory is gone, which the next poll will report
         except OSError as error:
             words = f"its pipe directory cannot be made root's: {error.strerror or error}"
-            self._handle(KeptOut(self.run, words))
+            self._handle(model.KeptOut(self.run, words))
             return False
         return True
 
@@ -303,9 +287,9 @@ class DaemonMonitor:
         self._next_poll = self._loop.time() + _AGAIN
         if self._drains and not await self._has_servers():
             self._proofs = _PROOFS
-            self._handle(ClientsGone(self.run))  # without a server there can be no client
+            self._handle(model.ClientsGone(self.run))  # without a server there can be no client
         else:
-            self._handle(Silent(self.run, reason))
+            self._handle(model.Silent(self.run, reason))
 
     async def _has_servers(self) -> bool:
         """Any user can name a process as a server, and must not hold up the daemon's end. Servers
@@ -329,4 +313,4 @@ class DaemonMonitor:
             return
         self._proofs += 1
         if self._proofs >= _PROOFS:
-            self._handle(ClientsGone(self.run))
+            self._handle(model.ClientsGone(self.run))

@@ -1,4 +1,4 @@
-"""Requests of people and plans for one daemon: start, stop, drain, restart."""
+"""One daemon for those outside: requests of people and plans, and what it looks like to them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import asyncio
 from contextlib import suppress
 
 from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.mps.adoption import servers_in, usage_of
 from nodeagent.mps.files.directories import remove_directories
-from nodeagent.mps.lifecycle.model import (
-    WITH_PROCESS,
-    DrainGivenUp,
-    DrainRequested,
-    Ending,
-    Phase,
-    RetryRequested,
-)
+from nodeagent.mps.lifecycle import model
+from nodeagent.mps.lifecycle.model import WITH_PROCESS, Ending, Phase
 from nodeagent.mps.supervisor import Supervisor
+from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.remedies import in_use_remedy
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.processes import name_of
+from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.shapes import MpsServer
 
 _KILLS = 3  # repeated kills, after which its end is not waited for any longer
 _SLACK = 1.0  # seconds
@@ -38,7 +36,7 @@ async def started(supervisor: Supervisor) -> None:
     if not _has_failed(supervisor):
         with suppress(TimeoutError):
             async with asyncio.timeout(supervisor.context.start_patience):
-                await supervisor.condition.wait_for(lambda: is_ready() or _has_failed(supervisor))
+                await supervisor.until(lambda: is_ready() or _has_failed(supervisor))
     if is_ready():
         return
     state = supervisor.state
@@ -67,7 +65,7 @@ async def stopped(supervisor: Supervisor) -> None:
 async def end(supervisor: Supervisor) -> None:
     """End it whatever its clients; for a device that is gone."""
     supervisor.want(None)
-    supervisor.handle(DrainRequested(0.0, force=True))
+    supervisor.handle(model.DrainRequested(0.0, force=True))
     await _cleared(supervisor)
 
 
@@ -75,22 +73,20 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     """Until it is Down, or the time is over; the pids of the clients left. Raises StillInUse where
     it is not Down and those are not known; NodeagentError where something of it is left.
     """
-    supervisor.handle(DrainRequested(seconds, force=force))
+    supervisor.handle(model.DrainRequested(seconds, force=force))
     if supervisor.monitor is not None:
         supervisor.monitor.poll_soon()  # without clients it need not wait for the next poll
     patience = None if seconds is None or force else seconds + _SLACK
     try:
         async with asyncio.timeout(patience):
-            await supervisor.condition.wait_for(
-                lambda: supervisor.state.phase is not Phase.DRAINING
-            )
+            await supervisor.until(lambda: supervisor.state.phase is not Phase.DRAINING)
     except TimeoutError:
         pass  # a plan wants it drained as well, and goes on waiting
     except asyncio.CancelledError:
-        supervisor.handle(DrainGivenUp())
+        supervisor.handle(model.DrainGivenUp())
         raise
     if supervisor.state.phase not in WITH_PROCESS:
-        await supervisor.condition.wait_for(lambda: supervisor.is_idle)
+        await supervisor.until(lambda: supervisor.is_idle)
         if supervisor.left_over:  # it may be gone by now, and nothing else would look again
             await _swept(supervisor)
         return ()
@@ -104,18 +100,18 @@ async def restarted(supervisor: Supervisor, *, force: bool) -> None:
     """Until there is another process, and it is Ready."""
     run = supervisor.state.run
     if supervisor.state.phase not in WITH_PROCESS:
-        supervisor.handle(RetryRequested())
+        supervisor.handle(model.RetryRequested())
     else:
-        supervisor.handle(DrainRequested(0.0 if force else None, force=force, then_start=True))
+        supervisor.handle(
+            model.DrainRequested(0.0 if force else None, force=force, then_start=True)
+        )
         if not force:
             try:
                 await _proven_unused(supervisor)
             except BaseException:
-                supervisor.handle(DrainGivenUp())
+                supervisor.handle(model.DrainGivenUp())
                 raise
-        await supervisor.condition.wait_for(
-            lambda: supervisor.state.run != run or _has_failed(supervisor)
-        )
+        await supervisor.until(lambda: supervisor.state.run != run or _has_failed(supervisor))
     await started(supervisor)
 
 
@@ -146,7 +142,7 @@ async def _proven_unused(supervisor: Supervisor) -> None:
 
     try:
         async with asyncio.timeout(2 * supervisor.context.settings.answer_deadline):
-            await supervisor.condition.wait_for(lambda: begun() or used())
+            await supervisor.until(lambda: begun() or used())
     except TimeoutError:
         if begun():
             return
@@ -174,7 +170,7 @@ async def _cleared(supervisor: Supervisor) -> None:
     patience = settings.quit_deadline + _KILLS * settings.kill_deadline + settings.answer_deadline
     try:
         async with asyncio.timeout(patience):
-            await supervisor.condition.wait_for(
+            await supervisor.until(
                 lambda: supervisor.state.phase not in WITH_PROCESS and supervisor.is_idle
             )
     except TimeoutError:
@@ -198,3 +194,51 @@ async def _swept(supervisor: Supervisor) -> None:
 def _with_command(pid: int) -> str:
     name = name_of(pid)
     return f"pid {pid} ({name})" if name else f"pid {pid}"
+
+
+def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
+    """As the planner sees it; None when the device is to have none."""
+    if supervisor.wanted is None:
+        return None
+    state, seen = supervisor.state, supervisor.seen
+    return MpsDaemon(
+        runs=supervisor.wanted,
+        state=state.phase,
+        why=state.why,
+        pid=state.pid,
+        servers=servers_in(seen, state.running) if seen else (),
+        clients=_usage(supervisor),
+    )
+
+
+def _usage(supervisor: Supervisor) -> Usage:
+    if supervisor.state.phase not in WITH_PROCESS:
+        return IDLE
+    if supervisor.seen is not None:
+        return usage_of(supervisor.seen)
+    if supervisor.state.was_ready:
+        return Usage(known=False, reason="its MPS daemon has not answered yet")
+    return IDLE  # it was started just now, and not published yet
+
+
+def daemon_state(supervisor: Supervisor) -> DaemonState:
+    """As people see it."""
+    state, log = supervisor.state, supervisor.monitor.events if supervisor.monitor else None
+    server = state.server
+    useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
+    closed = f"takes no new clients: {supervisor.closed}" if supervisor.closed else ""
+    return DaemonState(
+        device=supervisor.device,
+        phase=state.phase,
+        wanted=supervisor.wanted,
+        why=state.why,
+        pid=state.pid,
+        restarts=state.restarts,
+        pipe_directory=supervisor.pipe_directory,
+        since=supervisor.since,
+        server=MpsServer(pid=server.pid, user=server.uid, status=server.status) if server else None,
+        clients=tuple(ClientState(pid) for _, pid in supervisor.clients),
+        waiting=log.blocked.waiting if log else (),
+        last_lines=supervisor.last_lines if useless else (),
+        trouble=closed or state.kept_out or (log.trouble if log else ""),
+    )

@@ -13,9 +13,8 @@ from nodeagent.mps.context import START_PATIENCE, Check, MpsContext
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
-from nodeagent.mps.launch.launcher import Launcher, shm_directory
+from nodeagent.mps.launch.launcher import Launcher, StartError, shm_directory
 from nodeagent.mps.launch.probing import Probe, probe
-from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.launch.service import ServiceLauncher
 from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.programs import Programs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -16,34 +17,13 @@ from nodeagent.mps.adoption import proven_process
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.query import Seen
 from nodeagent.mps.files.directories import directories_of
-from nodeagent.mps.files.records import Record, RecordWriter, write_record
+from nodeagent.mps.files.records import Record, write_record
 from nodeagent.mps.files.sockets import DaemonSockets
-from nodeagent.mps.launch.launcher import has_private_shm
-from nodeagent.mps.launch.process import DaemonProcess, StartError
+from nodeagent.mps.launch.launcher import DaemonProcess, StartError, has_private_shm
 from nodeagent.mps.launch.starter import clear_left_over, start_daemon
+from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.machine import step
-from nodeagent.mps.lifecycle.model import (
-    Action,
-    Adopted,
-    DeadlinePassed,
-    Ending,
-    Event,
-    Kill,
-    NewPlan,
-    Phase,
-    Quit,
-    ReadBack,
-    Report,
-    Schedule,
-    SetLimits,
-    Spawn,
-    Started,
-    StartFailed,
-    State,
-    Subject,
-    SweepOrphans,
-)
-from nodeagent.mps.lockless_condition import LocklessCondition
+from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
 from nodeagent.mps.monitor import DaemonMonitor
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.shares import DaemonSpec, spec_for
@@ -51,6 +31,7 @@ from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import replace
 
 _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
+_AGAIN = 1.0  # seconds until a record that could not be written is tried again
 
 
 class Supervisor:
@@ -61,7 +42,7 @@ class Supervisor:
     def __init__(self, context: MpsContext, record: Record) -> None:
         made = directories_of(context.run_dir, record.device)
         self.device = record.device
-        self.state = State(restarts=record.restarts)
+        self.state = model.State(restarts=record.restarts)
         self.since = datetime.now(UTC)
         self.wanted: WantedMps | None = None
         self.was_ready = record.was_ready  # as it is wanted now, in this process or an earlier one
@@ -72,7 +53,7 @@ class Supervisor:
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory, self.log_directory = made.pipe, made.log
-        self.condition = LocklessCondition()
+        self._changed = asyncio.Event()  # a new one for each change
         self.context = context
         self._loop = asyncio.get_running_loop()
         self.sockets = DaemonSockets(made.pipe)
@@ -80,10 +61,11 @@ class Supervisor:
         self._by_spec: dict[DaemonSpec, WantedMps] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Task[None] | None = None
-        self._starting: deque[SweepOrphans | Spawn] = deque()
+        self._starting: deque[model.SweepOrphans | model.Spawn] = deque()
         self._starts: asyncio.Task[None] | None = None
         self._ends = False  # the agent, so nothing more is started
-        self._record = RecordWriter(context.run_dir, self._record_due, self._unrecordable)
+        self._written: Record | None = None
+        self._retry: asyncio.TimerHandle | None = None  # while the record cannot be written
 
     @property
     def seen(self) -> Seen | None:
@@ -118,19 +100,21 @@ class Supervisor:
     def want(self, wanted: WantedMps | None) -> None:
         """From now on it is to be so; None: there is to be no daemon."""
         if wanted is None:
-            self.handle(NewPlan(None))
+            self.handle(model.NewPlan(None))
             return
         self.unrecorded = False
         self.was_ready = self.was_ready and self.wanted in {None, wanted}
         self.wanted = wanted
-        self.handle(NewPlan(self.spec_of(wanted)))
+        self.handle(model.NewPlan(self.spec_of(wanted)))
 
     def stay_down(self, wanted: WantedMps) -> None:
         """An earlier agent was asked to drain it, and it was not requested since."""
         self.wanted = wanted
         spec = self.spec_of(wanted)
-        self.state = State(wanted=spec, restarts=self.state.restarts, why="drained on request")
-        self._record.write()
+        self.state = model.State(
+            wanted=spec, restarts=self.state.restarts, why="drained on request"
+        )
+        self._keep_record()
 
     def adopt(self, process: DaemonProcess, runs: WantedMps, wanted: WantedMps) -> None:
         """Take over what an earlier agent started as `runs`."""
@@ -140,7 +124,7 @@ class Supervisor:
         private = has_private_shm(process.pid, spec)
         has = spec if private is None else replace(spec, private_shm=private)
         self._by_spec[has] = runs
-        self.handle(Adopted(has, process.pid), process)
+        self.handle(model.Adopted(has, process.pid), process)
         if wanted != runs or (has != spec and not self.unrecorded):
             self.want(wanted)
 
@@ -151,11 +135,11 @@ class Supervisor:
         if why != self.closed:
             self.closed = why
             self._keep_gate()
-            self._notify()
+            self.polled(changed=True)
 
     # --- events ---------------------------------------------------------------------------------
 
-    def handle(self, event: Event, process: DaemonProcess | None = None) -> None:
+    def handle(self, event: model.Event, process: DaemonProcess | None = None) -> None:
         """Handle an event: do or begin what follows. `process` is the one that there is from this
         event on.
         """
@@ -168,38 +152,49 @@ class Supervisor:
         if self.state.phase is Phase.READY:
             self.was_ready = True
         if process is not None:
-            adopted = isinstance(event, Adopted) or (isinstance(event, Started) and event.found)
+            adopted = isinstance(event, model.Adopted) or (
+                isinstance(event, model.Started) and event.found
+            )
             self.monitor = DaemonMonitor(process, self, adopted=adopted)
             self._waiter = asyncio.create_task(self._wait(self.monitor), name="mps end")
         for action in actions:
             self._do(action)
         self._keep_gate()
-        self._record.write()
+        self._keep_record()
         if self.state != before:
-            self._notify()
+            self.polled(changed=True)
 
     async def aclose(self) -> None:
         """Stop supervising. The daemon and its clients live on."""
         await self._end_starts()
-        self._record.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._retry):
+            if timer is not None:
+                timer.cancel()
         if self._waiter is not None:
             self._waiter.cancel()
             await asyncio.gather(self._waiter, return_exceptions=True)
         if self.monitor is not None:
             await self.monitor.aclose()
-        self.condition.close()
+        self._notify()
 
-    def _notify(self) -> None:
-        self.condition.notify_all()
-        self.context.changed()
+    async def until(self, so: Callable[[], bool]) -> None:
+        """Until it is so, which is looked at whenever something is different. Raises CancelledError
+        when supervising stops before.
+        """
+        while not so():
+            if self._ends:
+                raise asyncio.CancelledError
+            await self._changed.wait()
 
     def polled(self, *, changed: bool) -> None:
         """The monitor has asked the daemon, perhaps with another answer than before."""
         if changed:
             self.context.changed()
-        self.condition.notify_all()
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _keep_gate(self) -> None:
         if self.monitor is not None:
@@ -207,20 +202,22 @@ class Supervisor:
 
     # --- actions --------------------------------------------------------------------------------
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: model.Action) -> None:
         match action:
-            case Report():
+            case model.Report():
                 self.context.report(self.device, action)
-            case Schedule():
+            case model.Schedule():
                 if self._timer is not None:
                     self._timer.cancel()
-                self._timer = self._loop.call_later(action.seconds, self.handle, DeadlinePassed())
-            case SweepOrphans() | Spawn():
+                self._timer = self._loop.call_later(
+                    action.seconds, self.handle, model.DeadlinePassed()
+                )
+            case model.SweepOrphans() | model.Spawn():
                 self._start_in_turn(action)
-            case Kill():  # without a process yet, it is killed as soon as it is there
+            case model.Kill():  # without a process yet, it is killed as soon as it is there
                 if self.monitor is not None:
                     self.monitor.process.kill()
-            case SetLimits() | ReadBack() | Quit():
+            case model.SetLimits() | model.ReadBack() | model.Quit():
                 if self.monitor is not None:
                     self.monitor.do(action)
             case _ as never:
@@ -231,7 +228,7 @@ class Supervisor:
         """Whether no process is being started and no orphan being ended."""
         return self._starts is None
 
-    def _start_in_turn(self, action: SweepOrphans | Spawn) -> None:
+    def _start_in_turn(self, action: model.SweepOrphans | model.Spawn) -> None:
         if self._ends:
             return
         self._starting.append(action)
@@ -242,13 +239,13 @@ class Supervisor:
         try:
             while self._starting:
                 action = self._starting.popleft()
-                if isinstance(action, SweepOrphans):
+                if isinstance(action, model.SweepOrphans):
                     await self.sweep(action.spec)
                 elif self.state.run == action.run and self.monitor is None:
                     await self._start(action)
         finally:
             self._starts = None
-            self.condition.notify_all()
+            self._notify()
 
     async def sweep(self, spec: DaemonSpec) -> None:
         """End what a dead daemon left; `left_over` says what could not be."""
@@ -256,20 +253,20 @@ class Supervisor:
         self.left_over, self._left = await clear_left_over(
             spec, self.sockets, grace=grace, known=self._left
         )
-        self._record.write()
+        self._keep_record()
 
-    async def _start(self, action: Spawn) -> None:
+    async def _start(self, action: model.Spawn) -> None:
         context, spec = self.context, action.spec
         if self.left_over:
             # It may be this daemon: systemd also starts it when who asked for that was killed.
             found = await proven_process(spec, self.sockets)
             if found is not None and self.state.ending is Ending.NO:
                 self.left_over = ""
-                self.handle(Started(action.run, found.pid, found=True), found)
+                self.handle(model.Started(action.run, found.pid, found=True), found)
                 return
             if found is not None:
                 found.close()
-            self.handle(StartFailed(action.run, self.left_over))
+            self.handle(model.StartFailed(action.run, self.left_over))
             return
         try:
             # Recorded first, so that the process is never there without a record.
@@ -280,9 +277,9 @@ class Supervisor:
                 lambda: write_record(context.run_dir, self._record_now(spec)),
             )
         except StartError as error:
-            self.handle(StartFailed(action.run, error.message))
+            self.handle(model.StartFailed(action.run, error.message))
             return
-        self.handle(Started(action.run, process.pid), process)
+        self.handle(model.Started(action.run, process.pid), process)
         if self.state.ending is Ending.KILLING:
             process.kill()
 
@@ -323,11 +320,27 @@ class Supervisor:
             left=self._leaves,
         )
 
-    def _record_due(self) -> Record | None:
-        """For the next agent; nothing is written of a daemon that is to be no more."""
+    def _keep_record(self) -> None:
+        """Write it where it differs from what was written last. One that cannot be written is tried
+        again until it can, and reported once.
+        """
+        failed, self._retry = self._retry, None
+        if failed is not None:
+            failed.cancel()
         if self.wanted is None or (self.state.wanted is None and self.monitor is None):
-            return None
-        return self._record_now(self.state.running if self.monitor else None)
-
-    def _unrecordable(self, why: str) -> None:
-        self.context.report(self.device, Report(Subject.START_FAILED, why))
+            return  # nothing is written of a daemon that is to be no more
+        record = self._record_now(self.state.running if self.monitor else None)
+        if record == self._written:
+            return
+        try:
+            write_record(self.context.run_dir, record)
+        except FileNotFoundError:
+            return  # the directory is made when the daemon is started, and it is written then
+        except OSError as error:
+            self._written = None  # what is there now is not known
+            self._retry = self._loop.call_later(_AGAIN, self._keep_record)
+            if failed is None:
+                why = f"its record for the next agent cannot be written: {error.strerror or error}"
+                self.context.report(self.device, model.Report(Subject.START_FAILED, why))
+        else:
+            self._written = record

@@ -19,7 +19,7 @@ import pytest
 from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import DaemonProcess
+from nodeagent.mps.launch.launcher import DaemonProcess
 from nodeagent.mps.processes import SERVER
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec

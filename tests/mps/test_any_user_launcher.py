@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
+from nodeagent.mps.launch.launcher import StartError
 from nodeagent.mps.launch.probing import probe
-from nodeagent.mps.launch.process import StartError
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.installation import install

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.launcher import shm_directory
-from nodeagent.mps.launch.process import StartError
+from nodeagent.mps.launch.launcher import StartError, shm_directory
 from nodeagent.mps.processes import CONTROL, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec

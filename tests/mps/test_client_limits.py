@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.clients.limits import (
+from nodeagent.mps.clients.assess import (
     ClientLimits,
     limits_in_force,
     own_memory_limit,

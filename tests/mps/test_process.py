@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import DaemonProcess, adopt
+from nodeagent.mps.launch.launcher import DaemonProcess, adopt
 from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, DaemonSpec

@@ -27,7 +27,7 @@ from nodeagent.mps.control.commands import (
     threads_agree,
 )
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.process import DaemonProcess
+from nodeagent.mps.launch.launcher import DaemonProcess
 from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec

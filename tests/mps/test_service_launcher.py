@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.launch.process import DaemonProcess, StartError, adopt
+from nodeagent.mps.launch.launcher import DaemonProcess, StartError, adopt
 from nodeagent.mps.launch.service import ServiceLauncher, unit_of
 from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs

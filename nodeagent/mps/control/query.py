@@ -10,28 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from nodeagent.mps.control import commands
 from nodeagent.mps.control.client import ControlClient
-from nodeagent.mps.control.commands import (
-    Command,
-    MemoryLimit,
-    UnexpectedReply,
-    UnknownCommand,
-    UnknownServer,
-    get_client_list,
-    get_memory_limit,
-    get_server_list,
-    get_server_status,
-    get_threads,
-    set_memory_limit,
-    set_threads,
-    threads_agree,
-)
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import percentage_text
 from nodeagent.structs import Struct
 
-Wrong = UnexpectedReply
+Wrong = commands.UnexpectedReply
 
 
 class SeenServer(Struct, frozen=True):
@@ -42,7 +28,7 @@ class SeenServer(Struct, frozen=True):
     pid: int
     status: ServerStatus | None
     clients: tuple[int, ...] | None
-    memory_limit: MemoryLimit | Wrong | None
+    memory_limit: commands.MemoryLimit | Wrong | None
     threads: float | Wrong | None
 
 
@@ -50,7 +36,7 @@ class Seen(Struct, frozen=True):
     """What a daemon answered. `reports_status`: it has a command for the status of servers."""
 
     servers: tuple[SeenServer, ...]
-    memory_limit: MemoryLimit | Wrong | None
+    memory_limit: commands.MemoryLimit | Wrong | None
     threads: float | Wrong | None
     reports_status: bool = True
 
@@ -73,11 +59,11 @@ async def ask_everything(
     `status`: whether to ask for the status of servers. Raises ControlError, and UnexpectedReply if
     not even the list of servers could be read.
     """
-    defaults = get_server_list(), get_memory_limit(), get_threads()
+    defaults = commands.get_server_list(), commands.get_memory_limit(), commands.get_threads()
     listed, memory, threads, *answers = await control.ask_each(
         *defaults, *_questions(servers, status=status)
     )
-    if isinstance(listed, UnexpectedReply):
+    if isinstance(listed, commands.UnexpectedReply):
         raise listed
     new = [server for server in listed if server not in servers]
     if new:
@@ -90,23 +76,23 @@ async def ask_everything(
         tuple(server for server in seen if server is not None),
         memory,
         threads,
-        reports_status=status and not any(isinstance(a, UnknownCommand) for a in answers),
+        reports_status=status and not any(isinstance(a, commands.UnknownCommand) for a in answers),
     )
 
 
-def _questions(servers: Iterable[int], *, status: bool) -> Iterator[Command[Any]]:
+def _questions(servers: Iterable[int], *, status: bool) -> Iterator[commands.Command[Any]]:
     for server in servers:
-        yield get_threads(server)
-        yield get_client_list(server)
-        yield get_memory_limit(server)
-        yield get_threads(server)
+        yield commands.get_threads(server)
+        yield commands.get_client_list(server)
+        yield commands.get_memory_limit(server)
+        yield commands.get_threads(server)
         if status:
-            yield get_server_status(server)
+            yield commands.get_server_status(server)
 
 
 def _server(pid: int, answers: Sequence[Any]) -> SeenServer | None:
     """None when it went between two answers."""
-    if any(isinstance(answer, UnknownServer) for answer in answers):
+    if any(isinstance(answer, commands.UnknownServer) for answer in answers):
         return None
     before, clients, memory, after, *status = answers
     is_known = isinstance(before, float) and isinstance(after, float)
@@ -126,17 +112,16 @@ async def set_limits(control: ControlClient, spec: DaemonSpec) -> None:
     """The daemon's defaults, then those of the servers it has. Whether they were taken is only
     known by reading them back; what the daemon says here is no proof. Raises ControlError.
     """
-    *_, servers = await control.ask_each(*_limits(spec, None), get_server_list())
-    listed = () if isinstance(servers, UnexpectedReply) else servers
-    commands = [command for server in listed for command in _limits(spec, server)]
-    if commands:
-        await control.ask_each(*commands)
+    *_, servers = await control.ask_each(*_limits(spec, None), commands.get_server_list())
+    listed = () if isinstance(servers, commands.UnexpectedReply) else servers
+    if listed:
+        await control.ask_each(*(one for server in listed for one in _limits(spec, server)))
 
 
-def _limits(spec: DaemonSpec, server: int | None) -> Iterator[Command[Any]]:
-    yield set_threads(spec.thread_percentage, server)
+def _limits(spec: DaemonSpec, server: int | None) -> Iterator[commands.Command[Any]]:
+    yield commands.set_threads(spec.thread_percentage, server)
     if spec.memory_limit is not None:
-        yield set_memory_limit(spec.memory_limit, server)
+        yield commands.set_memory_limit(spec.memory_limit, server)
 
 
 def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
@@ -152,15 +137,15 @@ def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
 
 def _differences(whose: str, seen: Seen | SeenServer, spec: DaemonSpec) -> Iterator[str]:
     memory, threads = seen.memory_limit, seen.threads
-    if isinstance(memory, UnexpectedReply):
+    if isinstance(memory, commands.UnexpectedReply):
         yield f"{whose}memory limit not known ({memory.message})"
     elif spec.memory_limit is None:
         if memory is not None:
             yield f"{whose}memory limit is {memory}, wanted none"
     elif memory is None or not memory.agrees_with(spec.memory_limit):
         yield f"{whose}memory limit is {memory or 'not set'}, wanted {spec.memory_limit}M"
-    if isinstance(threads, UnexpectedReply):
+    if isinstance(threads, commands.UnexpectedReply):
         yield f"{whose}thread percentage not known ({threads.message})"
-    elif threads is None or not threads_agree(threads, spec.thread_percentage):
+    elif threads is None or not commands.threads_agree(threads, spec.thread_percentage):
         wanted = percentage_text(spec.thread_percentage)
         yield f"{whose}thread percentage is {threads}, wanted {wanted}"

@@ -7,10 +7,9 @@ process, never a process without a record.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
@@ -25,7 +24,6 @@ from nodeagent.structs import Struct
 
 FOLDER = "mps"  # below run.dir, with a directory for each device
 _NAME = "record.json"
-_AGAIN = 1.0  # seconds until a record that could not be written is tried again
 
 
 class RecordUnusable(NodeagentError):
@@ -59,49 +57,6 @@ class Record(Struct, frozen=True):
 def write_record(run_dir: Path, record: Record) -> None:
     """Put it in place of any earlier one; the device's directory exists. Raises OSError."""
     write_state(run_dir / FOLDER / record.device / _NAME, _FORMAT, record)
-
-
-class RecordWriter:
-    """Keeps the record of one device as `current` gives it; None: the file stays as it is.
-
-    One that cannot be written is tried again until it can, and `report` gets why, once. Used in one
-    event loop.
-    """
-
-    def __init__(
-        self, run_dir: Path, current: Callable[[], Record | None], report: Callable[[str], None]
-    ) -> None:
-        self._run_dir = run_dir
-        self._current = current
-        self._report = report
-        self._written: Record | None = None
-        self._retry: asyncio.TimerHandle | None = None  # while it cannot be written
-
-    def write(self) -> None:
-        """Write the record where it differs from what was written last."""
-        failed, self._retry = self._retry, None
-        if failed is not None:
-            failed.cancel()
-        record = self._current()
-        if record is None or record == self._written:
-            return
-        try:
-            write_record(self._run_dir, record)
-        except FileNotFoundError:
-            return  # the directory is made when the daemon is started, and it is written then
-        except OSError as error:
-            self._written = None  # what is there now is not known
-            self._retry = asyncio.get_running_loop().call_later(_AGAIN, self.write)
-            if failed is None:
-                why = error.strerror or error
-                self._report(f"its record for the next agent cannot be written: {why}")
-        else:
-            self._written = record
-
-    def close(self) -> None:
-        """Try no more."""
-        if self._retry is not None:
-            self._retry.cancel()
 
 
 def read_records(run_dir: Path) -> Iterator[Record | RecordUnusable]:

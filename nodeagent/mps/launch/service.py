@@ -16,16 +16,14 @@ from nodeagent.mps.launch.launcher import (
     OOM_SCORE,
     OPEN_FILES,
     UMASK,
-    Launcher,
-    Start,
-    open_log,
-)
-from nodeagent.mps.launch.process import (
     UNKNOWN_END,
     DaemonProcess,
+    Launcher,
+    Start,
     StartError,
     identity_of,
     in_words,
+    open_log,
 )
 from nodeagent.mps.programs import ProgramOutput, run_program
 from nodeagent.mps.shares import DaemonSpec

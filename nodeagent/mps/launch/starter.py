@@ -23,8 +23,7 @@ from nodeagent.mps.files.directories import (
     remove_directories,
 )
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
-from nodeagent.mps.launch.launcher import Launcher
-from nodeagent.mps.launch.process import DaemonProcess, StartError
+from nodeagent.mps.launch.launcher import DaemonProcess, Launcher, StartError
 from nodeagent.mps.processes import (
     CONTROL,
     SERVER,

@@ -14,110 +14,76 @@ What holds whatever happens:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from nodeagent.mps.lifecycle.model import (
-    WITH_PROCESS,
-    Action,
-    Adopted,
-    Answered,
-    AnswerEvent,
-    ClientsGone,
-    DeadlinePassed,
-    DrainGivenUp,
-    DrainRequested,
-    Ending,
-    Event,
-    Exited,
-    ForeignUserWaiting,
-    KeptOut,
-    LimitsReadBack,
-    NewPlan,
-    OfRun,
-    Phase,
-    ReadBack,
-    Replaced,
-    Report,
-    RetryRequested,
-    RunEvent,
-    Server,
-    ServerGone,
-    ServerSeen,
-    ServerStatus,
-    Silent,
-    Started,
-    StartFailed,
-    State,
-    Subject,
-)
-from nodeagent.mps.lifecycle.requests import adopted, drain_given_up, drain_requested, new_plan
+from nodeagent.mps.lifecycle import model
+from nodeagent.mps.lifecycle.model import WITH_PROCESS, Ending, Phase, ServerStatus, Subject
 from nodeagent.mps.lifecycle.transitions import (
     Transition,
     deadline_passed,
     foreign_user,
+    fresh,
     report_wrong_user,
     retry_delay,
 )
+from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
 
 if TYPE_CHECKING:
     from nodeagent.settings import MpsSettings
 
 
-class Step(NamedTuple):
-    """What an event leads to; the actions are to be done in order."""
-
-    state: State
-    actions: tuple[Action, ...] = ()
-
-
-def step(state: State, event: Event, now: float, *, settings: MpsSettings, jitter: float) -> Step:
-    """What follows. `now` is the event loop's time, `jitter` a number from 0 up to 1."""
+def step(
+    state: model.State, event: model.Event, now: float, *, settings: MpsSettings, jitter: float
+) -> tuple[model.State, tuple[model.Action, ...]]:
+    """The next state, and the actions, to be done in order. `now` is the event loop's time,
+    `jitter` a number from 0 up to 1.
+    """
     life = Transition(state, now, settings, jitter)
     match event:
-        case OfRun():
+        case model.OfRun():
             if event.run == state.run and state.phase in WITH_PROCESS:
                 _of_run(life, event)  # else from a process that is no more
-        case NewPlan():
-            new_plan(life, event.spec)
-        case DrainRequested():
-            drain_requested(life, event)
-        case DrainGivenUp():
-            drain_given_up(life)
-        case RetryRequested():
+        case model.NewPlan():
+            _new_plan(life, event.spec)
+        case model.DrainRequested():
+            _drain_requested(life, event)
+        case model.DrainGivenUp():
+            _drain_given_up(life)
+        case model.RetryRequested():
             if state.phase not in WITH_PROCESS and state.wanted is not None:
                 life.state = replace(state, failures=0)
                 life.start(state.wanted)
-        case Adopted():
-            adopted(life, event)
-        case DeadlinePassed():
+        case model.Adopted():
+            _adopted(life, event)
+        case model.DeadlinePassed():
             deadline_passed(life)
         case _ as never:
             assert_never(never)
-    return Step(life.state, tuple(life.actions))
+    return life.state, tuple(life.actions)
 
 
-def _of_run(life: Transition, event: RunEvent) -> None:
+def _of_run(life: Transition, event: model.RunEvent) -> None:
     """An event from the process there is."""
     state = life.state
     match event:
-        case Started(pid=pid, found=found):
+        case model.Started(pid=pid, found=found):
             life.state = replace(state, pid=pid, was_ready=state.was_ready or found)
             how = "that runs already is taken over" if found else "was started"
             life.report(Subject.STARTED, f"the daemon {how} as pid {pid}")
-        case StartFailed():
-            life.ended(Report(Subject.START_FAILED, event.reason), quick=True)
-        case Exited():
+        case model.StartFailed():
+            life.ended(model.Report(Subject.START_FAILED, event.reason), quick=True)
+        case model.Exited():
             _exited(life, event)
-        case Answered():
+        case model.Answered():
             life.state = replace(state, silences=0, answered=True, kept_out="", excused=False)
             if state.phase is Phase.STARTING:
                 life.limit("limits are not proven yet")
-        case Silent():
+        case model.Silent():
             _silent(life, event)
-        case KeptOut():
+        case model.KeptOut():
             _kept_out(life, event.reason)
-        case Replaced():
+        case model.Replaced():
             if state.ending is Ending.NO:  # else it ends anyway, with a deadline of its own
                 why = f"{event.reason}; a fresh daemon takes its place"
                 life.kill(Subject.REPLACED, why)
@@ -125,17 +91,17 @@ def _of_run(life: Transition, event: RunEvent) -> None:
             _of_answer(life, event)
 
 
-def _of_answer(life: Transition, event: AnswerEvent) -> None:
+def _of_answer(life: Transition, event: model.AnswerEvent) -> None:
     match event:
-        case LimitsReadBack():
+        case model.LimitsReadBack():
             _read_back(life, event)
-        case ServerSeen():
+        case model.ServerSeen():
             _server_seen(life, event.server)
-        case ServerGone():
+        case model.ServerGone():
             _server_gone(life, event)
-        case ForeignUserWaiting():
+        case model.ForeignUserWaiting():
             life.report(Subject.FOREIGN_USER_WAITING, foreign_user(life.state, event))
-        case ClientsGone():
+        case model.ClientsGone():
             if life.state.phase is Phase.DRAINING and life.state.ending is Ending.NO:
                 life.ask_to_end()
         case _ as never:
@@ -155,7 +121,7 @@ def _kept_out(life: Transition, reason: str) -> None:
         life.report(Subject.SILENT, reason)
 
 
-def _silent(life: Transition, event: Silent) -> None:
+def _silent(life: Transition, event: model.Silent) -> None:
     """A question unanswered; so many in a row, and it hangs."""
     state, most = life.state, life.settings.most_silences
     if state.phase is Phase.STARTING or state.ending is not Ending.NO:
@@ -172,7 +138,7 @@ def _silent(life: Transition, event: Silent) -> None:
         life.kill(Subject.SILENT, f"{why}; it is replaced")
 
 
-def _read_back(life: Transition, event: LimitsReadBack) -> None:
+def _read_back(life: Transition, event: model.LimitsReadBack) -> None:
     """What is in force was read; only that makes it Ready."""
     state = life.state
     if event.reading != state.reading:
@@ -203,7 +169,7 @@ def _not_in_force(life: Transition, differ: str) -> None:
 # --- servers and clients --------------------------------------------------------------------------
 
 
-def _server_seen(life: Transition, server: Server) -> None:
+def _server_seen(life: Transition, server: model.Server) -> None:
     """The daemon says of its server what it did not say before."""
     state, before = life.state, life.state.server
     if server == before:
@@ -225,14 +191,14 @@ def _server_seen(life: Transition, server: Server) -> None:
         case Phase.READY, status:
             # What a server has are the defaults of the moment it started.
             if new:
-                life.actions.append(ReadBack(state.run, state.spec, state.reading))
+                life.actions.append(model.ReadBack(state.run, state.spec, state.reading))
             if status is ServerStatus.INITIALIZING:
                 life.wait(life.settings.initialize_deadline)
             else:
                 life.state = replace(life.state, deadline=None)
 
 
-def _server_gone(life: Transition, event: ServerGone) -> None:
+def _server_gone(life: Transition, event: model.ServerGone) -> None:
     """A server that is gone takes its fault with it."""
     state = life.state
     if event.status:
@@ -250,7 +216,7 @@ def _server_gone(life: Transition, event: ServerGone) -> None:
 # --- its end --------------------------------------------------------------------------------------
 
 
-def _exited(life: Transition, event: Exited) -> None:
+def _exited(life: Transition, event: model.Exited) -> None:
     """Its end, wanted or not."""
     state = life.state
     if state.ending is Ending.KILLING and state.phase is not Phase.DRAINING:
@@ -258,4 +224,94 @@ def _exited(life: Transition, event: Exited) -> None:
     else:
         words = f"the daemon ended after {event.ran_for:.1f} s: {event.status}"
     quick = not state.was_ready or event.ran_for < life.settings.steady
-    life.ended(Report(Subject.EXITED, words, event.last_lines), quick=quick)
+    life.ended(model.Report(Subject.EXITED, words, event.last_lines), quick=quick)
+
+
+# --- what plans and people want -------------------------------------------------------------------
+
+
+def _new_plan(life: Transition, spec: DaemonSpec | None) -> None:
+    """What is wanted now; what fits it is left alone."""
+    before = life.state
+    life.state = replace(before, wanted=spec)
+    if before.phase in WITH_PROCESS:
+        _new_plan_for_process(life, spec)
+    elif spec is None:
+        life.state = replace(life.state, phase=Phase.DOWN, deadline=None, failures=0, why="")
+    elif before.phase is not Phase.BACKOFF or spec != before.wanted:
+        # In Backoff the same plan changes nothing, so it waits on.
+        life.state = replace(life.state, failures=0)
+        life.start(spec)
+
+
+def _new_plan_for_process(life: Transition, spec: DaemonSpec | None) -> None:
+    state = life.state
+    must_end = spec is None or state.spec.needs_restart_for(spec)
+    if state.phase is Phase.DRAINING or state.ending is not Ending.NO:
+        _new_plan_while_ending(life, spec, must_end=must_end)
+    elif spec is None or must_end:
+        drain = model.Drain(by_plan=True, then_start=spec is not None)
+        other_shm = spec is not None and spec.private_shm != state.spec.private_shm
+        why = "it has another /dev/shm than mps.shm says" if other_shm else "a new plan"
+        life.state = replace(state, phase=Phase.DRAINING, drain=drain, deadline=None, why=why)
+    elif spec != state.running:
+        life.state = replace(state, running=spec, attempts=0)
+        if state.phase in {Phase.LIMITING, Phase.READY}:
+            life.limit("a new plan has other limits")
+        # Else its way to Ready leads through the new limits anyway.
+
+
+def _new_plan_while_ending(life: Transition, spec: DaemonSpec | None, *, must_end: bool) -> None:
+    state = life.state
+    drain = state.drain
+    if must_end:
+        drain = replace(drain, by_plan=True, then_start=spec is not None)
+        life.state = replace(state, phase=Phase.DRAINING, drain=drain)
+    elif state.phase is not Phase.DRAINING or not drain.by_plan:
+        return  # it hangs and comes back by itself, or a person drains it
+    elif state.ending is Ending.NO:
+        life.resume("wanted again")
+    else:
+        life.state = replace(state, drain=replace(drain, then_start=True))
+
+
+def _drain_requested(life: Transition, event: model.DrainRequested) -> None:
+    """A person wants it without clients; a drain by the plan keeps what comes after it."""
+    state = life.state
+    if state.phase in {Phase.BACKOFF, Phase.FAILED} and not event.then_start:
+        life.state = replace(
+            state, phase=Phase.DOWN, deadline=None, failures=0, why="drained on request"
+        )
+    if state.phase not in WITH_PROCESS:
+        return
+    before = state.drain
+    then_start = before.then_start if before.by_plan else event.then_start
+    drain = model.Drain(force=event.force, then_start=then_start, by_plan=before.by_plan)
+    life.state = replace(state, phase=Phase.DRAINING, drain=drain, why="drained on request")
+    if state.ending is not Ending.NO:
+        return  # its end is near anyway, with a deadline of its own
+    if event.seconds is None:
+        life.state = replace(life.state, deadline=None)
+    else:
+        life.wait(event.seconds)
+
+
+def _drain_given_up(life: Transition) -> None:
+    """A drain that a person requested and withdrew; what a plan wants stays wanted."""
+    state, drain = life.state, life.state.drain
+    if state.phase is Phase.DRAINING and state.ending is Ending.NO and not drain.by_plan:
+        life.resume("not drained: the request was withdrawn")
+
+
+def _adopted(life: Transition, event: model.Adopted) -> None:
+    """Take over what an earlier agent left running; its limits are proven again."""
+    if life.state.phase is not Phase.DOWN:
+        return
+    life.state = replace(
+        fresh(life.state, event.spec),
+        wanted=event.spec,
+        pid=event.pid,
+        was_ready=True,  # so it may have clients
+        why="an earlier agent's; has not answered yet",
+    )
+    life.wait(life.settings.start_deadline)

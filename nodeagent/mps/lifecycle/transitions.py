@@ -5,25 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.backoff import Backoff
-from nodeagent.mps.lifecycle.model import (
-    Action,
-    Drain,
-    Ending,
-    ForeignUserWaiting,
-    Kill,
-    Phase,
-    Quit,
-    ReadBack,
-    Report,
-    Schedule,
-    Server,
-    ServerStatus,
-    SetLimits,
-    Spawn,
-    State,
-    Subject,
-    SweepOrphans,
-)
+from nodeagent.mps.lifecycle import model
+from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import Struct, field, replace
 
@@ -41,9 +24,9 @@ def retry_delay(settings: MpsSettings, failures: int, jitter: float) -> float:
     return backoff.after(failures)
 
 
-def fresh(state: State, spec: DaemonSpec) -> State:
+def fresh(state: model.State, spec: DaemonSpec) -> model.State:
     """The state at the start of another process."""
-    return State(
+    return model.State(
         phase=Phase.STARTING,
         wanted=state.wanted,
         running=spec,
@@ -57,26 +40,26 @@ def fresh(state: State, spec: DaemonSpec) -> State:
 class Transition(Struct):
     """What one event at `now` leads to: the state, and the actions, which are done in order."""
 
-    state: State
+    state: model.State
     now: float
     settings: MpsSettings
     jitter: float
-    actions: list[Action] = field(default_factory=list)
+    actions: list[model.Action] = field(default_factory=list)
 
     def report(self, subject: Subject, message: str, lines: tuple[str, ...] = ()) -> None:
-        self.actions.append(Report(subject, message, lines))
+        self.actions.append(model.Report(subject, message, lines))
 
     def wait(self, seconds: float) -> None:
         """Set the deadline."""
         self.state = replace(self.state, deadline=self.now + seconds)
-        self.actions.append(Schedule(seconds))
+        self.actions.append(model.Schedule(seconds))
 
     # --- to Ready -------------------------------------------------------------------------------
 
     def start(self, spec: DaemonSpec) -> None:
         """Sweep what a dead daemon left, and start another."""
         self.state = fresh(self.state, spec)
-        self.actions += (SweepOrphans(spec), Spawn(self.state.run, spec))
+        self.actions += (model.SweepOrphans(spec), model.Spawn(self.state.run, spec))
         self.wait(self.settings.start_deadline)
 
     def limit(self, why: str, *, attempts: int = 0) -> None:
@@ -85,14 +68,14 @@ class Transition(Struct):
         self.state = replace(
             before,
             phase=Phase.LIMITING,
-            drain=Drain(),
+            drain=model.Drain(),
             attempts=attempts,
             reading=before.reading + 1,
             why=why,
         )
         self.actions += (
-            SetLimits(before.run, before.spec),
-            ReadBack(before.run, before.spec, self.state.reading),
+            model.SetLimits(before.run, before.spec),
+            model.ReadBack(before.run, before.spec, self.state.reading),
         )
         self.wait(self.settings.limit_deadline)
 
@@ -104,7 +87,7 @@ class Transition(Struct):
         if self.state.answered:
             self.limit(why)
         else:
-            self.state = replace(self.state, phase=Phase.STARTING, drain=Drain(), why=why)
+            self.state = replace(self.state, phase=Phase.STARTING, drain=model.Drain(), why=why)
             self.wait(self.settings.start_deadline)
 
     def ready(self) -> None:
@@ -127,7 +110,7 @@ class Transition(Struct):
         self.state = replace(self.state, phase=Phase.FAULT, deadline=None, why=why)
         self.report(subject, why)
 
-    def server_fault(self, server: Server) -> None:
+    def server_fault(self, server: model.Server) -> None:
         by = f" of client {server.culprit}" if server.culprit is not None else ""
         self.fault(
             Subject.SERVER_FAULT,
@@ -140,7 +123,7 @@ class Transition(Struct):
     def ask_to_end(self) -> None:
         """Ask it to end; what becomes of that is known by its exit."""
         self.state = replace(self.state, ending=Ending.QUITTING)
-        self.actions.append(Quit(self.state.run, self.settings.quit_deadline))
+        self.actions.append(model.Quit(self.state.run, self.settings.quit_deadline))
         self.wait(self.settings.quit_deadline)
 
     def kill(self, subject: Subject, why: str) -> None:
@@ -148,23 +131,23 @@ class Transition(Struct):
         phase = Phase.DRAINING if self.state.phase is Phase.DRAINING else Phase.FAULT
         self.state = replace(self.state, phase=phase, ending=Ending.KILLING, why=why)
         self.report(subject, why)
-        self.actions.append(Kill(self.state.run))
+        self.actions.append(model.Kill(self.state.run))
         self.wait(self.settings.kill_deadline)
 
-    def ended(self, report: Report, *, quick: bool) -> None:
+    def ended(self, report: model.Report, *, quick: bool) -> None:
         """There is no process any more, unless this is the end that was wanted."""
         before = self.state
         if before.phase is Phase.DRAINING:
             self._drained(before, report)
             return
-        sweep = SweepOrphans(before.spec)
+        sweep = model.SweepOrphans(before.spec)
         self.actions.append(report)
         self.state = replace(
             before,
             pid=None,
             failures=before.failures + 1 if quick else 0,
             ending=Ending.NO,
-            drain=Drain(),
+            drain=model.Drain(),
             server=None,
             deadline=None,
             why=report.message,
@@ -185,7 +168,7 @@ class Transition(Struct):
         self.state = replace(self.state, restarts=self.state.restarts + 1)
         self.start(spec)
 
-    def _failed(self, report: Report, sweep: SweepOrphans) -> None:
+    def _failed(self, report: model.Report, sweep: model.SweepOrphans) -> None:
         """Reported once; retried at the longest delay, since its cause may pass."""
         longest = self.settings.longest_delay
         why = (
@@ -198,15 +181,15 @@ class Transition(Struct):
         self.actions.append(sweep)
         self.wait(longest * (1 - self.jitter / 4))
 
-    def _drained(self, before: State, report: Report) -> None:
+    def _drained(self, before: model.State, report: model.Report) -> None:
         if before.ending is not Ending.QUITTING:
             self.actions.append(report)
         again = before.wanted if before.drain.then_start else None
         why = "for the plan" if before.drain.by_plan else "on request"
         next_one = ", to be started again" if again is not None else ""
         self.report(Subject.DRAINED, f"the daemon was drained {why} and has ended{next_one}")
-        self.actions.append(SweepOrphans(before.spec))
-        self.state = State(
+        self.actions.append(model.SweepOrphans(before.spec))
+        self.state = model.State(
             wanted=before.wanted,
             run=before.run,
             restarts=before.restarts,
@@ -219,7 +202,7 @@ class Transition(Struct):
 # --- users ----------------------------------------------------------------------------------------
 
 
-def report_wrong_user(life: Transition, server: Server) -> None:
+def report_wrong_user(life: Transition, server: model.Server) -> None:
     """A server of another user than the plan's keeps its clients from being served."""
     spec = life.state.spec
     if server.uid is None or spec.multi_user or server.uid == spec.uid:
@@ -231,7 +214,7 @@ def report_wrong_user(life: Transition, server: Server) -> None:
     )
 
 
-def foreign_user(state: State, event: ForeignUserWaiting) -> str:
+def foreign_user(state: model.State, event: model.ForeignUserWaiting) -> str:
     """Who waits, for whom, and what to do."""
     who = f"pid {event.pid} ({event.command})" if event.command else f"pid {event.pid}"
     server = state.server
@@ -255,7 +238,7 @@ def deadline_passed(life: Transition) -> None:
     if state.deadline is None:
         return
     if life.now < state.deadline:
-        life.actions.append(Schedule(state.deadline - life.now))
+        life.actions.append(model.Schedule(state.deadline - life.now))
     elif state.ending is not Ending.NO:
         _still_there(life)
     else:
