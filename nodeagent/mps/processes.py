@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from nodeagent.own_thread import OwnThread
 from nodeagent.processes import (
@@ -31,6 +32,8 @@ from nodeagent.structs import Struct
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 _PREFIX = "nvidia-cuda-mps"  # as much of both as the name of a process has room for
+
+T = TypeVar("T")
 
 _VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
@@ -76,43 +79,63 @@ def processes_of(pipe_directory: str, program: str) -> tuple[MpsProcess, ...]:
     return tuple(one for one in mps_processes() if (one.program, one.pipe_directory) == wanted)
 
 
-_LOCKED_AFTER = 1.0  # seconds for what one process' memory has; then it is held to be locked up
-_MOST_LOCKED = 16  # threads that wait for such memory
-_locked: dict[int, Future[None]] = {}  # by pid, what waits for its memory
+_MOST_LOCKED = 16  # threads that wait for locked memory
+
+
+class MemoryReader(Generic[T]):
+    """Has `read` read processes' memory, one after the other.
+
+    A process that hangs in a driver may have its memory locked up in the kernel, and any user can
+    bring that about: who reads its words waits for as long. One that takes longer than `seconds`
+    holds up no other, and is left alone until that thread has come back; but those that `must_wait`
+    names are waited for.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], T],
+        seconds: float,
+        *,
+        must_wait: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self._read = read
+        self._seconds = seconds
+        self._must_wait = must_wait
+        self._locked: dict[int, Future[None]] = {}  # by pid, what waits for its memory
+
+    def read(self, pids: Iterable[int]) -> dict[int, T]:
+        """By pid, without those whose memory is locked. Blocks."""
+        for pid, reading in tuple(self._locked.items()):
+            if reading.done():
+                self._locked.pop(pid, None)
+        found: dict[int, T] = {}
+        wanted = tuple(pids)
+        while left := [p for p in wanted if p not in found and self._is_worth_reading(p)]:
+            reading, seen = OwnThread("mps processes").submit(self._read_into, found, left), -1
+            while not reading.done() and len(found) > seen:
+                seen = len(found)
+                wait((reading,), timeout=self._seconds)
+            first = next((pid for pid in left if pid not in found), None)
+            if first is None or reading.done() or self._must_wait(first):
+                reading.result()
+            else:
+                self._locked[first] = reading
+        return found
+
+    def _is_worth_reading(self, pid: int) -> bool:
+        has_room = len(self._locked) < _MOST_LOCKED or self._must_wait(pid)
+        return has_room and pid not in self._locked
+
+    def _read_into(self, found: dict[int, T], pids: Iterable[int]) -> None:
+        for pid in pids:
+            found[pid] = self._read(pid)
 
 
 def mps_processes() -> tuple[MpsProcess, ...]:
-    """All of this machine: tens of milliseconds on a node with many processes.
-
-    A process that hangs in a driver may have its memory locked up in the kernel, and any user can
-    bring that about: who reads its words waits for as long. Where what it runs is no program of
-    MPS, this waits a moment, and once.
-    """
-    for pid, reading in tuple(_locked.items()):
-        if reading.done():
-            _locked.pop(pid, None)
-    found: dict[int, MpsProcess | None] = {}
+    """All of this machine: tens of milliseconds on a node with many processes."""
     here = tuple(pids())
-    while left := [pid for pid in here if pid not in found and _is_worth_reading(pid)]:
-        reading, seen = OwnThread("mps processes").submit(_read_into, found, left), -1
-        while not reading.done() and len(found) > seen:
-            seen = len(found)
-            wait((reading,), timeout=_LOCKED_AFTER)
-        first = next((pid for pid in left if pid not in found), None)
-        if first is None or reading.done() or _is_of_mps(first):
-            reading.result()
-        else:
-            _locked[first] = reading
+    found = _reader.read(here)
     return tuple(one for pid in here if (one := found.get(pid)))
-
-
-def _is_worth_reading(pid: int) -> bool:
-    return pid not in _locked and (len(_locked) < _MOST_LOCKED or _is_of_mps(pid))
-
-
-def _read_into(found: dict[int, MpsProcess | None], pids: Iterable[int]) -> None:
-    for pid in pids:
-        found[pid] = mps_process(pid)
 
 
 def _is_of_mps(pid: int) -> bool:
@@ -125,6 +148,8 @@ def _is_of_mps(pid: int) -> bool:
         return True
     return _PREFIX in Path(program).name or name_of(pid) == _PREFIX
 
+
+_reader = MemoryReader(mps_process, 1.0, must_wait=_is_of_mps)
 
 _Place = tuple[str, tuple[int, int]]  # the namespace of its pids; device and inode of its root
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.clients.assess import ClientFacts
-from nodeagent.mps.clients.watch import LONGEST_VALUE, ClientReader, container_in
+from nodeagent.mps.clients.watch import LONGEST_VALUE, container_in, read_clients
 from nodeagent.processes import ProcessIdentity, identify
 from tests.locked_process import locked_process
 from tests.mps.conftest import as_root
@@ -39,7 +39,7 @@ def process(environment: dict[bytes, bytes], *script: str) -> Iterator[int]:
 
 def read(*pids: int) -> tuple[ClientFacts, ...]:
     """As they are now."""
-    return asyncio.run(ClientReader().read(pids))
+    return asyncio.run(read_clients(pids))
 
 
 def facts(environment: dict[bytes, bytes], *script: str) -> ClientFacts:
@@ -114,9 +114,8 @@ async def test_a_client_whose_memory_is_locked() -> None:
     """It holds up nothing else; what the kernel knows of it is read all the same."""
     given = {PIPES: b"/run/x/pipe"}
     with locked_process(uid=1000, environment={}) as locked, process(given) as pid:
-        reader = ClientReader()
         for _ in range(2):
-            one, other = await reader.read((locked, pid))
+            one, other = await read_clients((locked, pid))
             assert (one.pid, one.client.uid, one.environment) == (locked, 1000, None)
             assert (other.pid, other.environment) == (pid, {PIPES.decode(): "/run/x/pipe"})
 

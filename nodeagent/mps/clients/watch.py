@@ -14,7 +14,6 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from nodeagent.mps.clients.assess import (
 )
 from nodeagent.mps.clients.termination import ClientToEnd, end_client
 from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.processes import MemoryReader
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.own_thread import OwnThread
 from nodeagent.plan.shares import WantedMps
@@ -56,48 +56,17 @@ _LARGEST_CGROUP = 65_536  # bytes
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
-_LOCKED_AFTER = 2.0  # seconds for what one client's memory has; then it is held to be locked up
-_MOST_LOCKED = 16  # threads that wait for such memory
-
-
-class ClientReader:
-    """Reads client processes. A client's memory, where its environment is, may be locked up in the
-    kernel, as while it hangs in a driver, and any user can bring that about: who reads waits for as
-    long. So that is done in threads of their own, and such a client holds up no other.
+async def read_clients(pids: Iterable[int]) -> tuple[ClientFacts, ...]:
+    """Those that are still there, in this order; without environment where that is not had in time:
+    it is in the process' memory.
     """
-
-    def __init__(self) -> None:
-        self._locked: dict[int, Future[None]] = {}  # by pid, what waits for its memory
-
-    async def read(self, pids: Iterable[int]) -> tuple[ClientFacts, ...]:
-        """Those that are still there, in this order; without environment where it is not had in
-        time.
-        """
-        wanted = tuple(pids)
-        self._locked = {pid: reading for pid, reading in self._locked.items() if not reading.done()}
-        found: dict[int, ClientFacts | None] = {}
-        while left := [pid for pid in wanted if pid not in found and pid not in self._locked]:
-            if len(self._locked) >= _MOST_LOCKED:
-                break
-            reading = OwnThread("mps clients").submit(_read_into, found, left)
-            seen = -1
-            while not reading.done() and len(found) > seen:
-                seen = len(found)
-                await asyncio.wait({asyncio.wrap_future(reading)}, timeout=_LOCKED_AFTER)
-            if reading.done():
-                reading.result()
-            else:
-                self._locked[next(pid for pid in left if pid not in found)] = reading
-        for pid in wanted:
-            if pid not in found:
-                found[pid] = await asyncio.to_thread(_read_client, pid, memory=False)
-        return tuple(facts for pid in wanted if (facts := found[pid]) is not None)
+    return await asyncio.wrap_future(OwnThread("mps clients").submit(_read_clients, tuple(pids)))
 
 
-def _read_into(found: dict[int, ClientFacts | None], pids: Iterable[int]) -> None:
-    """Blocks for some 0.2 ms each, as a rule."""
-    for pid in pids:
-        found[pid] = _read_client(pid, memory=True)
+def _read_clients(pids: Sequence[int]) -> tuple[ClientFacts, ...]:
+    found = _reader.read(pids)
+    every = (found[pid] if pid in found else _read_client(pid, memory=False) for pid in pids)
+    return tuple(facts for facts in every if facts is not None)
 
 
 def _read_client(pid: int, *, memory: bool) -> ClientFacts | None:
@@ -111,6 +80,9 @@ def _read_client(pid: int, *, memory: bool) -> ClientFacts | None:
     facts = ClientFacts(client, found.identity.create_time, environment)
     # Checked again: all of this was read of one process, and its pid was not reused.
     return None if is_gone(found.identity) else facts
+
+
+_reader = MemoryReader(partial(_read_client, memory=True), 2.0)
 
 
 def _environment(pid: int) -> Mapping[str, str] | None:
@@ -191,7 +163,6 @@ class ClientWatch:
     _since: dict[tuple[ClientKey, OffenceKind], float] = field(default_factory=dict, init=False)
     _not_before: dict[ClientKey, float] = field(default_factory=dict, init=False)
     _endings: dict[ClientKey, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    _reader: ClientReader = field(default_factory=ClientReader, init=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -234,7 +205,7 @@ class ClientWatch:
             return ()
         known = [
             replace(facts, client=replace(facts.client, memory_used=memory.get(facts.pid)))
-            for facts in await self._reader.read(pids)
+            for facts in await read_clients(pids)
             if facts.pid in named or facts.client.uid == daemon.user
         ]
         return assess(known, daemon.wanted, daemon.device)
