@@ -15,8 +15,9 @@ from nodeagent.execute.node_controller import NodeController, compute_mode_check
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.clients.assess import Offence
 from nodeagent.mps.clients.watch import ClientWatch
+from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.lifecycle.model import Report
-from nodeagent.mps.setup import MpsPlaces, host_for, make_fleet, make_publisher
+from nodeagent.mps.setup import MpsPlaces, host_for, make_fleet
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.users import User
@@ -60,7 +61,7 @@ class MpsService:
         self.node = NodeController(
             driver,
             self.fleet,
-            make_publisher(settings, places),
+            Publisher(run_dir=places.run_dir, cdi_dir=places.cdi_dir),
             observation,
             health=health,
         )

@@ -72,6 +72,7 @@ async def changing(
         from nodeagent.execute.node_controller import NodeController, compute_mode_check
         from nodeagent.execute.node_reader import LastObservation
         from nodeagent.mps import setup as mps_setup
+        from nodeagent.mps.files.publisher import Publisher
 
         observation = LastObservation()
         mps, places = settings.mps, sharing.places
@@ -82,7 +83,7 @@ async def changing(
             report=lambda _device, _report: None,  # the outcome of the steps has it
             changed=lambda: None,
         )
-        publisher = mps_setup.make_publisher(mps, places)
+        publisher = Publisher(run_dir=places.run_dir, cdi_dir=places.cdi_dir)
         whole = NodeController(driver, fleet, publisher, observation)
         async with fleet, whole:
             fleet.retry()

@@ -23,7 +23,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.control.commands import MemoryLimit
 from nodeagent.mps.control.query import Seen, ask_everything, differences
-from nodeagent.mps.files.directories import Directories, directories_of, is_device_name
+from nodeagent.mps.files.directories import Directories, directories_of, is_device_name, spec_in
 from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.launcher import DaemonProcess, adopt
@@ -37,7 +37,7 @@ from nodeagent.mps.processes import (
     processes_of,
 )
 from nodeagent.mps.programs import Programs
-from nodeagent.mps.shares import DaemonSpec, spec_for
+from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import IDLE, Usage, User
@@ -191,11 +191,8 @@ async def _surveyed(
     record: Record,
     control_client: Callable[[str, str], ControlClient],
 ) -> MpsDaemon:
-    made = directories_of(run_dir, record.device)
-    runs, wanted = (
-        spec_for(wanted, record.device, pipe_directory=made.pipe, log_directory=made.log)
-        for wanted in (record.runs or record.wanted, record.wanted)
-    )
+    runs = spec_in(run_dir, record.device, record.runs or record.wanted)
+    wanted = spec_in(run_dir, record.device, record.wanted)
     process = await found_process(runs, record.process)
     if process is None:
         return _without_process(record)

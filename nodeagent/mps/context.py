@@ -22,8 +22,9 @@ Check = Callable[[DaemonSpec], tuple[str, ...]]
 class MpsContext(Struct, frozen=True):
     """`check` gives what else keeps a daemon from Ready, in words; `report` gets what people may
     want to know of a device, `changed` is called when something is different; `jitter` gives
-    numbers from 0 up to 1. Seconds: `served_interval` between two questions to a daemon that has a
-    server or a blocked client or drains, `start_patience` for a caller who waits for Ready.
+    numbers from 0 up to 1. With `private_shm` each device has a /dev/shm of its own. Seconds:
+    `served_interval` between two questions to a daemon that has a server or a blocked client or
+    drains, `start_patience` for a caller who waits for Ready.
     """
 
     run_dir: Path
@@ -34,6 +35,7 @@ class MpsContext(Struct, frozen=True):
     report: Callable[[str, Report], None]
     changed: Callable[[], None]
     jitter: Callable[[], float]
+    private_shm: bool = False
     served_interval: float = 5.0
     start_patience: float = START_PATIENCE
     watch: LogWatch = field(default_factory=LogWatch)

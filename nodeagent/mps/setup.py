@@ -10,10 +10,9 @@ from pathlib import Path
 from nodeagent.gpu.original_settings import FILE_NAME
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.context import START_PATIENCE, Check, MpsContext
-from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
-from nodeagent.mps.launch.launcher import Launcher, StartError, shm_directory
+from nodeagent.mps.launch.launcher import Launcher, StartError
 from nodeagent.mps.launch.probing import Probe, probe
 from nodeagent.mps.launch.service import ServiceLauncher
 from nodeagent.mps.lifecycle.model import Report
@@ -74,17 +73,8 @@ def make_fleet(
             report=report,
             changed=changed,
             jitter=random.SystemRandom().random,
+            private_shm=has_private_shm(settings, simulated=places.simulated),
         )
-    )
-
-
-def make_publisher(settings: MpsSettings, places: MpsPlaces) -> Publisher:
-    """What writes the files that clients need."""
-    private = has_private_shm(settings, simulated=places.simulated)
-    return Publisher(
-        run_dir=places.run_dir,
-        cdi_dir=places.cdi_dir,
-        shm=lambda spec: shm_directory(spec, private=private),
     )
 
 
@@ -120,7 +110,6 @@ def launch_of(settings: MpsSettings, *, simulated: bool) -> str:
 
 def _launcher(settings: MpsSettings, places: MpsPlaces) -> Launcher:
     programs, way = places.programs, launch_of(settings, simulated=places.simulated)
-    private = has_private_shm(settings, simulated=places.simulated)
 
     async def find_flag() -> str:
         scratch = places.run_dir / _PROBES
@@ -130,12 +119,11 @@ def _launcher(settings: MpsSettings, places: MpsPlaces) -> Launcher:
         return found.multi_user_flag
 
     if way == "child":
-        return ChildLauncher(programs, private_shm=private, find_flag=find_flag)
+        return ChildLauncher(programs, find_flag=find_flag)
     return ServiceLauncher(
         programs,
         host=way == "hostSystemd",
         deadline=_SERVICE_DEADLINE,
-        private_shm=private,
         find_flag=find_flag,
     )
 

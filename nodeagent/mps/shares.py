@@ -9,7 +9,6 @@ from nodeagent.plan.shares import (
     ALL_THREADS,
     LEAST_THREADS,
     Slot,
-    WantedMps,
     percentage_text,
 )
 from nodeagent.structs import Struct, replace
@@ -17,6 +16,7 @@ from nodeagent.structs import Struct, replace
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 SLOT_VARIABLE = "NODEAGENT_MPS_SLOT"  # DEVICE/SLOT; not CUDA's: the slot that a client was given
+SHM = "/dev/shm"  # noqa: S108  # where CUDA looks for the memory that it shares with the server
 LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they make no other
 LARGEST_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
 
@@ -41,6 +41,11 @@ class DaemonSpec(Struct, frozen=True):
     multi_user: bool = False
     private_shm: bool = False
 
+    @property
+    def shm(self) -> str:
+        """The directory that daemon, server and clients have as /dev/shm to share memory."""
+        return f"{self.pipe_directory.rpartition('/')[0]}/shm" if self.private_shm else SHM
+
     def needs_restart_for(self, wanted: DaemonSpec) -> bool:
         """Whether a daemon that is so cannot become `wanted` while it runs.
 
@@ -51,24 +56,6 @@ class DaemonSpec(Struct, frozen=True):
             self, memory_limit=wanted.memory_limit, thread_percentage=wanted.thread_percentage
         )
         return freed or limited != wanted
-
-
-def spec_for(
-    wanted: WantedMps, device: str, *, pipe_directory: str, log_directory: str
-) -> DaemonSpec:
-    """The daemon of `device` (a UUID) that makes `wanted` so."""
-    account = wanted.account
-    return DaemonSpec(
-        device=device,
-        uid=account.uid,
-        gid=account.gid,
-        groups=account.groups,
-        multi_user=account.any_user,
-        pipe_directory=pipe_directory,
-        log_directory=log_directory,
-        memory_limit=wanted.sharing.memory_ceiling,
-        thread_percentage=wanted.sharing.thread_ceiling,
-    )
 
 
 def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import assert_never
 from nodeagent.mps.adoption import proven_process
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.query import Seen
-from nodeagent.mps.files.directories import directories_of
+from nodeagent.mps.files.directories import directories_of, spec_in
 from nodeagent.mps.files.records import Record, write_record
 from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.launcher import DaemonProcess, StartError, has_private_shm
@@ -26,7 +26,7 @@ from nodeagent.mps.lifecycle.machine import step
 from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
 from nodeagent.mps.monitor import DaemonMonitor
 from nodeagent.mps.processes import MpsProcess
-from nodeagent.mps.shares import DaemonSpec, spec_for
+from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import replace
 
@@ -87,13 +87,8 @@ class Supervisor:
 
     def spec_of(self, wanted: WantedMps) -> DaemonSpec:
         """The daemon that makes it so, here."""
-        spec = spec_for(
-            wanted,
-            self.device,
-            pipe_directory=self.pipe_directory,
-            log_directory=self.log_directory,
-        )
-        spec = replace(spec, private_shm=self.context.launcher.private_shm)
+        context = self.context
+        spec = spec_in(context.run_dir, self.device, wanted, private_shm=context.private_shm)
         self._by_spec[spec] = wanted
         return spec
 

@@ -85,7 +85,7 @@ def mig(**changes: Any) -> ContainerDevice:
 def shared(share: Share) -> ContainerDevice:
     """A whole GPU with MPS."""
     daemon = spec_of(wanted())
-    client = MpsClient(daemon, share.slots[0], f"/run/nodeagent/mps/{GPU}/shm")
+    client = MpsClient(daemon, share.slots[0])
     return ContainerDevice(claimed(mig_result(device="gpu")), 0, mps=client)
 
 

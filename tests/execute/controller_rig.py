@@ -19,7 +19,7 @@ from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.launcher import Launcher, shm_directory
+from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan
@@ -119,7 +119,6 @@ class NodeRig(FleetRig):
         publisher = Publisher(
             run_dir=self.run_dir,
             cdi_dir=self.cdi_dir,
-            shm=lambda spec: shm_directory(spec, private=False),
         )
         driver = Driver(
             observe_deadline=30,

@@ -101,11 +101,10 @@ async def running(
     spec: DaemonSpec,
     programs: Programs,
     *,
-    private_shm: bool = False,
     find_flag: Callable[[], Awaitable[str]] | None = None,
 ) -> AsyncIterator[DaemonProcess]:
     """A daemon that has noted what it was given; killed in the end."""
-    launcher = ChildLauncher(programs, private_shm=private_shm, find_flag=find_flag)
+    launcher = ChildLauncher(programs, find_flag=find_flag)
     process = await launcher.launch(spec)
     try:
         await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")

@@ -134,10 +134,9 @@ class FleetRig:
         def check(_: DaemonSpec) -> tuple[str, ...]:
             return self.differences
 
-        launcher = ChildLauncher(self.programs, private_shm=private_shm)
-        async with Fleet(
-            self.context(policy, launcher, check=check, report=hear, served=served)
-        ) as made:
+        launcher = ChildLauncher(self.programs)
+        context = self.context(policy, launcher, check=check, report=hear, served=served)
+        async with Fleet(replace(context, private_shm=private_shm)) as made:
             yield made
 
     def context(

@@ -18,6 +18,7 @@ from nodeagent.files.cdi import cdi_specification
 from nodeagent.mps.files.client_files import CDI_VERSION, KIND, NotPlain, slot_device
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import Share
+from nodeagent.structs import replace
 from tests.mps.plans import GPU, MIG, spec_of, wanted
 
 SCHEMA = Path(__file__).parents[1] / "data/cdi"
@@ -39,7 +40,7 @@ def document() -> dict[str, Any]:
     """All slots of a plan with two shares, on a GPU and on a MIG device."""
     plan = wanted()
     devices = [
-        slot_device(spec_of(plan, device), slot, shm=f"/run/nodeagent/mps/{device}/shm")
+        slot_device(replace(spec_of(plan, device), private_shm=True), slot)
         for device in (GPU, MIG)
         for slot in plan.sharing.slots
     ]
@@ -82,8 +83,8 @@ def test_what_a_container_gets() -> None:
     """
     plan = wanted()
     [slot, *_] = plan.sharing.slots
-    spec = spec_of(plan)
-    device = json.loads(encode(slot_device(spec, slot, shm="/run/x/shm")))
+    spec = replace(spec_of(plan, pipe="/run/x/pipe"), private_shm=True)
+    device = json.loads(encode(slot_device(spec, slot)))
     assert device["containerEdits"] == {
         "env": [
             f"{name}={value}" for name, value in sorted(client_environment(spec, slot).items())
@@ -116,7 +117,7 @@ def test_names_that_are_no_device(share: str) -> None:
     plan = wanted(Share(share, 1, None, None))
     [slot] = plan.sharing.slots
     with pytest.raises(ValueError, match="is no name of a CDI device") as caught:
-        slot_device(spec_of(plan), slot, shm="/run/x/shm")
+        slot_device(spec_of(plan), slot)
     assert "\n" not in str(caught.value)
 
 
@@ -127,7 +128,5 @@ def test_directories_that_are_not_mounted(path: str) -> None:
     """Relative ones, those that lead elsewhere, and what is no plain path."""
     plan = wanted()
     [slot, *_] = plan.sharing.slots
-    with pytest.raises(NotPlain, match=r"the shm directory .* cannot be mounted"):
-        slot_device(spec_of(plan), slot, shm=path)
     with pytest.raises(NotPlain, match=r"the pipe directory .* cannot be mounted"):
-        slot_device(spec_of(plan, pipe=path), slot, shm="/run/x/shm")
+        slot_device(spec_of(plan, pipe=path), slot)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.launcher import StartError, shm_directory
+from nodeagent.mps.launch.launcher import StartError
 from nodeagent.mps.processes import CONTROL, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
@@ -219,12 +219,12 @@ async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
     """What the daemon makes in its /dev/shm lies in the device's directory, and nowhere else; this
     process' own mounts and those of later daemons are as before.
     """
-    spec = spec_for(open_folder, 1000, 100)
+    spec = replace(spec_for(open_folder, 1000, 100), private_shm=True)
     mounts = _read("/proc/self/mountinfo")
-    async with running(spec, programs, private_shm=True) as process:
+    async with running(spec, programs) as process:
         inside = Path(f"/proc/{process.pid}/root/dev/shm")
         (inside / "segment").touch()
-        directory = shm_directory(spec, private=True)
+        directory = Path(spec.shm)
         assert directory == Path(spec.pipe_directory).parent / "shm"
         assert _exists(directory / "segment")
         assert not _exists(Path("/dev/shm/segment"))
@@ -233,14 +233,15 @@ async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
         async with running(later, programs) as other:
             host = Path(f"/proc/{other.pid}/root/dev/shm")
             assert not _exists(host / "segment")
-            assert _same(host, shm_directory(later, private=False))
+            assert _same(host, Path(later.shm))
     assert _read("/proc/self/mountinfo") == mounts
 
 
 @may_mount
 async def test_a_private_shm_that_cannot_be(spec: DaemonSpec, programs: Programs) -> None:
     """It is reported as why the start failed; no daemon runs with the host's instead."""
-    shm_directory(spec, private=True).rmdir()
+    private = replace(spec, private_shm=True)
+    await asyncio.to_thread(Path(private.shm).rmdir)
     with pytest.raises(StartError, match=r"/dev/shm of its own: .*/shm cannot be mounted.*No such"):
-        await ChildLauncher(programs, private_shm=True).launch(spec)
+        await ChildLauncher(programs).launch(private)
     assert not processes_of(spec.pipe_directory, CONTROL)

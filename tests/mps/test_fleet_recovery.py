@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import StillInUse
-from nodeagent.mps.files.directories import make_directories
+from nodeagent.mps.files.directories import make_directories, spec_in
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.requests import NotReady
-from nodeagent.mps.shares import spec_for
 from nodeagent.processes import ProcessIdentity, age, identify
 from tests.mps.fleet_rig import (
     GPU,
@@ -125,8 +124,8 @@ async def test_a_daemon_that_came_late(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         plan = wanted(2048)
         account = plan.account
-        made = make_directories(rig.run_dir, GPU, uid=account.uid, gid=account.gid)
-        spec = spec_for(wanted(), GPU, pipe_directory=made.pipe, log_directory=made.log)
+        make_directories(rig.run_dir, GPU, uid=account.uid, gid=account.gid)
+        spec = spec_in(rig.run_dir, GPU, wanted())
         late = await ChildLauncher(rig.programs).launch(spec)
         await until((rig.pipes() / "control").exists)
         with rig.client() as client:

@@ -24,11 +24,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.run, self.cdi = folder / "run", folder / "cdi"
-        self.publisher = Publisher(
-            run_dir=self.run,
-            cdi_dir=self.cdi,
-            shm=lambda spec: self.run / "mps" / spec.device / "shm",
-        )
+        self.publisher = Publisher(run_dir=self.run, cdi_dir=self.cdi)
 
     def shared(self, **plans: WantedMps) -> list[tuple[DaemonSpec, WantedMps]]:
         """What `publish` takes: of the GPU, of the MIG device, or both."""
@@ -130,7 +126,7 @@ def test_nothing_shared_makes_nothing(node: Node) -> None:
 def test_nothing_to_publish_needs_no_safe_place(node: Node, tmp_path: Path) -> None:
     """Directories that everyone can write are refused only once files shall go there."""
     tmp_path.chmod(0o2777)
-    publisher = Publisher(run_dir=tmp_path, cdi_dir=tmp_path, shm=lambda _: tmp_path)
+    publisher = Publisher(run_dir=tmp_path, cdi_dir=tmp_path)
     assert publisher.publish([]) == ()
     refused = publisher.publish(node.shared(gpu=wanted()))
     assert {problem.code for problem in refused} == {Code.MPS}

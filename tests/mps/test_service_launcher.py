@@ -35,16 +35,10 @@ def systemd(open_folder: Path, programs: Programs) -> SystemdPrograms:
 
 @asynccontextmanager
 async def service(
-    spec: DaemonSpec,
-    programs: Programs,
-    *,
-    host: bool = False,
-    private_shm: bool = False,
+    spec: DaemonSpec, programs: Programs, *, host: bool = False
 ) -> AsyncIterator[DaemonProcess]:
     """A daemon that has noted what it was given; killed in the end."""
-    launcher = ServiceLauncher(
-        programs, host=host, deadline=60, private_shm=private_shm, find_flag=flag("-M")
-    )
+    launcher = ServiceLauncher(programs, host=host, deadline=60, find_flag=flag("-M"))
     process = await launcher.launch(spec)
     try:
         await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
@@ -82,7 +76,7 @@ async def test_what_systemd_is_asked_for(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
 ) -> None:
     """Its own slice, limits that servers need, servers left alone, and this /dev/shm."""
-    async with service(replace(spec, multi_user=True), programs, private_shm=True):
+    async with service(replace(spec, multi_user=True, private_shm=True), programs):
         [call] = [call for call in systemd.calls() if call[0] == "systemd-run"]
     assert {
         f"--unit={UNIT}",

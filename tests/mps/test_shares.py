@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.mps.control.commands import set_memory_limit
-from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment, spec_for
+from nodeagent.mps.files.directories import spec_in
+from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
@@ -248,7 +250,7 @@ def test_from_the_document_to_what_is_said(written: object, mebibytes: int | Non
         return
     assert found is not None
     wanted = WantedMps(found, Account(1000, 1000))
-    daemon = spec_for(wanted, GPU, pipe_directory="/run/x/pipe", log_directory="/run/x/log")
+    daemon = spec_in(Path("/run/x"), GPU, wanted)
     assert daemon.memory_limit is not None
     said = set_memory_limit(daemon.memory_limit).line
     assert said == f"set_default_device_pinned_mem_limit 0 {mebibytes}M"

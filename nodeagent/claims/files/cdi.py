@@ -57,13 +57,10 @@ def device_id(uid: str, result: Result) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MpsClient:
-    """The place of a claim's containers in the MPS daemon of their device; `shm` is the directory
-    that they and the daemon have as /dev/shm.
-    """
+    """The place of a claim's containers in the MPS daemon of their device."""
 
     daemon: DaemonSpec
     slot: Slot
-    shm: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ def _mps_edits(mps: MpsClient) -> Edits:
     """As for a slot of a plan's. Where all containers of the claim take the slots of one share,
     none of them is named one.
     """
-    edits = slot_device(mps.daemon, mps.slot, shm=mps.shm).container_edits
+    edits = slot_device(mps.daemon, mps.slot).container_edits
     if mps.slot.share.count in (None, 1):
         return edits
     env = tuple(text for text in edits.env if not text.startswith(f"{SLOT_VARIABLE}="))

@@ -16,9 +16,7 @@ from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.mps.accounts import accounts_of
-from nodeagent.mps.files.directories import directories_of
-from nodeagent.mps.launch.launcher import shm_directory
-from nodeagent.mps.shares import spec_for
+from nodeagent.mps.files.directories import spec_in
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 from nodeagent.plan.resolve_mps import OnGpu, wanted_mps
@@ -97,10 +95,8 @@ class ClaimDaemons:
 
         Raises PathRefused.
         """
-        places = directories_of(self.run_dir, device)
-        spec = spec_for(wanted, device, pipe_directory=places.pipe, log_directory=places.log)
-        shm = shm_directory(spec, private=self.private_shm)
-        return MpsClient(spec, wanted.sharing.slots[0], str(shm))
+        spec = spec_in(self.run_dir, device, wanted, private_shm=self.private_shm)
+        return MpsClient(spec, wanted.sharing.slots[0])
 
 
 def _where(claim: ClaimReference) -> str:

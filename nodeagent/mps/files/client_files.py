@@ -14,14 +14,13 @@ from collections.abc import Mapping
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Device, Edits, Mount
-from nodeagent.mps.shares import DaemonSpec, client_environment
+from nodeagent.mps.shares import SHM, DaemonSpec, client_environment
 from nodeagent.plan.shares import MIB, Slot, percentage_text
 
 SUFFIX = ".env"
 KIND = "nodeagent.io/mps"
 CDI_VERSION = "0.6.0"  # the first with annotations; newer runtimes read it too
 FILE_NAME = "nodeagent.io-mps.json"
-SHM = "/dev/shm"  # noqa: S108  # where CUDA looks for the memory that it shares with the server
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_/.,:=@%+-]+")  # neither shell, systemd nor Docker touches these
@@ -65,13 +64,12 @@ def is_plain(value: str) -> bool:
     return _PLAIN.fullmatch(value) is not None
 
 
-def slot_device(spec: DaemonSpec, slot: Slot, *, shm: str) -> Device:
-    """One slot as a CDI device; `shm` is the directory that daemon and clients share as /dev/shm.
-
-    Raises NotPlain, and ValueError for what is no name, or as `client_environment` does.
+def slot_device(spec: DaemonSpec, slot: Slot) -> Device:
+    """One slot as a CDI device. Raises NotPlain, and ValueError for what is no name, or as
+    `client_environment` does.
     """
     environment = client_environment(spec, slot)
-    for what, path in (("pipe", spec.pipe_directory), ("shm", shm)):
+    for what, path in (("pipe", spec.pipe_directory), ("shm", spec.shm)):
         if not _is_mountable(path):
             raise NotPlain(
                 f"the {what} directory {path!r} cannot be mounted into containers",
@@ -84,7 +82,7 @@ def slot_device(spec: DaemonSpec, slot: Slot, *, shm: str) -> Device:
     # from putting something else in the place of its sockets.
     pipes = Mount(spec.pipe_directory, spec.pipe_directory, ("ro", *_MOUNT_OPTIONS))
     variables = tuple(f"{variable}={value}" for variable, value in sorted(environment.items()))
-    edits = Edits(env=variables, mounts=(pipes, Mount(shm, SHM, ("rw", *_MOUNT_OPTIONS))))
+    edits = Edits(env=variables, mounts=(pipes, Mount(spec.shm, SHM, ("rw", *_MOUNT_OPTIONS))))
     return Device(name=name, annotations=_annotations(spec, slot), container_edits=edits)
 
 

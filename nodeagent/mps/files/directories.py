@@ -25,6 +25,8 @@ from nodeagent.files.open_directory import (
     Remedies,
     refusing,
 )
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import Struct
 
 _REMEDIES = Remedies(
@@ -131,6 +133,25 @@ def directories_of(run_dir: Path, device: str) -> Directories:
             remedy="set run.dir to a shorter path",
         )
     return Directories(f"{top}/pipe", f"{top}/log", f"{top}/shm")
+
+
+def spec_in(
+    run_dir: Path, device: str, wanted: WantedMps, *, private_shm: bool = False
+) -> DaemonSpec:
+    """The daemon of `device` (a UUID) that makes `wanted` so. Raises as `directories_of`."""
+    made, account = directories_of(run_dir, device), wanted.account
+    return DaemonSpec(
+        device=device,
+        uid=account.uid,
+        gid=account.gid,
+        groups=account.groups,
+        multi_user=account.any_user,
+        pipe_directory=made.pipe,
+        log_directory=made.log,
+        memory_limit=wanted.sharing.memory_ceiling,
+        thread_percentage=wanted.sharing.thread_ceiling,
+        private_shm=private_shm,
+    )
 
 
 def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Directories:

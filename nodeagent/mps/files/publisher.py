@@ -8,7 +8,7 @@ runtimes), so nothing goes in that was not checked, and nothing is written where
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -42,14 +42,10 @@ _REMEDIES = Remedies(
 
 
 class Publisher(Struct, frozen=True, kw_only=True):
-    """The env files in `<run_dir>/mps/<device>/env/` and the CDI specification in `cdi_dir`.
-
-    `shm` says what a container of a daemon must have as /dev/shm.
-    """
+    """The env files in `<run_dir>/mps/<device>/env/` and the CDI specification in `cdi_dir`."""
 
     run_dir: Path
     cdi_dir: Path
-    shm: Callable[[DaemonSpec], Path]
 
     def publish(self, shared: Iterable[tuple[DaemonSpec, WantedMps]]) -> tuple[Problem, ...]:
         """Make env files and CDI specification exactly these; what could not be done, and why.
@@ -61,8 +57,13 @@ class Publisher(Struct, frozen=True, kw_only=True):
         slots: list[Device] = []
         for spec, wanted in sorted(shared, key=lambda one: one[0].device):
             with _noted(problems, spec.device):
-                env_files[spec.device], of_device = self._of_device(spec, wanted)
-                slots += of_device
+                # All slots of a device or none: some without others would only puzzle.
+                devices = [slot_device(spec, slot) for slot in wanted.sharing.slots]
+                env_files[spec.device] = {
+                    file_name(slot.name): env_file(client_environment(spec, slot))
+                    for slot in wanted.sharing.slots
+                }
+                slots += devices
         # A directory where nothing can be published does not matter while nothing is to be there.
         if env_files or os.path.lexists(self.run_dir / "mps"):
             with _noted(problems):
@@ -72,13 +73,6 @@ class Publisher(Struct, frozen=True, kw_only=True):
             with _noted(problems), self._opened(self.cdi_dir, make=bool(cdi)) as directory:
                 _publish(directory, cdi, (FILE_NAME,), problems)
         return tuple(problems)
-
-    def _of_device(self, spec: DaemonSpec, wanted: WantedMps) -> tuple[Files, list[Device]]:
-        """All slots of a device or none: some without others would only puzzle."""
-        shm = str(self.shm(spec))
-        slots = wanted.sharing.slots
-        files = {file_name(s.name): env_file(client_environment(spec, s)) for s in slots}
-        return files, [slot_device(spec, slot, shm=shm) for slot in slots]
 
     def _publish_env_files(self, files: Mapping[str, Files], problems: list[Problem]) -> None:
         """By device; those of other devices are removed, and their directories."""

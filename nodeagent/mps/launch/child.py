@@ -13,6 +13,7 @@ import ctypes
 import os
 import resource
 import subprocess
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,14 +27,13 @@ from nodeagent.mps.launch.launcher import (
     UNKNOWN_END,
     DaemonProcess,
     Launcher,
-    Start,
     StartError,
     identity_of,
     in_words,
     open_log,
 )
 from nodeagent.mps.processes import MpsProcess
-from nodeagent.mps.shares import DaemonSpec
+from nodeagent.mps.shares import SHM, DaemonSpec
 from nodeagent.own_thread import OwnThread
 
 # <linux/sched.h> and <linux/mount.h>
@@ -41,20 +41,19 @@ _CLONE_NEWNS = 0x0002_0000
 _MS_BIND = 1 << 12
 _MS_REC = 1 << 14
 _MS_SLAVE = 1 << 19
-_SHARED_MEMORY = b"/dev/shm"
 
 
-def _mount_own_shm(device: str, directory: Path) -> None:
+def _mount_own_shm(spec: DaemonSpec) -> None:
     """Give the calling thread the device's own /dev/shm. There is no way back: it must end soon.
 
     What is mounted elsewhere later still appears, what is mounted here appears nowhere else.
     """
     try:
-        done = _own_mounts().mount(os.fsencode(directory), _SHARED_MEMORY, None, _MS_BIND, None)
-        _check(done, f"{directory} cannot be mounted on /dev/shm")
+        done = _own_mounts().mount(spec.shm.encode(), SHM.encode(), None, _MS_BIND, None)
+        _check(done, f"{spec.shm} cannot be mounted on {SHM}")
     except OSError as error:
         raise StartError(
-            f"the daemon of {device} cannot have a /dev/shm of its own: {error.strerror}",
+            f"the daemon of {spec.device} cannot have a /dev/shm of its own: {error.strerror}",
             remedy="run as root with CAP_SYS_ADMIN (a privileged container; under systemd "
             "RestrictNamespaces=mnt), or set mps.shm to host",
         ) from error
@@ -96,10 +95,12 @@ class ChildLauncher(Launcher):
     # A fork stops the whole interpreter for some milliseconds; in between, the loop has its turn.
     _one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def _start(self, start: Start) -> DaemonProcess:
+    async def _start(
+        self, spec: DaemonSpec, command: Sequence[str], environment: Mapping[str, str]
+    ) -> DaemonProcess:
         async with self._one_by_one:
             # A thread of its own, not one of a pool: it may get another mount namespace, for good.
-            starting = OwnThread("mps start").submit(_spawned, start)
+            starting = OwnThread("mps start").submit(_spawned, spec, command, environment)
             try:
                 identity = await asyncio.shield(asyncio.wrap_future(starting))
             except asyncio.CancelledError:
@@ -110,26 +111,27 @@ class ChildLauncher(Launcher):
         except OSError as error:  # no descriptor left, say: it would run on without anybody's care
             await asyncio.to_thread(_kill_started, starting)
             raise StartError(
-                f"the daemon of {start.spec.device} cannot be watched: {error.strerror}",
+                f"the daemon of {spec.device} cannot be watched: {error.strerror}",
                 remedy="raise how many files the agent may have open (LimitNOFILE; now: `grep "
                 f"'open files' /proc/{os.getpid()}/limits`)",
             ) from error
 
 
-def _spawned(start: Start) -> MpsProcess:
+def _spawned(
+    spec: DaemonSpec, command: Sequence[str], environment: Mapping[str, str]
+) -> MpsProcess:
     """Blocks until the program is loaded."""
-    spec = start.spec
     log = open_log(spec)
     try:
-        if start.shm is not None:
-            _mount_own_shm(spec.device, start.shm)
+        if spec.private_shm:
+            _mount_own_shm(spec)
         child: subprocess.Popen[bytes] = subprocess.Popen(
-            start.command,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd="/",
-            env=start.environment,
+            env=environment,
             start_new_session=True,
             umask=UMASK,
             **_credentials(spec),  # type: ignore[call-overload]  # user and groups, or none
@@ -137,7 +139,7 @@ def _spawned(start: Start) -> MpsProcess:
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StartError(
-            f"{start.command[0]} cannot be run as user {spec.uid}: {reason}",
+            f"{command[0]} cannot be run as user {spec.uid}: {reason}",
             remedy="install it, or set mps.path to where it is; run as root to run it as another "
             "user, under systemd with systemd/mps-children.conf",
         ) from error

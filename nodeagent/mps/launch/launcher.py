@@ -10,7 +10,7 @@ import os
 import signal
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,8 @@ from pathlib import Path
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, process_end
 from nodeagent.mps.programs import Programs
-from nodeagent.mps.shares import LOG_NAME, DaemonSpec
-from nodeagent.structs import Struct
+from nodeagent.mps.shares import LOG_NAME, SHM, DaemonSpec
+from nodeagent.structs import replace
 
 UNKNOWN_END = "its status is not known"
 
@@ -109,29 +109,15 @@ OPEN_FILES = 16_384  # fewer, and servers fail to make shared memory for their c
 # the work of all its clients. Far from -1000, so that a server that eats all memory can be ended.
 OOM_SCORE = -500
 UMASK = 0o022
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # no file is made there by this process
-
-
-class Start(Struct, frozen=True):
-    """One start: `command` runs the daemon in the foreground, `environment` is all that it, and so
-    its servers, have; `shm` is what it has as /dev/shm (None: the one there is).
-    """
-
-    spec: DaemonSpec
-    command: list[str]
-    environment: dict[str, str]
-    shm: Path | None
 
 
 @dataclass(eq=False)
 class Launcher(ABC):
-    """Starts daemons. With `private_shm` each device has a /dev/shm of its own. `find_flag` finds
-    the flag that asks the installed program for a server of all users, "" where it has none; it
-    raises StartError where that is not known.
+    """Starts daemons. `find_flag` finds the flag that asks the installed program for a server of
+    all users, "" where it has none; it raises StartError where that is not known.
     """
 
     programs: Programs
-    private_shm: bool = field(default=False, kw_only=True)
     find_flag: Callable[[], Awaitable[str]] | None = field(default=None, kw_only=True)
     _flag: str = field(default="", init=False)
     _finding: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -143,12 +129,15 @@ class Launcher(ABC):
             command.append(await self._multi_user_flag(spec.device))
         environment = self.programs.environment(spec.pipe_directory, spec.log_directory)
         environment["CUDA_VISIBLE_DEVICES"] = spec.device
-        shm = shm_directory(spec, private=True) if self.private_shm else None
-        return await self._start(Start(spec, command, environment, shm))
+        return await self._start(spec, command, environment)
 
     @abstractmethod
-    async def _start(self, start: Start) -> DaemonProcess:
-        """Raises StartError."""
+    async def _start(
+        self, spec: DaemonSpec, command: Sequence[str], environment: Mapping[str, str]
+    ) -> DaemonProcess:
+        """Run `command`, the daemon in the foreground, with this environment alone, which its
+        servers have too. Raises StartError.
+        """
 
     async def _multi_user_flag(self, device: str) -> str:
         """Looked for until there is one: the program may be replaced by one that has it."""
@@ -163,18 +152,11 @@ class Launcher(ABC):
         return self._flag
 
 
-def shm_directory(spec: DaemonSpec, private: bool) -> Path:
-    """What has to be /dev/shm for the clients of this daemon, since daemon, server and clients
-    share memory there: the device's own directory, or that of the host.
-    """
-    return Path(spec.pipe_directory).parent / "shm" if private else _SHARED_MEMORY
-
-
 def has_private_shm(pid: int, spec: DaemonSpec) -> bool | None:
     """Whether the process has the device's own /dev/shm; None where that is not known."""
     try:
-        has = Path(f"/proc/{pid}/root{_SHARED_MEMORY}").stat()
-        own = shm_directory(spec, private=True)
+        has = Path(f"/proc/{pid}/root{SHM}").stat()
+        own = Path(replace(spec, private_shm=True).shm)
         return own.exists() and os.path.samestat(has, own.stat())
     except OSError:
         return None

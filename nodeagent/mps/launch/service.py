@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -19,14 +20,13 @@ from nodeagent.mps.launch.launcher import (
     UNKNOWN_END,
     DaemonProcess,
     Launcher,
-    Start,
     StartError,
     identity_of,
     in_words,
     open_log,
 )
 from nodeagent.mps.programs import ProgramOutput, run_program
-from nodeagent.mps.shares import DaemonSpec
+from nodeagent.mps.shares import SHM, DaemonSpec
 from nodeagent.structs import Struct
 
 _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -102,15 +102,16 @@ class ServiceLauncher(Launcher):
     host: bool = field(kw_only=True)
     deadline: float = field(kw_only=True)
 
-    async def _start(self, start: Start) -> DaemonProcess:
-        spec = start.spec
+    async def _start(
+        self, spec: DaemonSpec, command: Sequence[str], environment: Mapping[str, str]
+    ) -> DaemonProcess:
         unit = unit_of(spec)
         try:
             async with asyncio.timeout(self.deadline):
                 await self._clear(unit)
                 log = open_log(spec)
                 try:
-                    await self._run(unit, start, log)
+                    await self._run(unit, _properties(spec, log), command, environment)
                 finally:
                     os.close(log)
                 return await self._started(unit, spec)
@@ -140,8 +141,14 @@ class ServiceLauncher(Launcher):
                 case _:
                     await asyncio.sleep(_PAUSE)
 
-    async def _run(self, unit: str, start: Start, log: int) -> None:
-        for text in (*start.command, *start.environment.values(), str(start.shm or "")):
+    async def _run(
+        self,
+        unit: str,
+        properties: Sequence[str],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        for text in (*command, *environment.values()):
             if not _PLAIN.fullmatch(text):
                 raise StartError(
                     f"{text!r} has characters that systemd could take for its own",
@@ -154,11 +161,11 @@ class ServiceLauncher(Launcher):
             "--no-ask-password",
             "--service-type=exec",  # it waits until the program is loaded
             f"--slice={SLICE}",
-            f"--description=MPS control daemon of {start.spec.device}",
-            *(f"--property={text}" for text in _properties(start, log)),
-            *(f"--setenv={name}={value}" for name, value in start.environment.items()),
+            f"--description=MPS control daemon of {environment['CUDA_VISIBLE_DEVICES']}",
+            *(f"--property={text}" for text in properties),
+            *(f"--setenv={name}={value}" for name, value in environment.items()),
             "--",
-            *start.command,
+            *command,
         )
         if done.status != 0:
             status = (await self._show(unit)).status
@@ -239,8 +246,7 @@ def unit_of(spec: DaemonSpec) -> str:
     return f"nodeagent-mps-{spec.device}.service"
 
 
-def _properties(start: Start, log: int) -> list[str]:
-    spec = start.spec
+def _properties(spec: DaemonSpec, log: int) -> list[str]:
     # systemd opens it as root. By its name it would follow a symlink that the log directory's
     # owner can make; this is the file itself that was looked at.
     said = f"append:/proc/{os.getpid()}/fd/{log}"
@@ -258,7 +264,7 @@ def _properties(start: Start, log: int) -> list[str]:
         "TasksMax=infinity",  # a server has threads for each client
         # Servers are the agent's to end: one whose daemon died may still serve its clients.
         "KillMode=process",
-        *([f"BindPaths={start.shm}:/dev/shm"] if start.shm else []),
+        *([f"BindPaths={spec.shm}:{SHM}"] if spec.private_shm else []),
     ]
 
 

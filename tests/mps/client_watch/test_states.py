@@ -15,6 +15,7 @@ from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
+from nodeagent.structs import replace
 from nodeagent.views.mps_state import ClientState
 from tests.mps.client_watch.rig import GIB, TERMINATE, Start, Watch, look, slot
 from tests.mps.plans import GPU, MIG, wanted
@@ -24,9 +25,7 @@ from tests.simulation.mps.rig import Rig, gone
 
 def env_files(folder: Path, spec: DaemonSpec, plan: WantedMps) -> dict[str, dict[str, str]]:
     """Publish, and read back what each slot's client is given."""
-    publisher = Publisher(
-        run_dir=folder / "run", cdi_dir=folder / "cdi", shm=lambda _: Path("/dev/shm")
-    )
+    publisher = Publisher(run_dir=folder / "run", cdi_dir=folder / "cdi")
     assert publisher.publish([(spec, plan)]) == ()
     files = (folder / "run/mps" / spec.device / "env").iterdir()
     return {
@@ -79,17 +78,20 @@ def can_mount() -> bool:
     return os.geteuid() == 0 and made.returncode == 0
 
 
+def _make_shm(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o1777)
+
+
 @pytest.mark.skipif(not can_mount(), reason="needs root and mounts of its own")
 async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
     """With the CDI device's mounts and environment alone, in a mount namespace of its own, a
     client gets in, but can change nothing in the pipe directory.
     """
     plan = wanted()
-    spec = start(rig, plan)
-    shm = rig.folder / "shm"
-    shm.mkdir()
-    shm.chmod(0o1777)
-    publisher = Publisher(run_dir=tmp_path / "run", cdi_dir=tmp_path, shm=lambda _: shm)
+    spec = replace(start(rig, plan), private_shm=True)
+    _make_shm(Path(spec.shm))
+    publisher = Publisher(run_dir=tmp_path / "run", cdi_dir=tmp_path)
     assert publisher.publish([(spec, plan)]) == ()
     document = json.loads((tmp_path / "nodeagent.io-mps.json").read_text())
     edits = next(d for d in document["devices"] if d["name"] == f"{GPU}-small-1")["containerEdits"]
