@@ -99,3 +99,10 @@ class DeadlineExceeded(DriverError):
     """A driver call did not return in time; it may still be running in its thread."""
 
     usual_name = "DeadlineExceeded"
+
+
+def error_sentence(error: BaseException) -> str:
+    """An error in one sentence; one that is not ours is a fault in the agent."""
+    if isinstance(error, NodeagentError):
+        return error.message
+    return f"a fault in the agent itself: {type(error).__name__}: {error}"

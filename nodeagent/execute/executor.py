@@ -17,7 +17,7 @@ from nodeagent.execute.step_problems import (
     undone_if_gone,
     unreachable,
 )
-from nodeagent.execute.step_run import OnProgress, StepDriver, StepRun, Terms
+from nodeagent.execute.step_run import Execution, OnProgress, StepDriver, StepRun
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, Verdict
@@ -53,7 +53,7 @@ async def execute(
     step's failure: that is in the outcome.
     """
     slots = asyncio.Semaphore(max(1, parallel))
-    terms = Terms(driver, policy, on_begin, on_progress, stop or asyncio.Event())
+    terms = Execution(driver, policy, on_begin, on_progress, stop or asyncio.Event())
 
     async def one(gpu_plan: GpuPlan) -> GpuOutcome:
         if not gpu_plan.steps:
@@ -69,8 +69,7 @@ async def execute(
     return NodeOutcome(replace(plan, gpus=tuple(gpu.plan for gpu in outcomes)), outcomes)
 
 
-async def _execute_gpu(plan: GpuPlan, terms: Terms) -> GpuOutcome:
-    """Take the steps; go back if one fails; read back the end."""
+async def _execute_gpu(plan: GpuPlan, terms: Execution) -> GpuOutcome:
     run = StepRun(plan, terms)
     await run.take_all()
     if run.failure:
@@ -82,7 +81,7 @@ async def _execute_gpu(plan: GpuPlan, terms: Terms) -> GpuOutcome:
     return GpuOutcome(run.plan, run.reports, seen, _new(run.plan.problems, found))
 
 
-def _check_end(plan: GpuPlan, seen: Gpu, terms: Terms) -> list[Problem]:
+def _check_end(plan: GpuPlan, seen: Gpu, terms: Execution) -> list[Problem]:
     """Plan once more, to see whether the GPU is what it was to become."""
     if seen.access is not Access.OK:
         return [unreachable(seen)]
@@ -92,7 +91,7 @@ def _check_end(plan: GpuPlan, seen: Gpu, terms: Terms) -> list[Problem]:
     return [not_as_planned(seen, plan.after, rest.steps)]
 
 
-async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Terms) -> GpuOutcome:
+async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Execution) -> GpuOutcome:
     """Make the earlier layout the goal, and say what is so in the end."""
     before, earlier = plan.before, layout_of(plan.before, plan.goal)
     seen = await run.observe()
@@ -115,7 +114,7 @@ async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Terms
     )
 
 
-def _is_back(before: Gpu, earlier: DesiredGpu, seen: Gpu, terms: Terms) -> bool:
+def _is_back(before: Gpu, earlier: DesiredGpu, seen: Gpu, terms: Execution) -> bool:
     rest = terms.plan_for(earlier, seen)
     # A mode that was pending before and still is may be planned away, but nothing was lost.
     return rest.verdict is Verdict.IN_SYNC or (

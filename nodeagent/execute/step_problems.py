@@ -8,30 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
+from nodeagent.errors import GpuInUse, GpuLost, NodeagentError, error_sentence
+from nodeagent.plan import steps
 from nodeagent.plan.observed import Access, Device, Gpu, Placement
 from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.remedies import (
-    end_commands,
-    idle_reset_remedy,
-    in_use_remedy,
-    silent_remedy,
-)
+from nodeagent.plan.remedies import end_commands, idle_reset_remedy, in_use_remedy, silent_remedy
 from nodeagent.plan.shares import WantedMps
-from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    ResetGpu,
-    SetComputeMode,
-    SetMigMode,
-    SetTimeSlice,
-    StartMps,
-    Step,
-    StopMps,
-)
 from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 from nodeagent.views.text import gpu_words, layout_words, step_words, user_words, users
@@ -39,14 +22,7 @@ from nodeagent.views.text import gpu_words, layout_words, step_words, user_words
 _OTHER_PROGRAM = "run `nodeagent check`: it finds other programs that change MIG"
 
 
-def error_sentence(error: BaseException) -> str:
-    """An error in one sentence; one that is not ours is a fault in the agent."""
-    if isinstance(error, NodeagentError):
-        return error.message
-    return f"a fault in the agent itself: {type(error).__name__}: {error}"
-
-
-def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
+def step_failed(step: steps.Step, error: BaseException, seen: Gpu) -> Problem:
     """Why a step failed; `seen` is the GPU right after it, for the names of its users."""
     what = f"{gpu_words(seen)}: could not {step_words(step)}"
     remedy = error.remedy if isinstance(error, NodeagentError) else ""
@@ -62,7 +38,7 @@ def step_failed(step: Step, error: BaseException, seen: Gpu) -> Problem:
         elif commands not in remedy:
             remedy = f"run {commands}; {remedy}"
         return Problem(Code.IN_USE, f"{what}: {who}", remedy, seen.uuid)
-    code = Code.MPS if isinstance(step, StartMps | StopMps) else Code.STEP_FAILED
+    code = Code.MPS if isinstance(step, steps.StartMps | steps.StopMps) else Code.STEP_FAILED
     code = Code.GPU_LOST if isinstance(error, GpuLost) else code
     return Problem(code, f"{what}: {error_sentence(error)}", remedy, seen.uuid)
 
@@ -86,7 +62,9 @@ def reset_pending(seen: Gpu, *, enabled: bool) -> Problem:
     )
 
 
-def not_as_planned(seen: Gpu, planned: Gpu | None = None, missing: Sequence[Step] = ()) -> Problem:
+def not_as_planned(
+    seen: Gpu, planned: Gpu | None = None, missing: Sequence[steps.Step] = ()
+) -> Problem:
     """Every step succeeded, and the GPU is something else nevertheless; `missing` are the steps
     that it would take now.
     """
@@ -128,35 +106,37 @@ def undone_if_gone(report: StepReport, before: Gpu, seen: Gpu) -> StepReport:
     return report
 
 
-def _is_taken_back(step: Step, before: Gpu, seen: Gpu) -> bool:
+def _is_taken_back(step: steps.Step, before: Gpu, seen: Gpu) -> bool:
     match step:
-        case SetMigMode(enabled=enabled):
+        case steps.SetMigMode(enabled=enabled):
             return seen.mig is not None and seen.mig.pending != enabled
-        case ResetGpu():
+        case steps.ResetGpu():
             return False
-        case DestroyGpuInstance() | DestroyComputeInstance():
+        case steps.DestroyGpuInstance() | steps.DestroyComputeInstance():
             return _devices_at(seen, step.placement) == _devices_at(before, step.placement)
-        case CreateGpuInstance() | CreateComputeInstance():
+        case steps.CreateGpuInstance() | steps.CreateComputeInstance():
             now = _devices_at(seen, step.placement)
             return step.profile not in now or now == _devices_at(before, step.placement)
-        case StopMps():
+        case steps.StopMps():
             return _daemon_of(seen, step) is not None
-        case StartMps(wanted=wanted):
+        case steps.StartMps(wanted=wanted):
             return _daemon_of(seen, step) != wanted
-        case SetComputeMode(mode=mode):
+        case steps.SetComputeMode(mode=mode):
             return all(device.compute_mode is not mode for device in _devices_of(seen, step))
-        case SetTimeSlice(time_slice=time_slice):
+        case steps.SetTimeSlice(time_slice=time_slice):
             return seen.time_slice is not time_slice
         case _:
             assert_never(step)
 
 
-def _daemon_of(gpu: Gpu, step: StopMps | StartMps) -> WantedMps | None:
+def _daemon_of(gpu: Gpu, step: steps.StopMps | steps.StartMps) -> WantedMps | None:
     """What the daemon of the step's device is now, or of a device made in its place."""
     return next((device.runs for device in _devices_of(gpu, step) if device.mps), None)
 
 
-def _devices_of(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> list[Device]:
+def _devices_of(
+    gpu: Gpu, step: steps.StopMps | steps.StartMps | steps.SetComputeMode
+) -> list[Device]:
     """The device itself if it is still there, else all of its kind at its place."""
     meant = (step.placement, step.profile)
     devices = [d for d in gpu.devices() if (d.placement, d.profile) == meant]
@@ -173,11 +153,14 @@ def _devices_at(gpu: Gpu, placement: Placement) -> list[str]:
     ]
 
 
-def _instance_of(step: Step, seen: Gpu) -> int | None:
+def _instance_of(step: steps.Step, seen: Gpu) -> int | None:
     match step:
-        case DestroyGpuInstance(instance=instance) | DestroyComputeInstance(instance=instance):
+        case (
+            steps.DestroyGpuInstance(instance=instance)
+            | steps.DestroyComputeInstance(instance=instance)
+        ):
             return instance
-        case StopMps(device=device):
+        case steps.StopMps(device=device):
             return next(
                 (d.instance.id for d in seen.devices() if d.instance and d.uuid == device), None
             )

@@ -15,15 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from nodeagent.errors import DriverError, GpuInUse, GpuLost
-from nodeagent.execute.made_devices import MadeDevices
-from nodeagent.execute.step_problems import (
-    error_sentence,
-    not_as_planned,
-    reset_pending,
-    step_failed,
-    unreachable,
-)
+from nodeagent.errors import DriverError, GpuInUse, GpuLost, error_sentence
+from nodeagent.execute.step_problems import not_as_planned, reset_pending, step_failed, unreachable
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
@@ -73,7 +66,7 @@ OnProgress = Callable[[StepReport], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Execution:
     """What the runs of all GPUs have in common."""
 
     driver: StepDriver
@@ -94,7 +87,7 @@ class StepRun:
     mode change had another result than planned.
     """
 
-    def __init__(self, plan: GpuPlan, terms: Terms) -> None:
+    def __init__(self, plan: GpuPlan, terms: Execution) -> None:
         self.plan = plan
         self.alone: list[Problem] = []
         self.failure: Problem | None = None
@@ -277,3 +270,47 @@ def _first_of(steps: Sequence[Step], step: Step) -> Sequence[Destruction]:
     """All destructive steps if `step` is the first of them, else none."""
     going = [one for one in steps if isinstance(one, _DESTRUCTIONS)]
     return going if going and going[0] is step else ()
+
+
+class MadeDevices:
+    """The devices made since `before`, in the course of one GPU's steps; the planner knows only
+    their places.
+
+    A device that was there before is never taken for a new one, so that none gets a daemon or a
+    compute mode meant for another. One that is made where one was destroyed may have its UUID, and
+    is new all the same. `seen` is the GPU as it was read back after the last change of its devices;
+    None when there was a change since.
+    """
+
+    def __init__(self, before: Gpu) -> None:
+        self.seen: Gpu | None = None
+        self._before = {device.uuid for device in before.devices()}
+        self._provided: set[str] = set()  # those which have had their daemon, or cannot
+        self._unfit: set[str] = set()  # whose compute mode could not be set
+
+    def named(self, step: StartMps | SetComputeMode) -> StartMps | SetComputeMode:
+        """The step with its device's UUID, or as it is when there is none."""
+        for device in self.seen.devices() if self.seen else ():
+            kind = (device.placement, device.profile) == (step.placement, step.profile)
+            if kind and device.uuid not in self._before | self._provided:
+                return replace(step, device=device.uuid)
+        return step
+
+    def provide(self, step: StartMps) -> bool:
+        """The step's device is none for another daemon; whether it is fit for this one."""
+        self._provided.add(step.device)
+        return step.device not in self._unfit
+
+    def note(self, step: Step) -> None:
+        """A step was done."""
+        if isinstance(step, DestroyGpuInstance):
+            self._before.difference_update(step.devices)
+        elif isinstance(step, DestroyComputeInstance):
+            self._before.discard(step.device)
+        if not isinstance(step, StartMps | SetComputeMode | SetTimeSlice):
+            self.seen = None
+
+    def note_failure(self, step: Step) -> None:
+        """A step failed that the others go on without."""
+        if isinstance(step, SetComputeMode):
+            self._unfit.add(step.device)
