@@ -19,7 +19,7 @@ from nodeagent.claims.names import DRIVER
 from nodeagent.claims.serving.borders import ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.execute.node_reader import LastObservation
+from nodeagent.execute.node_controller import LastObservation
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import ObservedNode

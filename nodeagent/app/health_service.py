@@ -21,7 +21,7 @@ import structlog
 
 from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.node_reader import LastObservation
+from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu import kernel
 from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses

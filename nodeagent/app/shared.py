@@ -9,7 +9,7 @@ from typing import Self
 from nodeagent.app.paths import Paths
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import UsageError
-from nodeagent.execute.node_reader import LastObservation
+from nodeagent.execute.node_controller import LastObservation
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.settings import PlanSettings, Settings

@@ -23,8 +23,7 @@ from nodeagent.settings import Settings
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
-    from nodeagent.execute.node_controller import NodeController
-    from nodeagent.execute.node_reader import NodeReader
+    from nodeagent.execute.node_controller import NodeController, NodeReader
     from nodeagent.mps.setup import MpsPlaces
 
     ReadableNode: TypeAlias = Driver | NodeReader
@@ -47,7 +46,7 @@ async def looking_at(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execute.node_reader import LastObservation, NodeReader
+        from nodeagent.execute.node_controller import LastObservation, NodeReader
         from nodeagent.mps.adoption import survey
 
         found = await survey(sharing.places.run_dir, programs=sharing.places.programs)
@@ -69,8 +68,11 @@ async def changing(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execute.node_controller import NodeController, compute_mode_check
-        from nodeagent.execute.node_reader import LastObservation
+        from nodeagent.execute.node_controller import (
+            LastObservation,
+            NodeController,
+            compute_mode_check,
+        )
         from nodeagent.mps import setup as mps_setup
         from nodeagent.mps.files.publisher import Publisher
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nodeagent.app.health_service import HealthPaths, HealthService
-from nodeagent.execute.node_reader import LastObservation
+from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import EventListener
 from nodeagent.gpu.event_listener import Timing as EventTiming

@@ -19,7 +19,7 @@ from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.device_users import Allocations
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.node_reader import LastObservation, NodeReader
+from nodeagent.execute.node_controller import LastObservation, NodeReader
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.gpu.users import UsageReading, UsageSource

@@ -16,7 +16,7 @@ from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import StillInUse
-from nodeagent.execute.node_reader import LastObservation
+from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Gpu, MpsDaemon
 from nodeagent.plan.plan import Policy

@@ -10,8 +10,12 @@ from pathlib import Path
 
 from nodeagent.documents.reading import read_document
 from nodeagent.execute.executor import execute
-from nodeagent.execute.node_controller import HealthWatch, NodeController, compute_mode_check
-from nodeagent.execute.node_reader import LastObservation
+from nodeagent.execute.node_controller import (
+    HealthWatch,
+    LastObservation,
+    NodeController,
+    compute_mode_check,
+)
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.gpu.users import UsageSource

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from nodeagent.execute.node_reader import LastObservation
+from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
