@@ -17,12 +17,12 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.control.client import ControlClient, Seen, ask_everything, differences
 from nodeagent.mps.control.commands import MemoryLimit
-from nodeagent.mps.control.query import Seen, ask_everything, differences
 from nodeagent.mps.files.directories import Directories, directories_of, is_device_name, spec_in
 from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
@@ -48,18 +48,19 @@ _MULTI_USER = frozenset({"-multiuser-server", "-M", "-m", "--multiuser"})
 
 
 async def unrecorded(
-    run_dir: Path, device: str, control_client: Callable[[str, str], ControlClient]
+    run_dir: Path, device: str, control_client: Callable[..., ControlClient]
 ) -> Record | None:
     """The record that the device's daemon would have; None when none runs there for sure.
 
-    `control_client` gets the pipe directory and the log directory. Raises NodeagentError where the
+    `control_client` gets `pipe_directory` and `log_directory`. Raises NodeagentError where the
     device can have no directories.
     """
     made = directories_of(run_dir, device)
     process = await asyncio.to_thread(_process, made)
     if process is None:
         return None
-    control = control_client(DaemonSockets(made.pipe).directory, made.log)
+    pipe_directory = DaemonSockets(made.pipe).directory
+    control = control_client(pipe_directory=pipe_directory, log_directory=made.log)
     try:
         seen = await ask_everything(control, status=False)
     except NodeagentError:  # its supervisor meets the same error and acts on it
@@ -158,38 +159,25 @@ async def proven_process(spec: DaemonSpec, sockets: DaemonSockets) -> DaemonProc
     return process if is_proven else None
 
 
-# --- for one-shot commands ------------------------------------------------------------------------
-
-
 async def survey(run_dir: Path, *, programs: Programs) -> Mapping[str, MpsDaemon]:
     """The daemons that an agent left or has, by device, asked for their limits and clients; nothing
     is touched. Raises NodeagentError.
     """
-
-    def control_client(pipe_directory: str, log_directory: str) -> ControlClient:
-        return ControlClient(
-            programs,
-            pipe_directory=pipe_directory,
-            log_directory=log_directory,
-            deadline=_ANSWER,
-        )
-
+    control_client = partial(ControlClient, programs, deadline=_ANSWER)
     found: dict[str, MpsDaemon] = {}
     for read in await asyncio.to_thread(lambda: list(read_records(run_dir))):
-        record: Record | None
-        if isinstance(read, RecordUnusable):
-            record = await unrecorded(run_dir, read.device, control_client)
-        else:
-            record = read
+        record: Record | None = (
+            await unrecorded(run_dir, read.device, control_client)
+            if isinstance(read, RecordUnusable)
+            else read
+        )
         if record is not None:
             found[record.device] = await _surveyed(run_dir, record, control_client)
     return found
 
 
 async def _surveyed(
-    run_dir: Path,
-    record: Record,
-    control_client: Callable[[str, str], ControlClient],
+    run_dir: Path, record: Record, control_client: Callable[..., ControlClient]
 ) -> MpsDaemon:
     runs = spec_in(run_dir, record.device, record.runs or record.wanted)
     wanted = spec_in(run_dir, record.device, record.wanted)
@@ -203,8 +191,9 @@ async def _surveyed(
 
     seen, fault = None, impostor
     if not fault:
+        control = control_client(pipe_directory=sockets.directory, log_directory=runs.log_directory)
         try:
-            seen = await ask_everything(control_client(sockets.directory, runs.log_directory))
+            seen = await ask_everything(control)
         except NodeagentError as error:
             fault = error.message
     if seen is None:

@@ -41,7 +41,6 @@ class MpsContext(Struct, frozen=True):
     watch: LogWatch = field(default_factory=LogWatch)
 
     def control_client(self, pipe_directory: str, log_directory: str) -> ControlClient:
-        """The only way to the daemon there."""
         return ControlClient(
             self.programs,
             pipe_directory=pipe_directory,

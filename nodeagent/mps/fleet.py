@@ -11,30 +11,16 @@ from weakref import WeakValueDictionary
 
 from nodeagent.errors import NodeagentError, UnknownDevice
 from nodeagent.files.state import set_aside
+from nodeagent.mps import requests
 from nodeagent.mps.adoption import found_process, left_by, lost_daemons, unrecorded
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.files.directories import make_directories, remove_directories
-from nodeagent.mps.files.records import (
-    Record,
-    RecordUnusable,
-    devices_without_record,
-    read_records,
-)
-from nodeagent.mps.launch.starter import end_orphans
+from nodeagent.mps.files.records import Record, RecordUnusable, devices_without_record, read_records
+from nodeagent.mps.launch.orphans import end_orphans
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
 from nodeagent.mps.processes import MpsProcess
-from nodeagent.mps.requests import (
-    NotReady,
-    daemon_state,
-    drained,
-    end,
-    planners_view,
-    restarted,
-    started,
-    stopped,
-)
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import MpsDaemon
 from nodeagent.plan.shares import WantedMps
@@ -99,7 +85,6 @@ class Fleet:
             supervisor.want(record.wanted)
 
     async def _recovered(self, unusable: RecordUnusable) -> Record | None:
-        """What its record would be; None where no daemon runs there."""
         context = self._context
         record = await self._unrecorded(unusable.device)
         try:
@@ -174,7 +159,7 @@ class Fleet:
             supervisor = self._supervisors.get(device) or await self._new(device, wanted)
             before = supervisor.wanted
             supervisor.want(wanted)
-            await started(supervisor)
+            await requests.started(supervisor)
             if supervisor.wanted != before:
                 self._context.changed()  # its clients are judged anew, also where its limits stay
 
@@ -185,7 +170,7 @@ class Fleet:
         async with self._turn(device):
             supervisor = self._supervisors.get(device)
             if supervisor is not None:
-                await stopped(supervisor)
+                await requests.stopped(supervisor)
                 await self._forget(supervisor)
 
     async def drain(
@@ -198,14 +183,14 @@ class Fleet:
         and UnknownDevice.
         """
         async with self._lock(device):
-            return await drained(self._known(device), seconds=seconds, force=force)
+            return await requests.drained(self._known(device), seconds=seconds, force=force)
 
     async def restart(self, device: str, *, force: bool = False) -> None:
         """Start it anew, also one that has failed or was drained. Raises StillInUse when it has
         clients, which are ended with `force`; NotReady, and UnknownDevice.
         """
         async with self._lock(device):
-            await restarted(self._known(device), force=force)
+            await requests.restarted(self._known(device), force=force)
 
     def close_to_clients(self, devices: Mapping[str, str]) -> None:
         """Close these devices to new clients, each with why, and open all others. Daemons and their
@@ -232,7 +217,7 @@ class Fleet:
         )  # also ends a drain that has its turn
         try:
             async with self._turn(supervisor.device):
-                await end(supervisor)
+                await requests.end(supervisor)
                 await self._forget(supervisor)
         except NodeagentError as error:
             words = model.Report(Subject.CANNOT_BE_ENDED, str(error))
@@ -265,7 +250,7 @@ class Fleet:
             async with asyncio.timeout(self._context.settings.answer_deadline):
                 await lock.acquire()
         except TimeoutError:
-            raise NotReady(
+            raise requests.NotReady(
                 f"the MPS daemon of {device} is being drained or restarted on request",
                 remedy="wait for that, or cancel it (Ctrl-C); the agent retries",
             ) from None
@@ -295,8 +280,7 @@ class Fleet:
                 await asyncio.gather(*waits, return_exceptions=True)
 
     def statuses(self) -> tuple[DaemonState, ...]:
-        """Each daemon as people see it, by device."""
-        return tuple(daemon_state(s) for _, s in sorted(self._supervisors.items()))
+        return tuple(requests.daemon_state(s) for _, s in sorted(self._supervisors.items()))
 
     def running(self) -> tuple[RunningDaemon, ...]:
         """Those that clients can have, by device."""
@@ -311,9 +295,8 @@ class Fleet:
         )
 
     def daemon_of(self, device: str) -> MpsDaemon | None:
-        """The daemon as the planner sees it; None when the device is to have none."""
         supervisor = self._supervisors.get(device)
-        return None if supervisor is None else planners_view(supervisor)
+        return None if supervisor is None else requests.planners_view(supervisor)
 
 
 async def _polled(supervisor: Supervisor) -> None:

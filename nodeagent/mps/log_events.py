@@ -12,17 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-from nodeagent.mps.control.query import Seen, SeenServer
-from nodeagent.mps.files.log import (
-    ClientConnected,
-    DaemonLog,
-    Fact,
-    Faulted,
-    Recovered,
-    ServerExited,
-    ServerReady,
-    facts,
-)
+from nodeagent.mps.control.client import Seen, SeenServer
+from nodeagent.mps.files import log
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, ServerStatus
 from nodeagent.mps.processes import SERVER, MpsProcess, parent_of
@@ -61,7 +52,6 @@ class BlockedClients:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether a client may turn out to be blocked soon."""
         return any(not one.sure for one in self._suspects.values())
 
     @property
@@ -70,8 +60,7 @@ class BlockedClients:
         found = (one for one in self._suspects.values() if one.sure and not is_gone(one.process))
         return tuple(one.client for one in found)
 
-    def connected(self, client: ClientConnected, now: float) -> None:
-        """A client connected."""
+    def connected(self, client: log.ClientConnected, now: float) -> None:
         known = self._suspects.get(client.pid)
         if self._uid in {None, client.uid} or client.pid <= 0 or (known and not known.sure):
             return
@@ -97,7 +86,7 @@ class BlockedClients:
         return tuple(found)
 
 
-def _suspect(client: ClientConnected, now: float) -> _Suspect | None:
+def _suspect(client: log.ClientConnected, now: float) -> _Suspect | None:
     """The process with this number, if it is this user's."""
     found = inspect(client.pid)
     if not isinstance(found, Process):
@@ -109,7 +98,6 @@ def _suspect(client: ClientConnected, now: float) -> _Suspect | None:
     return _Suspect(waits, found.identity, now)
 
 
-SHOWN = 4  # lines of the log that a report shows
 EARLIER = 1 << 16  # bytes of an adopted daemon's log that may name who waits since before
 _MOST_SERVERS = 4  # whose clients are remembered
 _SAME = 30.0  # seconds in which the same end of another server is not reported again
@@ -141,15 +129,9 @@ class LogEvents:
         self._faulted = False  # by the log, where the daemon does not say
         self._reported: dict[str, float] = {}
         self._clients: dict[int, tuple[int, ...]] = {}  # of servers, as seen last
-        self.log = DaemonLog(spec.log_directory, pid=pid, tail=EARLIER if adopted else 0)
+        self.log = log.DaemonLog(spec.log_directory, pid=pid, tail=EARLIER if adopted else 0)
         if adopted:
             self._read_earlier()
-
-    def last_lines(self, *, until: str = "") -> tuple[str, ...]:
-        """Those of the log worth showing, up to the last that has `until`."""
-        return self.log.last_lines(SHOWN, until=until)
-
-    # --- the log ----------------------------------------------------------------------------------
 
     def read(self, ending: Ending) -> tuple[bool, tuple[model.Event, ...]]:
         """What is new in the log: whether the daemon is to be asked about it, and the servers that
@@ -160,31 +142,31 @@ class LogEvents:
             if self.log.behind > _MOST_BEHIND:
                 self.log.skip()
                 skipped = True
-            found = list(islice(facts(self.log.new_lines()), _MOST_FACTS))
+            found = list(islice(log.facts(self.log.new_lines()), _MOST_FACTS))
             self.log.bound(self._log_size)
         events = tuple(event for fact in found for event in self._events_of(fact, ending))
         return skipped or bool(found), events
 
     def _read_earlier(self) -> None:
         """Who may wait since before this agent: the rest is past, or will be answered."""
-        for fact in facts(self.log.new_lines()):
-            if isinstance(fact, ClientConnected) and fact.pending:
+        for fact in log.facts(self.log.new_lines()):
+            if isinstance(fact, log.ClientConnected) and fact.pending:
                 self.blocked.connected(fact, time.monotonic())
-            elif isinstance(fact, ServerReady):
+            elif isinstance(fact, log.ServerReady):
                 self._is_ready(fact.pid)
 
-    def _events_of(self, fact: Fact, ending: Ending) -> Iterator[model.Event]:
+    def _events_of(self, fact: log.Fact, ending: Ending) -> Iterator[model.Event]:
         match fact:
-            case ClientConnected():
+            case log.ClientConnected():
                 self.blocked.connected(fact, time.monotonic())
-            case ServerReady():
+            case log.ServerReady():
                 self._is_ready(fact.pid)
-            case ServerExited():
+            case log.ServerExited():
                 yield self._exited(fact, ending)
-            case Faulted():
+            case log.Faulted():
                 self._faulted = True
                 self._culprit = fact.culprit if fact.culprit is not None else self._culprit
-            case Recovered():
+            case log.Recovered():
                 self._faulted, self._culprit = False, None
 
     def _is_ready(self, server: int) -> None:
@@ -193,7 +175,7 @@ class LogEvents:
         self._ready.add(server)
         self.trouble = ""
 
-    def _exited(self, fact: ServerExited, ending: Ending) -> model.ServerGone:
+    def _exited(self, fact: log.ServerExited, ending: Ending) -> model.ServerGone:
         words = self._bad_end(fact) if ending is Ending.NO else ""
         self.trouble = f"its last server ({fact.pid}) ended: {words}" if words else ""
         self._faulted, self._culprit = False, None
@@ -206,10 +188,10 @@ class LogEvents:
         self._ready.discard(fact.pid)
         self._clients.pop(fact.pid, None)
         # The daemon may have started the next one by now.
-        lines = self.last_lines(until=f"Server {fact.pid} exited") if words else ()
+        lines = self.log.last_lines(until=f"Server {fact.pid} exited") if words else ()
         return model.ServerGone(self._run, fact.pid, words, lines)
 
-    def _bad_end(self, fact: ServerExited) -> str:
+    def _bad_end(self, fact: log.ServerExited) -> str:
         """In words; "" for one that is nothing to talk about."""
         if fact.status != 0:
             return f"status {fact.status}"
@@ -220,8 +202,6 @@ class LogEvents:
             )
         left = [c for c in self._clients.get(fact.pid, ()) if identify(c) is not None]
         return f"its clients have lost it: pid {', '.join(map(str, left))}" if left else ""
-
-    # --- answers ----------------------------------------------------------------------------------
 
     def judge(self, seen: Seen, state: model.State) -> Iterator[model.Event]:
         """What an answer says about servers, and about those who wait."""

@@ -14,18 +14,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
+from nodeagent.errors import error_sentence
 from nodeagent.mps.control.client import (
     ControlError,
     DaemonBusy,
     DaemonDead,
     DaemonSilent,
+    Seen,
+    ask_everything,
+    differences,
+    set_limits,
 )
-from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
-from nodeagent.mps.control.query import Seen, ask_everything, differences, set_limits
+from nodeagent.mps.control.commands import UnexpectedReply, quit_daemon, terminate_client
 from nodeagent.mps.files.directories import seal_pipe_directory
 from nodeagent.mps.files.log import QUIET
 from nodeagent.mps.launch.launcher import DaemonProcess
-from nodeagent.mps.launch.starter import internal_fault
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
 from nodeagent.mps.log_events import SURE_AFTER, LogEvents
@@ -87,7 +90,6 @@ class DaemonMonitor:
         return self._supervisor.state
 
     def do(self, action: Job) -> None:
-        """Carry it out in its turn."""
         if action.run == self.run:
             self._jobs.append(action)
             self._wake.set()
@@ -102,13 +104,12 @@ class DaemonMonitor:
     async def until_ended(self) -> model.Exited:
         """Until the process ends, which is then watched no more."""
         status = await self.process.wait()
-        last_lines = self.events.last_lines()
+        last_lines = self.events.log.last_lines()
         await self.aclose()
         ran_for = age_of(self.process.identity) or self._loop.time() - self._began
         return model.Exited(self.run, status, ran_for, last_lines)
 
     async def aclose(self) -> None:
-        """Stop monitoring. The process lives on."""
         self._reading.cancel()
         self._end_watch()
         self.events.log.close()
@@ -133,8 +134,6 @@ class DaemonMonitor:
             self._gate_fault = words
         self._control.pipe_directory = self._sockets.directory
 
-    # --- the log --------------------------------------------------------------------------------
-
     def _read_log(self) -> None:
         self._reading.cancel()
         stirred, events = self.events.read(self.state.ending)
@@ -142,10 +141,8 @@ class DaemonMonitor:
             self._handle(event)
         if stirred:
             self.poll_soon()
-        if self.events.log.has_more:
+        if self.events.log.behind:
             self._reading = self._loop.call_later(QUIET, self._read_log)
-
-    # --- one thing after the other --------------------------------------------------------------
 
     async def _work(self) -> None:
         while True:
@@ -158,7 +155,7 @@ class DaemonMonitor:
                 if sealed and not await self._is_replaced():
                     await self._do(job)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the monitoring
-                self._handle(model.KeptOut(self.run, internal_fault(error)))
+                self._handle(model.KeptOut(self.run, error_sentence(error)))
                 self._next_poll = self._loop.time() + _KEPT_OUT
 
     async def _due(self) -> None:
@@ -205,9 +202,7 @@ class DaemonMonitor:
                         with suppress(ControlError, UnexpectedReply):
                             await control.ask(terminate_client(server, client), deadline=half)
         with suppress(ControlError, UnexpectedReply):
-            await control.quit(None if empty else 1, deadline=action.seconds)
-
-    # --- polling ----------------------------------------------------------------------------------
+            await control.ask(quit_daemon(None if empty else 1), deadline=action.seconds)
 
     async def _poll(self) -> None:
         state = self.state
@@ -299,8 +294,6 @@ class DaemonMonitor:
         found = await asyncio.to_thread(processes_of, spec.pipe_directory, SERVER)
         any_user = spec.multi_user or spec.uid == 0
         return any(any_user or server.uid == spec.uid for server in found)
-
-    # --- draining -------------------------------------------------------------------------------
 
     @property
     def _drains(self) -> bool:

@@ -119,9 +119,6 @@ def _has_failed(supervisor: Supervisor) -> bool:
     return supervisor.state.phase in {Phase.BACKOFF, Phase.FAILED}
 
 
-# --- in use or not ----------------------------------------------------------------------------
-
-
 async def _proven_unused(supervisor: Supervisor) -> None:
     """Until its end has begun, because it has no client; raises StillInUse."""
     run, monitor = supervisor.state.run, supervisor.monitor

@@ -5,12 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from nodeagent.plan.shares import (
-    ALL_THREADS,
-    LEAST_THREADS,
-    Slot,
-    percentage_text,
-)
+from nodeagent.plan.shares import ALL_THREADS, LEAST_THREADS, Slot, percentage_text
 from nodeagent.structs import Struct, replace
 
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"

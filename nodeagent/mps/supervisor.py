@@ -13,14 +13,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import assert_never
 
+from nodeagent.errors import NodeagentError, error_sentence
 from nodeagent.mps.adoption import proven_process
 from nodeagent.mps.context import MpsContext
-from nodeagent.mps.control.query import Seen
-from nodeagent.mps.files.directories import directories_of, spec_in
+from nodeagent.mps.control.client import Seen
+from nodeagent.mps.files.directories import directories_of, remake_directories, spec_in
 from nodeagent.mps.files.records import Record, write_record
 from nodeagent.mps.files.sockets import DaemonSockets
-from nodeagent.mps.launch.launcher import DaemonProcess, StartError, has_private_shm
-from nodeagent.mps.launch.starter import clear_left_over, start_daemon
+from nodeagent.mps.launch.launcher import DaemonProcess, has_private_shm
+from nodeagent.mps.launch.orphans import OrphansLeft, end_orphans
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.machine import step
 from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
@@ -69,7 +70,6 @@ class Supervisor:
 
     @property
     def seen(self) -> Seen | None:
-        """The daemon's last answers; None where there are none."""
         return self.monitor.seen if self.monitor else None
 
     @property
@@ -82,8 +82,6 @@ class Supervisor:
     def clients(self) -> tuple[tuple[int, int], ...]:
         """(server pid, client pid) of those that are known."""
         return self.seen.clients if self.seen else ()
-
-    # --- what is wanted -------------------------------------------------------------------------
 
     def spec_of(self, wanted: WantedMps) -> DaemonSpec:
         """The daemon that makes it so, here."""
@@ -112,7 +110,6 @@ class Supervisor:
         self._keep_record()
 
     def adopt(self, process: DaemonProcess, runs: WantedMps, wanted: WantedMps) -> None:
-        """Take over what an earlier agent started as `runs`."""
         self.wanted = runs
         spec = self.spec_of(runs)
         # Clients get the /dev/shm of the setting, and share memory with it there.
@@ -131,8 +128,6 @@ class Supervisor:
             self.closed = why
             self._keep_gate()
             self.polled(changed=True)
-
-    # --- events ---------------------------------------------------------------------------------
 
     def handle(self, event: model.Event, process: DaemonProcess | None = None) -> None:
         """Handle an event: do or begin what follows. `process` is the one that there is from this
@@ -195,8 +190,6 @@ class Supervisor:
         if self.monitor is not None:
             self.monitor.keep_gate()
 
-    # --- actions --------------------------------------------------------------------------------
-
     def _do(self, action: model.Action) -> None:
         match action:
             case model.Report():
@@ -244,10 +237,18 @@ class Supervisor:
 
     async def sweep(self, spec: DaemonSpec) -> None:
         """End what a dead daemon left; `left_over` says what could not be."""
-        grace = self.context.settings.grace
-        self.left_over, self._left = await clear_left_over(
-            spec, self.sockets, grace=grace, known=self._left
-        )
+        left_over = ""
+        try:
+            await end_orphans(spec, grace=self.context.settings.grace, known=self._left)
+            await asyncio.to_thread(self.sockets.clear)
+            self._left = ()
+        except OrphansLeft as error:
+            left_over, self._left = str(error), error.processes
+        except OSError as error:
+            left_over = f"{error.filename} cannot be removed: {error.strerror}"
+        except Exception as error:  # noqa: BLE001  # not knowing what is left, none may be started
+            left_over = error_sentence(error)
+        self.left_over = left_over
         self._keep_record()
 
     async def _start(self, action: model.Spawn) -> None:
@@ -264,15 +265,15 @@ class Supervisor:
             self.handle(model.StartFailed(action.run, self.left_over))
             return
         try:
+            await asyncio.to_thread(remake_directories, context.run_dir, spec)
             # Recorded first, so that the process is never there without a record.
-            process = await start_daemon(
-                spec,
-                context.run_dir,
-                context.launcher,
-                lambda: write_record(context.run_dir, self._record_now(spec)),
-            )
-        except StartError as error:
-            self.handle(model.StartFailed(action.run, error.message))
+            write_record(context.run_dir, self._record_now(spec))
+            process = await context.launcher.launch(spec)
+        except (NodeagentError, OSError) as error:
+            self.handle(model.StartFailed(action.run, str(error)))
+            return
+        except Exception as error:  # noqa: BLE001  # else its life would wait for this for ever
+            self.handle(model.StartFailed(action.run, error_sentence(error)))
             return
         self.handle(model.Started(action.run, process.pid), process)
         if self.state.ending is Ending.KILLING:
@@ -296,8 +297,6 @@ class Supervisor:
             await asyncio.wait([starts], timeout=_PATIENCE)
             starts.cancel()
             await asyncio.gather(starts, return_exceptions=True)
-
-    # --- the record -----------------------------------------------------------------------------
 
     def _record_now(self, runs: DaemonSpec | None) -> Record:
         """As `runs`, which its process runs as."""

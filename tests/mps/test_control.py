@@ -25,6 +25,7 @@ from nodeagent.mps.control.commands import (
     get_client_list,
     get_memory_limit,
     get_server_list,
+    quit_daemon,
     set_memory_limit,
     set_threads,
     terminate_client,
@@ -189,15 +190,16 @@ async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
 
 
 async def test_quit(front_end: FrontEnd) -> None:
-    """It is sent once, with its seconds; what is gone already is fine, what is busy is not."""
+    """It is sent once, with its seconds; what is gone already is no error of another kind."""
     client = front_end.client()
-    await client.quit(5, deadline=60)
+    await client.ask(quit_daemon(5), deadline=60)
     front_end.will("dead")
-    await client.quit(None, deadline=60)
+    with pytest.raises(DaemonDead):
+        await client.ask(quit_daemon(None), deadline=60)
     assert front_end.noted("said") == ["quit -t 5"]
     front_end.will(*["busy"] * 1000)
     with pytest.raises(ControlError, match="another front-end held"):
-        await client.quit(5, deadline=5)
+        await client.ask(quit_daemon(5), deadline=5)
 
 
 async def test_nothing_of_ours_reaches_the_program(

@@ -46,7 +46,7 @@ def test_new_lines(path: Path) -> None:
         append(path, "three\nfo")
         assert log.new_lines() == ["three"]
         append(path, "ur\n")
-        assert (log.has_more, log.new_lines(), log.has_more) == (True, ["four"], False)
+        assert (log.behind, log.new_lines(), log.behind) == (3, ["four"], 0)
     with opened(path, tail=10**6) as log:
         assert log.new_lines() == ["one", "two", "three", "four"]
     with opened(path, tail=8) as log:  # begins within a line
@@ -108,7 +108,7 @@ def test_what_is_no_log_of_ours(path: Path, tmp_path: Path, kind: str) -> None:
         case "directory":
             path.mkdir()
     with opened(path, tail=100) as log:
-        assert (log.new_lines(), log.last_lines(1), log.has_more) == ([], (), False)
+        assert (log.new_lines(), log.last_lines(1), log.behind) == ([], (), 0)
         log.bound(1)
     assert victim.read_text() == "precious"
 

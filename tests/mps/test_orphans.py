@@ -19,7 +19,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.adoption import lost_daemons
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.starter import OrphansLeft, end_orphans
+from nodeagent.mps.launch.orphans import OrphansLeft, end_orphans
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady

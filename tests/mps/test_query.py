@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.mps.control.client import Seen, SeenServer, ask_everything, differences
 from nodeagent.mps.control.commands import (
     MemoryLimit,
     UnexpectedReply,
@@ -12,7 +13,6 @@ from nodeagent.mps.control.commands import (
     get_server_status,
     get_threads,
 )
-from nodeagent.mps.control.query import Seen, SeenServer, ask_everything, differences
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import DaemonSpec

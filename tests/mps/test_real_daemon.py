@@ -21,6 +21,7 @@ from nodeagent.mps.control.commands import (
     get_memory_limit,
     get_server_list,
     get_threads,
+    quit_daemon,
     set_memory_limit,
     set_threads,
     terminate_client,
@@ -130,9 +131,10 @@ async def test_a_stopped_daemon_is_silent_a_killed_one_dead(spec: DaemonSpec) ->
 
 
 async def test_quit(spec: DaemonSpec) -> None:
-    """Its process ends, and to tell a dead one to end is fine."""
+    """Its process ends, and a dead one is known for that."""
     async with daemon(spec) as (process, client):
-        await client.quit(2, deadline=30)
+        await client.ask(quit_daemon(2), deadline=30)
         async with asyncio.timeout(30):
             assert (await process.wait()).startswith("status")
-        await client.quit(2, deadline=30)
+        with pytest.raises(DaemonDead):
+            await client.ask(quit_daemon(2), deadline=30)

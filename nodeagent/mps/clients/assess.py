@@ -87,7 +87,6 @@ class Offence:
     outcome: str = ""
 
     def __str__(self) -> str:
-        """The whole sentence, with who it is."""
         outcome = f"; to be ended: {self.outcome}" if self.outcome else ""
         return f"MPS client {client_words(self.client)} {self.message}{outcome}"
 
@@ -136,9 +135,6 @@ def assess(clients: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tu
     return found
 
 
-# --- one client -----------------------------------------------------------------------------------
-
-
 def _judged(facts: ClientFacts, sharing: Sharing, device: str) -> Judged:
     client = Judged(facts, limits_in_force(facts.environment, sharing, device))
     named = None if facts.environment is None else facts.environment.get(SLOT_VARIABLE)
@@ -152,10 +148,8 @@ def _judged(facts: ClientFacts, sharing: Sharing, device: str) -> Judged:
                 f"names the slot {_shown(named)}, which this device does not have",
             )
         _find_share_by_limits(client, sharing.shares, device)
-    most = ClientLimits.of(client.share.memory, client.share.threads) if client.share else None
-    if client.share is not None and most is not None:
-        _compare_limits(client, client.share.name, most)
-    _compare_memory(client, most)
+    _compare_limits(client)
+    _compare_memory(client)
     return client
 
 
@@ -169,13 +163,9 @@ def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) 
         )
         return
     if len(shares) == 1:  # a client with less than the one share can have no other
-        fits = [
-            share for share in shares if limits.within(ClientLimits.of(share.memory, share.threads))
-        ]
+        fits = [share for share in shares if limits.within(_most(share))]
     elif own_limits(environment, device) != (None, None):
-        fits = [
-            share for share in shares if limits.equal(ClientLimits.of(share.memory, share.threads))
-        ]
+        fits = [share for share in shares if limits.equal(_most(share))]
     else:  # was given nothing; that the daemon grants what some share has, says nothing
         fits = []
     if len(fits) == 1:
@@ -197,8 +187,13 @@ def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) 
         )
 
 
-def _compare_limits(client: Judged, share: str, most: ClientLimits) -> None:
-    has, environment = client.limits, client.facts.environment
+def _most(share: Share | None) -> ClientLimits:
+    return ClientLimits.of(share.memory, share.threads) if share else ClientLimits.of(None, None)
+
+
+def _compare_limits(client: Judged) -> None:
+    has, most, environment = client.limits, _most(client.share), client.facts.environment
+    share = client.share.name if client.share else ""
     if has.loose_memory(most):
         client.add(
             OffenceKind.LOOSER_MEMORY,
@@ -214,11 +209,11 @@ def _compare_limits(client: Judged, share: str, most: ClientLimits) -> None:
         )
 
 
-def _compare_memory(client: Judged, share: ClientLimits | None) -> None:
+def _compare_memory(client: Judged) -> None:
     """What CUDA needs for itself counts towards the limit, so nothing is let pass for it; only
     the last page, which NVML counts as a whole.
     """
-    limits = (client.limits.memory, share.memory if share else None)
+    limits = (client.limits.memory, _most(client.share).memory)
     limit = min((known for known in limits if known is not None), default=None)
     used = client.facts.client.memory_used
     if used is not None and limit is not None and used > -(-limit // PAGE) * PAGE:
@@ -237,9 +232,6 @@ def _as_set(name: str, environment: Mapping[str, str] | None) -> str:
 def _shown(text: str) -> str:
     """Quoted, short, and without anything that could act on a terminal."""
     return ascii(text[:80])
-
-
-# --- all of one share -----------------------------------------------------------------------------
 
 
 def _judge_crowd(clients: Sequence[Judged], name: str, count: int) -> None:
@@ -290,7 +282,6 @@ class ClientLimits(Struct, frozen=True):
         )
 
     def within(self, most: ClientLimits) -> bool:
-        """Whether nothing is looser."""
         return not self.loose_memory(most) and not self.loose_threads(most)
 
     def equal(self, other: ClientLimits) -> bool:

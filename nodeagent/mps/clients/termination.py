@@ -19,9 +19,8 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.control.client import ControlClient, ControlError
+from nodeagent.mps.control.client import ControlClient, ControlError, ask_everything
 from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
-from nodeagent.mps.control.query import ask_everything
 from nodeagent.mps.processes import process_descriptor, process_end
 from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, has_ended, inspect
 from nodeagent.structs import Struct
@@ -106,7 +105,6 @@ async def _insist_on_listed(pid: int, listed: Callable[[], Awaitable[Collection[
 
 
 async def _end_work(control: ControlClient, descriptor: int, pid: int, deadline: float) -> str:
-    """Take it off the device: how that was done."""
     try:
         seen = await ask_everything(control, status=False)
         if not seen.knows_clients or any(client == 0 for _, client in seen.clients):

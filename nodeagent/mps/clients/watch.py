@@ -137,7 +137,6 @@ class RunningDaemon(Struct, frozen=True):
 
     @property
     def own_pids(self) -> frozenset[int]:
-        """Of itself and its servers."""
         return frozenset(pid for pid in (self.pid, *(s for s, _ in self.clients)) if pid)
 
     def key_of(self, client: Judged) -> ClientKey:
@@ -189,8 +188,6 @@ class ClientWatch:
                 self._enforce(daemon, clients, spared, now)
         return {daemon.device: _in_order(daemon, clients) for daemon, clients in found}
 
-    # --- judging --------------------------------------------------------------------------------
-
     async def _judged(self, daemon: RunningDaemon) -> tuple[Judged, ...]:
         """Clients that the daemon names, and processes of the plan's user that only the driver
         lists: a daemon that runs for a tenant may hide some.
@@ -213,7 +210,6 @@ class ClientWatch:
     def _report_new(
         self, found: Iterable[tuple[RunningDaemon, Sequence[Judged]]], now: float
     ) -> None:
-        """Report what is new, and forget what is over."""
         since: dict[tuple[ClientKey, OffenceKind], float] = {}
         for daemon, clients in found:
             for client in clients:
@@ -225,8 +221,6 @@ class ClientWatch:
         self._since = since
         there = {process for process, _ in since}
         self._not_before = {p: t for p, t in self._not_before.items() if p in there}
-
-    # --- ending ---------------------------------------------------------------------------------
 
     def _enforce(
         self,

@@ -4,21 +4,29 @@ The daemon serves a single front-end and turns further ones away, sometimes with
 nothing said. So there is one `ControlClient` for each daemon, whose callers wait for each other.
 What one caller asks goes out as one batch, in order, each reply divided from the next by the
 daemon's complaint about a nonsense word in between. Exit status proves nothing and is not asked.
+
+A server that is busy answers per-server questions with nothing, and an empty list of clients then
+means nothing at all. So the percentage of its threads, which any server that is not busy gives, is
+asked before and after: only between two such answers are its clients known.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from random import SystemRandom
 from typing import Any, TypeVar
 
 from nodeagent.backoff import Backoff
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.control.commands import Command, UnexpectedReply, quit_daemon
+from nodeagent.mps.control import commands
+from nodeagent.mps.control.commands import Command, UnexpectedReply
+from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import MOST_OUTPUT, Programs, TooMuchOutput, run_program
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.shares import percentage_text
+from nodeagent.structs import Struct
 
 
 class ControlError(NodeagentError):
@@ -77,32 +85,25 @@ class ControlClient:
         [reply] = await self.converse((command,), deadline=deadline)
         return command.read(reply)
 
-    async def ask_each(self, *commands: Command[Any]) -> tuple[Any, ...]:
+    async def ask_each(self, *batch: Command[Any]) -> tuple[Any, ...]:
         """Send some commands in one go, with no other caller's between them. A reply that cannot be
         read comes as its UnexpectedReply.
         """
-        replies = await self.converse(commands)
-        return tuple(_read_or_error(c, reply) for c, reply in zip(commands, replies, strict=True))
-
-    async def quit(self, seconds: int | None, *, deadline: float) -> None:
-        """Ask the daemon to end. Whether it does is known by its process alone; a daemon that is
-        gone already is fine.
-        """
-        with suppress(DaemonDead):
-            await self.converse((quit_daemon(seconds),), deadline=deadline)
+        replies = await self.converse(batch)
+        return tuple(_read_or_error(c, reply) for c, reply in zip(batch, replies, strict=True))
 
     async def converse(
-        self, commands: Sequence[Command[Any]], *, deadline: float | None = None
+        self, batch: Sequence[Command[Any]], *, deadline: float | None = None
     ) -> list[list[str]]:
         """The lines of each reply. Connects until it is our turn; all within the deadline."""
         deadline = self.deadline if deadline is None else deadline
-        script = _script(commands)
+        script = _script(batch)
         async with self._turn:
             backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, spread=0.5, jitter=self.jitter)
             try:
                 async with asyncio.timeout(deadline):
                     while True:
-                        replies = await self._attempt(script, commands)
+                        replies = await self._attempt(script, batch)
                         if replies is not None:
                             return replies
                         await asyncio.sleep(backoff.next())
@@ -122,14 +123,14 @@ class ControlClient:
         )
 
     async def _attempt(
-        self, script: bytes, commands: Sequence[Command[Any]]
+        self, script: bytes, batch: Sequence[Command[Any]]
     ) -> list[list[str]] | None:
         """The lines of each reply; None when it was not our turn."""
         directory = self.pipe_directory
         output, complaint = await self._run(script)
         if _DEAD in complaint:
             if directory != self.pipe_directory:  # its sockets were moved just then
-                return await self._attempt(script, commands)
+                return await self._attempt(script, batch)
             raise DaemonDead(f"no MPS daemon answers at {directory}")
         if _REFUSED in complaint:
             raise FrontEndFailed(
@@ -138,9 +139,9 @@ class ControlClient:
             )
         if _BUSY in complaint:
             return None
-        if len(commands) == 1 and commands[0].ends:
+        if len(batch) == 1 and batch[0].ends:
             return [output.splitlines()]  # it has no time to complain about nonsense words
-        replies = _parted(output, len(commands))
+        replies = _parted(output, len(batch))
         if replies is None and output:
             raise FrontEndFailed(
                 f"the connection to the MPS daemon at {directory} broke: "
@@ -150,7 +151,6 @@ class ControlClient:
         return replies
 
     async def _run(self, script: bytes) -> tuple[str, str]:
-        """What the front-end prints on both streams."""
         program = self.programs.control
         environment = self.programs.environment(self.pipe_directory, self.log_directory)
         try:
@@ -167,10 +167,10 @@ class ControlClient:
         return said.stdout, said.stderr.strip()
 
 
-def _script(commands: Sequence[Command[Any]]) -> bytes:
+def _script(batch: Sequence[Command[Any]]) -> bytes:
     """The lines, each followed by a nonsense word whose complaint ends the reply."""
     lines: list[str] = []
-    for number, command in enumerate(commands, 1):
+    for number, command in enumerate(batch, 1):
         lines.append(command.line)
         if not command.ends:
             lines.append(f"__{number}")
@@ -196,3 +196,130 @@ def _read_or_error(command: Command[Any], reply: Sequence[str]) -> Any:
         return command.read(reply)
     except UnexpectedReply as error:
         return error
+
+
+class SeenServer(Struct, frozen=True):
+    """A server as its daemon reports it. `status` None: not given (535 has no such command, a busy
+    server gives none). `clients` None: not known, as it is busy; then its limits are not either.
+    """
+
+    pid: int
+    status: ServerStatus | None
+    clients: tuple[int, ...] | None
+    memory_limit: commands.MemoryLimit | UnexpectedReply | None
+    threads: float | UnexpectedReply | None
+
+
+class Seen(Struct, frozen=True):
+    """What a daemon answered. `reports_status`: it has a command for the status of servers."""
+
+    servers: tuple[SeenServer, ...]
+    memory_limit: commands.MemoryLimit | UnexpectedReply | None
+    threads: float | UnexpectedReply | None
+    reports_status: bool = True
+
+    @property
+    def clients(self) -> tuple[tuple[int, int], ...]:
+        return tuple((s.pid, client) for s in self.servers for client in s.clients or ())
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether there are no others."""
+        return all(server.clients is not None for server in self.servers)
+
+
+async def ask_everything(
+    control: ControlClient, servers: Collection[int] = (), *, status: bool = True
+) -> Seen:
+    """One conversation, and another if there are other servers than the caller knew.
+
+    `status`: whether to ask for the status of servers. Raises ControlError, and UnexpectedReply if
+    not even the list of servers could be read.
+    """
+    defaults = commands.get_server_list(), commands.get_memory_limit(), commands.get_threads()
+    listed, memory, threads, *answers = await control.ask_each(
+        *defaults, *_questions(servers, status=status)
+    )
+    if isinstance(listed, UnexpectedReply):
+        raise listed
+    new = [server for server in listed if server not in servers]
+    if new:
+        answers += await control.ask_each(*_questions(new, status=status))
+    width = 5 if status else 4
+    parts = [answers[start : start + width] for start in range(0, len(answers), width)]
+    found = dict(zip((*servers, *new), parts, strict=True))
+    seen = [_server(pid, found[pid]) for pid in listed]
+    return Seen(
+        tuple(server for server in seen if server is not None),
+        memory,
+        threads,
+        reports_status=status and not any(isinstance(a, commands.UnknownCommand) for a in answers),
+    )
+
+
+def _questions(servers: Iterable[int], *, status: bool) -> Iterator[Command[Any]]:
+    for server in servers:
+        yield commands.get_threads(server)
+        yield commands.get_client_list(server)
+        yield commands.get_memory_limit(server)
+        yield commands.get_threads(server)
+        if status:
+            yield commands.get_server_status(server)
+
+
+def _server(pid: int, answers: Sequence[Any]) -> SeenServer | None:
+    """None when it went between two answers."""
+    if any(isinstance(answer, commands.UnknownServer) for answer in answers):
+        return None
+    before, clients, memory, after, *status = answers
+    is_known = isinstance(before, float) and isinstance(after, float)
+    return SeenServer(
+        pid,
+        next((s for s in status if isinstance(s, ServerStatus)), None),
+        clients if is_known and isinstance(clients, tuple) else None,
+        memory if is_known else None,
+        after if is_known else None,
+    )
+
+
+async def set_limits(control: ControlClient, spec: DaemonSpec) -> None:
+    """The daemon's defaults, then those of the servers it has. Whether they were taken is only
+    known by reading them back; what the daemon says here is no proof. Raises ControlError.
+    """
+    *_, servers = await control.ask_each(*_limits(spec, None), commands.get_server_list())
+    listed = () if isinstance(servers, UnexpectedReply) else servers
+    if listed:
+        await control.ask_each(*(one for server in listed for one in _limits(spec, server)))
+
+
+def _limits(spec: DaemonSpec, server: int | None) -> Iterator[Command[Any]]:
+    yield commands.set_threads(spec.thread_percentage, server)
+    if spec.memory_limit is not None:
+        yield commands.set_memory_limit(spec.memory_limit, server)
+
+
+def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
+    """What is in force and not as `spec` wants it, in words. Of a server that is busy nothing is
+    known; it is asked again when it is not.
+    """
+    found = [*_differences("", seen, spec)]
+    for server in seen.servers:
+        if server.clients is not None:
+            found += _differences(f"server {server.pid}: ", server, spec)
+    return tuple(found)
+
+
+def _differences(whose: str, seen: Seen | SeenServer, spec: DaemonSpec) -> Iterator[str]:
+    memory, threads = seen.memory_limit, seen.threads
+    if isinstance(memory, UnexpectedReply):
+        yield f"{whose}memory limit not known ({memory.message})"
+    elif spec.memory_limit is None:
+        if memory is not None:
+            yield f"{whose}memory limit is {memory}, wanted none"
+    elif memory is None or not memory.agrees_with(spec.memory_limit):
+        yield f"{whose}memory limit is {memory or 'not set'}, wanted {spec.memory_limit}M"
+    if isinstance(threads, UnexpectedReply):
+        yield f"{whose}thread percentage not known ({threads.message})"
+    elif threads is None or not commands.threads_agree(threads, spec.thread_percentage):
+        wanted = percentage_text(spec.thread_percentage)
+        yield f"{whose}thread percentage is {threads}, wanted {wanted}"

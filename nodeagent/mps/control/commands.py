@@ -101,15 +101,10 @@ def _pids(reply: Reply, least: int = 1) -> tuple[int, ...]:
     return found
 
 
-def _percentage(server: int | None) -> Callable[[Reply], float | None]:
-    """Only a server can be busy, and reply nothing."""
-
-    def parse(reply: Reply) -> float | None:
-        if not reply and server is not None:
-            return None
-        return float(_one(r"[0-9]{1,3}(\.[0-9]{1,6})?", reply)[0])
-
-    return parse
+def _percentage(reply: Reply, *, server: int | None) -> float | None:
+    if not reply and server is not None:
+        return None  # only a server can be busy
+    return float(_one(r"[0-9]{1,3}(\.[0-9]{1,6})?", reply)[0])
 
 
 def _memory_limit(reply: Reply) -> MemoryLimit | None:
@@ -176,14 +171,13 @@ def set_threads(percentage: float, server: int | None = None) -> Command[float |
     is what is in force, None from a server that is busy.
     """
     check_percentage(percentage)
-    return Command(
-        f"{_limit('set', _THREADS, server)} {percentage_text(percentage)}", _percentage(server)
-    )
+    line = f"{_limit('set', _THREADS, server)} {percentage_text(percentage)}"
+    return Command(line, partial(_percentage, server=server))
 
 
 def get_threads(server: int | None = None) -> Command[float | None]:
     """The percentage of threads as for `set_threads`; None: the server is busy."""
-    return Command(_limit("get", _THREADS, server), _percentage(server))
+    return Command(_limit("get", _THREADS, server), partial(_percentage, server=server))
 
 
 def set_memory_limit(mebibytes: int, server: int | None = None) -> Command[None]:

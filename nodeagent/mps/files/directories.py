@@ -191,13 +191,14 @@ def seal_pipe_directory(pipe: str) -> None:
         os.close(descriptor)
 
 
-def had_by_another(directories: Directories, uid: int) -> bool:
-    """Whether the directories exist and were made for another user."""
-    for name, owners in ((directories.pipe, {uid, os.geteuid()}), (directories.log, {uid})):
+def remake_directories(run_dir: Path, spec: DaemonSpec) -> None:
+    """As `make_directories`, for its user; what another user's daemon had is removed before."""
+    owners = {spec.pipe_directory: {spec.uid, os.geteuid()}, spec.log_directory: {spec.uid}}
+    for directory, uids in owners.items():
         with suppress(FileNotFoundError):
-            if os.lstat(name).st_uid not in owners:
-                return True
-    return False
+            if os.lstat(directory).st_uid not in uids:
+                remove_directories(run_dir, spec.device)
+    make_directories(run_dir, spec.device, uid=spec.uid, gid=spec.gid)
 
 
 def remove_directories(run_dir: Path, device: str) -> None:
@@ -213,9 +214,6 @@ def remove_directories(run_dir: Path, device: str) -> None:
             f"{error.filename or top} cannot be removed: {error.strerror}",
             remedy=f"`lsof +D {top}` shows what holds it; then remove it by hand: `rm -r {top}`",
         ) from error
-
-
-# --- names ----------------------------------------------------------------------------------------
 
 
 def _top(run_dir: Path, device: str) -> str:
@@ -243,9 +241,6 @@ def _top(run_dir: Path, device: str) -> str:
             remedy="set run.dir to another path",
         )
     return top
-
-
-# --- what is there --------------------------------------------------------------------------------
 
 
 def _check_contents(pipe: OpenDirectory, uid: int) -> None:

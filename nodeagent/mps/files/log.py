@@ -200,6 +200,7 @@ class LogWatch:
 
 
 EARLIER_NAME = f"{LOG_NAME}.1"
+SHOWN = 4  # lines that a report shows
 KEPT = 1 << 20  # bytes of the log that are kept when it is cut off
 _BLOCK = 1 << 16  # bytes read at once; what is written faster than read is read later
 _LONGEST_LINE = 1 << 14  # bytes; a longer one is no line of MPS
@@ -242,21 +243,15 @@ class DaemonLog:
         return [line.decode(errors="replace") for line in lines]
 
     @property
-    def has_more(self) -> bool:
-        """Whether there is more than `new_lines` has returned."""
-        return self.behind != 0
-
-    @property
     def behind(self) -> int:
         """How many bytes `new_lines` has not returned; below 0 when it was truncated."""
         return self._size - self._offset
 
     def skip(self) -> None:
-        """Skip all that was written up to now."""
         self._offset, self._rest = self._size, b""
         self._skips = True
 
-    def last_lines(self, count: int, *, until: str = "") -> tuple[str, ...]:
+    def last_lines(self, count: int = SHOWN, *, until: str = "") -> tuple[str, ...]:
         """The last lines worth showing, printable.
 
         With `until`, those up to the last line that has it: what was written since is of others.
@@ -272,7 +267,7 @@ class DaemonLog:
         beside it, as far as that can be done; what the daemon writes in this very moment is lost.
         """
         found = self._size
-        if self._descriptor is None or not self._is_own or found <= size or self.has_more:
+        if self._descriptor is None or not self._is_own or found <= size or self.behind:
             return
         kept = self._read(min(KEPT, size), max(found - min(KEPT, size), 0))
         with suppress(OSError):

@@ -94,8 +94,6 @@ def devices_without_record(run_dir: Path) -> list[str]:
     return []
 
 
-# --- as JSON --------------------------------------------------------------------------------------
-
 _Count = Annotated[int, Meta(ge=0)]
 _Percent = Annotated[float, Meta(gt=0, le=100)]
 

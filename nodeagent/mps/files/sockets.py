@@ -44,7 +44,6 @@ class DaemonSockets:
 
     @property
     def hidden(self) -> bool:
-        """Whether any of its sockets is out of the way."""
         return any(os.path.lexists(self._back / name) for name in SOCKETS)
 
     @property
@@ -80,8 +79,6 @@ class DaemonSockets:
         remove_tree(self._back)
         with suppress(FileNotFoundError):
             empty(self.front)
-
-    # --- whose they are -------------------------------------------------------------------------
 
     def impostor(self, daemon: MpsProcess) -> str:
         """What replaced the sockets of this daemon, in words. "" where all are its own, or where

@@ -20,18 +20,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from nodeagent.mps.launch.launcher import (
-    OOM_SCORE,
-    OPEN_FILES,
-    UMASK,
-    UNKNOWN_END,
-    DaemonProcess,
-    Launcher,
-    StartError,
-    identity_of,
-    in_words,
-    open_log,
-)
+from nodeagent.mps.launch import launcher
+from nodeagent.mps.launch.launcher import DaemonProcess, Launcher, StartError
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.shares import SHM, DaemonSpec
 from nodeagent.own_thread import OwnThread
@@ -121,7 +111,7 @@ def _spawned(
     spec: DaemonSpec, command: Sequence[str], environment: Mapping[str, str]
 ) -> MpsProcess:
     """Blocks until the program is loaded."""
-    log = open_log(spec)
+    log = launcher.open_log(spec)
     try:
         if spec.private_shm:
             _mount_own_shm(spec)
@@ -133,7 +123,7 @@ def _spawned(
             cwd="/",
             env=environment,
             start_new_session=True,
-            umask=UMASK,
+            umask=launcher.UMASK,
             **_credentials(spec),  # type: ignore[call-overload]  # user and groups, or none
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -148,7 +138,7 @@ def _spawned(
     _allow_open_files(child.pid)
     _lower_oom_score(child.pid)
     child.returncode = 0  # waited for by pidfd from here on; that it runs needs no warning
-    return identity_of(child.pid, spec)
+    return launcher.identity_of(child.pid, spec)
 
 
 def _kill_started(starting: Future[MpsProcess]) -> None:
@@ -164,8 +154,8 @@ async def _how_it_ended(pid: int) -> str:
     try:
         _, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  # does not wait
     except ChildProcessError:  # other code in this process waits for all children
-        return UNKNOWN_END
-    return in_words(os.waitstatus_to_exitcode(status))
+        return launcher.UNKNOWN_END
+    return launcher.in_words(os.waitstatus_to_exitcode(status))
 
 
 def _credentials(spec: DaemonSpec) -> dict[str, object]:
@@ -182,8 +172,9 @@ def _allow_open_files(pid: int) -> None:
     """As many as servers need, as far as the hard limit lets it."""
     with suppress(OSError, ValueError):
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        if soft < OPEN_FILES:
-            most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        most = launcher.OPEN_FILES
+        if soft < most:
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
 
 
@@ -191,5 +182,5 @@ def _lower_oom_score(pid: int) -> None:
     """Where memory runs out, others are killed first. Takes CAP_SYS_RESOURCE; goes without."""
     score = Path(f"/proc/{pid}/oom_score_adj")
     with suppress(OSError, ValueError):
-        if int(score.read_text()) > OOM_SCORE:
-            score.write_text(str(OOM_SCORE))
+        if int(score.read_text()) > launcher.OOM_SCORE:
+            score.write_text(str(launcher.OOM_SCORE))

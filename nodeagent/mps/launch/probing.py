@@ -159,7 +159,6 @@ class _Trial(Struct, frozen=True):
 
     @property
     def understood(self) -> bool | None:
-        """Whether it knew both the flag and the question."""
         if not self.accepted:
             return self.accepted
         return not any(_COMPLAINT.match(line) for line in self.reply)

@@ -13,18 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from nodeagent.mps.launch.launcher import (
-    OOM_SCORE,
-    OPEN_FILES,
-    UMASK,
-    UNKNOWN_END,
-    DaemonProcess,
-    Launcher,
-    StartError,
-    identity_of,
-    in_words,
-    open_log,
-)
+from nodeagent.mps.launch import launcher
+from nodeagent.mps.launch.launcher import DaemonProcess, Launcher, StartError
 from nodeagent.mps.programs import ProgramOutput, run_program
 from nodeagent.mps.shares import SHM, DaemonSpec
 from nodeagent.structs import Struct
@@ -109,7 +99,7 @@ class ServiceLauncher(Launcher):
         try:
             async with asyncio.timeout(self.deadline):
                 await self._clear(unit)
-                log = open_log(spec)
+                log = launcher.open_log(spec)
                 try:
                     await self._run(unit, _properties(spec, log), command, environment)
                 finally:
@@ -182,7 +172,7 @@ class ServiceLauncher(Launcher):
                 state = await self._show(unit)
                 if not state.main_pid:
                     break
-                identity = await asyncio.to_thread(identity_of, state.main_pid, spec)
+                identity = await asyncio.to_thread(launcher.identity_of, state.main_pid, spec)
                 return DaemonProcess(identity, lambda: self._how_it_ended(unit))
             except ProcessLookupError:
                 break
@@ -205,9 +195,7 @@ class ServiceLauncher(Launcher):
                         await self._forget(unit)
                         return _in_words(state)
                     await asyncio.sleep(_PAUSE)
-        return UNKNOWN_END
-
-    # --- systemd's programs ---------------------------------------------------------------------
+        return launcher.UNKNOWN_END
 
     async def _show(self, unit: str) -> UnitState:
         """Raises StartError when systemd cannot be asked."""
@@ -258,9 +246,9 @@ def _properties(spec: DaemonSpec, log: int) -> list[str]:
         "StandardError=inherit",
         f"UnsetEnvironment={_UNWANTED}",
         "WorkingDirectory=/",
-        f"UMask={UMASK:04o}",
-        f"LimitNOFILE={OPEN_FILES}:{_MOST_OPEN_FILES}",
-        f"OOMScoreAdjust={OOM_SCORE}",
+        f"UMask={launcher.UMASK:04o}",
+        f"LimitNOFILE={launcher.OPEN_FILES}:{_MOST_OPEN_FILES}",
+        f"OOMScoreAdjust={launcher.OOM_SCORE}",
         "TasksMax=infinity",  # a server has threads for each client
         # Servers are the agent's to end: one whose daemon died may still serve its clients.
         "KillMode=process",
@@ -272,6 +260,8 @@ def _in_words(state: UnitState) -> str:
     if not state.loaded:
         return "in a way that systemd counts as clean"
     if state.code == 1:
-        return in_words(state.status)
+        return launcher.in_words(state.status)
     cause = "" if state.result in {"signal", "core-dump"} else f", {state.result}"
-    return f"{in_words(-state.status)}{cause}" if state.status else f"result {state.result}"
+    return (
+        f"{launcher.in_words(-state.status)}{cause}" if state.status else f"result {state.result}"
+    )

@@ -64,7 +64,6 @@ def step(
 
 
 def _of_run(life: Transition, event: model.RunEvent) -> None:
-    """An event from the process there is."""
     state = life.state
     match event:
         case model.Started(pid=pid, found=found):
@@ -170,7 +169,6 @@ def _not_in_force(life: Transition, differ: str) -> None:
 
 
 def _server_seen(life: Transition, server: model.Server) -> None:
-    """The daemon says of its server what it did not say before."""
     state, before = life.state, life.state.server
     if server == before:
         return
@@ -217,7 +215,6 @@ def _server_gone(life: Transition, event: model.ServerGone) -> None:
 
 
 def _exited(life: Transition, event: model.Exited) -> None:
-    """Its end, wanted or not."""
     state = life.state
     if state.ending is Ending.KILLING and state.phase is not Phase.DRAINING:
         words = f"the daemon was killed after {event.ran_for:.1f} s: {state.why}"

@@ -230,8 +230,9 @@ class DeadlinePassed(Struct, frozen=True):
 
 AnswerEvent = LimitsReadBack | ServerSeen | ServerGone | ForeignUserWaiting | ClientsGone
 RunEvent = Started | StartFailed | Exited | Answered | Silent | KeptOut | Replaced | AnswerEvent
-Request = NewPlan | DrainRequested | DrainGivenUp | RetryRequested
-Event = RunEvent | Request | Adopted | DeadlinePassed
+Event = (
+    RunEvent | NewPlan | DrainRequested | DrainGivenUp | RetryRequested | Adopted | DeadlinePassed
+)
 
 
 # --- actions, to be done in order -----------------------------------------------------------------

@@ -50,11 +50,8 @@ class Transition(Struct):
         self.actions.append(model.Report(subject, message, lines))
 
     def wait(self, seconds: float) -> None:
-        """Set the deadline."""
         self.state = replace(self.state, deadline=self.now + seconds)
         self.actions.append(model.Schedule(seconds))
-
-    # --- to Ready -------------------------------------------------------------------------------
 
     def start(self, spec: DaemonSpec) -> None:
         """Sweep what a dead daemon left, and start another."""
@@ -63,7 +60,6 @@ class Transition(Struct):
         self.wait(self.settings.start_deadline)
 
     def limit(self, why: str, *, attempts: int = 0) -> None:
-        """Set the limits and read them back."""
         before = self.state
         self.state = replace(
             before,
@@ -103,8 +99,6 @@ class Transition(Struct):
         if server and server.status is ServerStatus.INITIALIZING:
             self.wait(self.settings.initialize_deadline)
 
-    # --- of no use ------------------------------------------------------------------------------
-
     def fault(self, subject: Subject, why: str) -> None:
         """The daemon is well, but its server takes no client."""
         self.state = replace(self.state, phase=Phase.FAULT, deadline=None, why=why)
@@ -117,8 +111,6 @@ class Transition(Struct):
             f"server {server.pid} had a fatal fault{by} and takes no client until all that it has "
             "are gone",
         )
-
-    # --- to its end -----------------------------------------------------------------------------
 
     def ask_to_end(self) -> None:
         """Ask it to end; what becomes of that is known by its exit."""
@@ -199,9 +191,6 @@ class Transition(Struct):
             self.start(again)
 
 
-# --- users ----------------------------------------------------------------------------------------
-
-
 def report_wrong_user(life: Transition, server: model.Server) -> None:
     """A server of another user than the plan's keeps its clients from being served."""
     spec = life.state.spec
@@ -227,9 +216,6 @@ def foreign_user(state: model.State, event: model.ForeignUserWaiting) -> str:
         f"{who} of user {event.uid} waits and will not be served: {holder}; run it as user "
         f"{state.spec.uid}, or change the plan's user"
     )
-
-
-# --- deadlines ------------------------------------------------------------------------------------
 
 
 def deadline_passed(life: Transition) -> None:

@@ -1,5 +1,4 @@
-"""Starts one device's daemon: ends the orphaned servers of a dead one, makes its directories, then
-starts the process. One after the other, in this order.
+"""Ends what a dead daemon left, before another is started in its place.
 
 A daemon that is killed leaves its server running, which then holds the GPU, and a new daemon starts
 without knowing of it. Such a server is found by its name and its environment, which every process
@@ -11,19 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.files.directories import (
-    directories_of,
-    had_by_another,
-    make_directories,
-    remove_directories,
-)
-from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
-from nodeagent.mps.launch.launcher import DaemonProcess, Launcher, StartError
+from nodeagent.mps.files.sockets import is_reachable
 from nodeagent.mps.processes import (
     CONTROL,
     SERVER,
@@ -168,48 +160,3 @@ def _reap(pid: int) -> None:
     """Where orphans become children of this process (as pid 1 of a container), only it can."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-async def clear_left_over(
-    spec: DaemonSpec, sockets: DaemonSockets, *, grace: float, known: Collection[MpsProcess]
-) -> tuple[str, tuple[MpsProcess, ...]]:
-    """End what a dead daemon left, and take its sockets away; what could not be, in words, and the
-    processes that the next call has to know.
-    """
-    try:
-        await end_orphans(spec, grace=grace, known=known)
-        await asyncio.to_thread(sockets.clear)
-    except OrphansLeft as error:
-        return str(error), error.processes
-    except OSError as error:
-        return f"{error.filename} cannot be removed: {error.strerror}", tuple(known)
-    except Exception as error:  # noqa: BLE001  # not knowing what is left, none may be started
-        return internal_fault(error), tuple(known)
-    return "", ()
-
-
-async def start_daemon(
-    spec: DaemonSpec, run_dir: Path, launcher: Launcher, record: Callable[[], None]
-) -> DaemonProcess:
-    """Make its directories, call `record`, which may raise OSError, and launch it. Raises
-    StartError.
-    """
-    try:
-        await asyncio.to_thread(_make_directories, run_dir, spec)
-        record()
-        return await launcher.launch(spec)
-    except (NodeagentError, OSError) as error:
-        raise StartError(str(error)) from error
-    except Exception as error:  # else its life would wait for this for ever
-        raise StartError(internal_fault(error)) from error
-
-
-def _make_directories(run_dir: Path, spec: DaemonSpec) -> None:
-    if had_by_another(directories_of(run_dir, spec.device), spec.uid):
-        remove_directories(run_dir, spec.device)
-    make_directories(run_dir, spec.device, uid=spec.uid, gid=spec.gid)
-
-
-def internal_fault(error: Exception) -> str:
-    """For an error that no code expects."""
-    return f"a fault in the agent itself: {type(error).__name__}: {error}"
