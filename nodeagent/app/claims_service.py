@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -128,6 +128,11 @@ class ClaimsService:
     def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """A plan's goal of the GPU beside what claims have, its instances where they were."""
         return self.places.as_before(self.claims.beside(goal, gpu), gpu)
+
+    def recorded(self, listed: Collection[tuple[str, str]]) -> Collection[tuple[str, str]]:
+        """Of the claims (namespace, name) that the kubelet lists, those whose devices are known."""
+        named = {(one.namespace, one.name) for one in self.claims.records}
+        return named | self.view.attempts.settled(listed)
 
     @property
     def problems(self) -> tuple[Problem, ...]:

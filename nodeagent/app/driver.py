@@ -9,7 +9,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.kubelet.device_users import FinishedAmong
+    from nodeagent.cluster.kubelet.device_users import FinishedAmong, RecordedAmong
     from nodeagent.gpu.topology import Topology
     from nodeagent.gpu.users import UsageSource
     from nodeagent.settings import Settings
@@ -23,6 +23,7 @@ def make_driver(
     topology: Topology | None = None,
     time_slices: bool = False,
     finished: FinishedAmong | None = None,
+    recorded: RecordedAmong | None = None,
 ) -> Driver:
     """The driver, to be entered; not to be made again in a process where one may hang.
 
@@ -37,7 +38,7 @@ def make_driver(
     return Driver(
         observe_deadline=settings.driver.observe_deadline,
         step_deadline=settings.driver.step_deadline,
-        sources=tuple(_sources(settings, finished, simulated=simulated)),
+        sources=tuple(_sources(settings, finished, recorded, simulated=simulated)),
         nvidia_smi=settings.nvidia_smi if simulated_smi is None else simulated_smi,
         topology=topology,
         original=original or OriginalSettings(None),
@@ -47,7 +48,11 @@ def make_driver(
 
 
 def _sources(
-    settings: Settings, finished: FinishedAmong | None, *, simulated: bool
+    settings: Settings,
+    finished: FinishedAmong | None,
+    recorded: RecordedAmong | None,
+    *,
+    simulated: bool,
 ) -> Iterator[UsageSource]:
     if not simulated:
         from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
@@ -60,7 +65,11 @@ def _sources(
 
     in_cluster = is_in_cluster(settings.kubernetes)
     kubelet = kubelet_users(
-        settings.kubelet, in_cluster=in_cluster, simulated=simulated, finished=finished
+        settings.kubelet,
+        in_cluster=in_cluster,
+        simulated=simulated,
+        finished=finished,
+        recorded=recorded,
     )
     if kubelet:
         yield kubelet

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.app.api_adapter import ApiAdapter
@@ -89,6 +89,7 @@ class Agent:
             original=original,
             topology=Topology(),
             finished=self._cluster.hooks.finished_pods.among if self._cluster else None,
+            recorded=self._recorded,
         )
         follows_log = simulation is None or "kernel_log" in settings.health.given
         self._health = HealthService(
@@ -176,6 +177,13 @@ class Agent:
         )
         states.subscribe(self._publish)
         self._health.subscribe(self._health_changed)
+
+    def _recorded(self, listed: Collection[tuple[str, str]]) -> Collection[tuple[str, str]]:
+        """As `ClaimsService` has it; without one by the records that are left."""
+        if self._claims:
+            return self._claims.recorded(listed)
+        left = self._left_claims.records if self._left_claims else ()
+        return {(one.namespace, one.name) for one in left}
 
     def _beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """A plan's goal of the GPU beside what claims have there, be they served or left over."""

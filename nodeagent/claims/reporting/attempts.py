@@ -59,6 +59,7 @@ class Attempts:
         self._clock = clock
         self._wall = wall
         self._newest: dict[str, Attempt] = {}
+        self._released: set[tuple[str, str]] = set()
         self.on_end: list[Ended] = []
 
     @contextmanager
@@ -80,7 +81,17 @@ class Attempts:
             self._keep(uid, before)
             raise
         self._newest.pop(uid, None)
+        if operation is Operation.RELEASE:
+            self._released.add((namespace, name))
         self._report(operation, began, "")
+
+    def settled(self, listed: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Of the claims (namespace, name) that the kubelet lists, those that get their devices now,
+        and those released, which it lists until it has the answer.
+        """
+        self._released &= set(listed)
+        running = {(one.namespace, one.name) for one in self._newest.values() if one.running}
+        return running | self._released
 
     @property
     def keys(self) -> set[tuple[str, str]]:

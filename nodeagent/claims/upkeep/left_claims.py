@@ -1,8 +1,7 @@
 """What claims have where none are served: `dra.mode` was switched off, or the agent is stopped.
 
-A pod may have a slice that no process uses at the moment, and of the agent's own driver the
-kubelet's list is not read as use. So what the records of claims have is left alone wherever a plan
-is carried out.
+A pod may have a slice that no process uses at the moment. So what the records of claims have is
+left alone wherever a plan is carried out.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from nodeagent.claims.names import WHOLE_GPU, share_named
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class PodName:
@@ -36,6 +38,7 @@ _DRA_GPU: Final = re.compile(r"gpu-(\d+)(?![0-9a-z])", re.ASCII)
 # the profile's id (static MIG), and the profile's id and the start after a profile's name.
 _DRA_STATIC_MIG: Final = re.compile(r"gpu-(\d+)-mig-\d+-(\d+)-\d+", re.ASCII)
 _DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d+)-mig-.*[a-z].*-\d+-(\d+)", re.ASCII)
+_OWN_MIG: Final = re.compile(r"mig-.+-(\d{1,9})", re.ASCII)
 _LONGEST_NAME: Final = 63  # characters of a device of a ResourceSlice
 _DRA_PASSED_THROUGH: Final = re.compile(r"gpu-vfio-\d+", re.ASCII)
 
@@ -79,7 +82,19 @@ class Anywhere:
     name: str
 
 
-DeviceId = ByUuid | ByInstance | ByFile | ByPlace | Anywhere
+@dataclass(frozen=True, slots=True)
+class ByClaim:
+    """What a claim (namespace and name) has of this agent's own driver: the MIG device that begins
+    at memory slice `start` of the GPU with this UUID, in small letters; None: the GPU as a whole,
+    or a share of it.
+    """
+
+    gpu: str
+    start: int | None
+    claim: tuple[str, str]
+
+
+DeviceId = ByUuid | ByInstance | ByFile | ByPlace | ByClaim | Anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +144,12 @@ def read_claimed_device(driver: str, device: str) -> DeviceId | None:
     if gpu := _DRA_GPU.match(device):
         return ByFile(int(gpu[1]))
     return Anywhere(device)
+
+
+def read_own_device(claim: tuple[str, str], pool: str, device: str) -> DeviceId:
+    """What a device of this agent's own driver means that a claim (namespace and name) has."""
+    gpu = pool.rpartition("/")[2]
+    if device == WHOLE_GPU or share_named(device):
+        return ByClaim(gpu, None, claim)
+    mig = _OWN_MIG.fullmatch(device)
+    return ByClaim(gpu, int(mig[1]), claim) if mig else Anywhere(device)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.cluster.kubelet.allocations import (
     Anywhere,
+    ByClaim,
     ByFile,
     ByInstance,
     ByPlace,
@@ -39,6 +40,8 @@ _BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all tha
 Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
 FinishedAmong = Callable[[Collection[PodName], float], Awaitable[Collection[PodName]]]
 """Which of these pods are known to have ended, found out within so many seconds. Raises nothing."""
+RecordedAmong = Callable[[Collection[tuple[str, str]]], Collection[tuple[str, str]]]
+"""Which of these claims of the agent's own driver (namespace, name) have only what records say."""
 
 
 def kubelet_users(
@@ -47,6 +50,7 @@ def kubelet_users(
     in_cluster: bool,
     simulated: bool,
     finished: FinishedAmong | None = None,
+    recorded: RecordedAmong | None = None,
 ) -> KubeletUsage | None:
     """The kubelet as a source of users; None where it is not to be asked at all.
 
@@ -61,6 +65,7 @@ def kubelet_users(
         optional=settings.use == "auto" and not in_cluster,
         processes=None if simulated else ProcessPods(),
         finished=finished,
+        recorded=recorded,
     )
 
 
@@ -68,7 +73,8 @@ class KubeletUsage(UsageSource):
     """The kubelet as a source of users; belongs to one event loop.
 
     `deadline` in seconds, for the kubelet and for `finished` each. `optional`: on a node without
-    the socket's folder nothing is allocated. `processes` finds the pod of a process.
+    the socket's folder nothing is allocated. `processes` finds the pod of a process. Claims that
+    `recorded` knows are left out: who makes and releases their devices goes by the records.
     """
 
     def __init__(
@@ -79,9 +85,11 @@ class KubeletUsage(UsageSource):
         optional: bool = False,
         processes: ProcessPods | None = None,
         finished: FinishedAmong | None = None,
+        recorded: RecordedAmong | None = None,
     ) -> None:
         super().__init__()
         self._finished = finished
+        self._recorded = recorded
         self._socket = socket
         self._deadline = deadline
         self._optional = optional
@@ -110,7 +118,7 @@ class KubeletUsage(UsageSource):
         try:
             if self._optional and not await asyncio.to_thread(self._socket.parent.is_dir):
                 return Allocations()
-            allocations = await self._allocations()
+            allocations = self._unrecorded(await self._allocations())
             pods = {one.pod for one in allocations}
             # In this order. Had the API server been asked first, a pod that had finished by then
             # could be replaced by another of its name before the kubelet is asked, and the
@@ -121,6 +129,15 @@ class KubeletUsage(UsageSource):
             return UnknownUsers(error.message)
         except OSError as error:
             return UnknownUsers(f"{self._socket.parent} cannot be read: {error.strerror}")
+
+    def _unrecorded(self, found: Sequence[Holding]) -> Sequence[Holding]:
+        claims = {one.device.claim for one in found if isinstance(one.device, ByClaim)}
+        known = self._recorded(claims) if self._recorded else ()
+        return [
+            one
+            for one in found
+            if not (isinstance(one.device, ByClaim) and one.device.claim in known)
+        ]
 
     async def _allocations(self) -> tuple[Holding, ...]:
         if self._client is None:  # gRPC is imported only where there is a kubelet
@@ -199,6 +216,10 @@ def _is_device(held: DeviceId, device: MigDeviceRef) -> bool:
         case ByPlace(minor, start):
             place = device.placement
             return minor == device.minor and (place is None or bool(place.mask >> start & 1))
+        case ByClaim(gpu, start):
+            if start is None or gpu != device.gpu.lower():
+                return False
+            return device.placement is None or device.placement.start == start
         case Anywhere():
             return False  # it makes everything unknown
         case _:
@@ -218,6 +239,8 @@ def _is_gpu(held: DeviceId, gpu: GpuRef) -> bool:
             if minor != gpu.minor or gpu.instances is None:
                 return False
             return not any(place.mask >> start & 1 for place in gpu.instances)
+        case ByClaim(uuid, start):
+            return start is None and uuid == gpu.gpu.lower()
         case Anywhere():
             return False
         case _:

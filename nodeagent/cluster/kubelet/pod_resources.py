@@ -23,12 +23,16 @@ from google.protobuf.message import DecodeError
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.cluster.kubelet.allocations import (
+    DeviceId,
     Holding,
     PodName,
     read_claimed_device,
     read_device_id,
+    read_own_device,
 )
 from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
+    ClaimResource,
+    DynamicResource,
     ListPodResourcesRequest,
     ListPodResourcesResponse,
     PodResources,
@@ -180,9 +184,16 @@ def _holdings(pod: PodResources) -> Iterator[Holding]:
                 yield Holding(name, container.name, device, entry.resource_name)
         for claim in container.dynamic_resources:
             for claimed in claim.claim_resources:
-                found = read_claimed_device(claimed.driver_name, claimed.device_name)
+                found = _claimed_device(claim, claimed)
                 if found is not None:
                     yield Holding(name, container.name, found)
+
+
+def _claimed_device(claim: DynamicResource, claimed: ClaimResource) -> DeviceId | None:
+    if claimed.driver_name != DRIVER:
+        return read_claimed_device(claimed.driver_name, claimed.device_name)
+    named = claim.claim_namespace, claim.claim_name
+    return read_own_device(named, claimed.pool_name, claimed.device_name)
 
 
 def _claimed(pod: PodResources) -> Iterator[Allocated]:

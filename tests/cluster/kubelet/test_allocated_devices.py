@@ -9,6 +9,7 @@ from nodeagent.cluster.kubelet.allocations import (
     PodName,
     read_claimed_device,
     read_device_id,
+    read_own_device,
 )
 from nodeagent.cluster.kubelet.device_users import Allocations, Owners, with_allocations
 from nodeagent.cluster.kubelet.processes import ProcessPod
@@ -154,3 +155,33 @@ def test_who_holds_the_gpu_is_its_user() -> None:
     owners = {7: ProcessPod("uid", "", POD, "main")}
     assert with_allocations(gpu, held(GPU), owners).usage == Usage((of_trainer(7),))
     assert with_allocations(gpu, held(GPU), {7: None}).usage.processes[1] == ALLOCATED
+
+
+# --- claims of the agent's own driver -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "of_device", "of_gpu"),
+    [
+        ("mig-2g-20gb-4", True, False),
+        ("mig-1g-10gb-me-4", True, False),
+        ("mig-2g-20gb-0", False, False),
+        ("gpu", False, True),
+        ("mps-8gi-2", False, True),
+    ],
+)
+def test_what_a_claim_has_of_the_agents_own_driver(
+    name: str, of_device: bool, of_gpu: bool
+) -> None:
+    """By its GPU and the memory slice that it begins at, and by no other GPU of the same place."""
+    for gpu, here in ((GPU, True), (OTHER, False)):
+        found = read_own_device(("team", "half"), f"node-0/{gpu.lower()}", name)
+        reading = Allocations((Holding(POD, "main", found),))
+        assert bool(reading.users(DEVICE).processes) is (here and of_device)
+        assert bool(reading.users_of_gpu(WHOLE).processes) is (here and of_gpu)
+
+
+def test_an_own_device_of_an_unknown_name_may_be_any() -> None:
+    """A later release may give names that this one does not know."""
+    found = read_own_device(("team", "half"), f"node-0/{GPU.lower()}", "partition")
+    assert not Allocations((Holding(POD, "main", found),)).users(DEVICE).known

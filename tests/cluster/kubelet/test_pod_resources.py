@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.upkeep.decisions import Allocated
-from nodeagent.cluster.kubelet.allocations import ByFile, ByUuid, Holding, PodName
+from nodeagent.cluster.kubelet.allocations import ByClaim, ByFile, ByUuid, Holding, PodName
 from nodeagent.cluster.kubelet.pod_resources import (
     KubeletBusy,
     KubeletError,
@@ -66,7 +66,7 @@ async def test_claimed_devices_are_holdings(kubelet: Kubelet) -> None:
 
 
 async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
-    """Each once for each container that has it; they are no holdings of another driver."""
+    """Each once for each container that has it, and held by that container."""
     own = {"driver": "gpu.nodeagent.io", "pool": "node-0/gpu-1", "namespace": "team"}
     for container in ("main", "sidecar"):
         kubelet.claim("trainer", "mig-1g-10gb-0", name="slice", container=container, **own)
@@ -79,7 +79,13 @@ async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
         Allocated("team", "slice", "trainer", key, "sidecar"),
         Allocated("team", "slice", "server", key, "main"),
     )
-    assert await client.allocations() == (Holding(PodName("team", "server"), "main", ByFile(0)),)
+    server, mine = PodName("team", "server"), ByClaim("gpu-1", 0, ("team", "slice"))
+    assert await client.allocations() == (
+        Holding(TRAINER, "main", mine),
+        Holding(TRAINER, "sidecar", mine),
+        Holding(server, "main", mine),
+        Holding(server, "main", ByFile(0)),
+    )
     kubelet.refuse["List"] = RATE_LIMITED
     with pytest.raises(KubeletBusy):
         await client.claimed_devices()
