@@ -75,6 +75,7 @@ class _Waiting:
 class _Published:
     name: str
     count: int
+    sent_at: float  # by the clock
 
 
 class EventPublisher:
@@ -134,7 +135,7 @@ class EventPublisher:
 
     async def _publish_next(self) -> None:
         event, waiting = self._waiting.popitem(last=False)
-        if self._clock() - waiting.queued_at > self._intervals.stale_after:
+        if self._is_stale(waiting.queued_at, self._clock()):
             self.dropped += 1
             return
         self._allowance.take(self._clock())
@@ -154,6 +155,9 @@ class EventPublisher:
             self._backoff.reset()
 
     async def _send(self, event: NodeEvent, waiting: _Waiting) -> None:
+        now = self._clock()
+        while self._known and self._is_stale(next(iter(self._known.values())).sent_at, now):
+            self._known.popitem(last=False)  # the server has forgotten it
         known = self._known.get(event)
         if known is not None:
             count = known.count + waiting.count
@@ -164,15 +168,18 @@ class EventPublisher:
             except faults.ObjectMissing:
                 del self._known[event]  # the server has forgotten it: it is news again
             else:
-                known.count = count
+                known.count, known.sent_at = count, now
                 self._known.move_to_end(event)
                 return
         self._made += 1
         name = f"{self._node}.{self._life}{self._made:08x}"
         await self._access.send(requests.create_event(self._body(name, event, waiting)))
-        self._known[event] = _Published(name, waiting.count)
+        self._known[event] = _Published(name, waiting.count, now)
         if len(self._known) > self._intervals.known:
             self._known.popitem(last=False)
+
+    def _is_stale(self, moment: float, now: float) -> bool:
+        return now - moment > self._intervals.stale_after
 
     def _put_back(self, event: NodeEvent, waiting: _Waiting) -> None:
         """As the oldest, together with its repeats meanwhile."""

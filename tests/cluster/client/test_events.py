@@ -161,6 +161,23 @@ async def test_an_event_that_the_server_forgot_is_made_anew(
         await counted(server, {"PlanApplied": 1})
 
 
+async def test_what_the_server_has_forgotten_is_forgotten(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """A claim that was released has no more Events: theirs are not remembered longer than there.
+    A repeat makes an Event live on.
+    """
+    reported = ClockedPublisher(access)
+    async with running(reported.publisher.run()):
+        for number, (event, later) in enumerate(
+            ((APPLIED, 3000), (APPLIED, 3000), (APPLIED, 3601), (APPLIED, 0)), start=1
+        ):
+            reported.tell(event)
+            await requested(server, number)
+            reported.ahead += later
+    assert [request.method for request in server.requests] == ["POST", "PATCH", "PATCH", "POST"]
+
+
 @pytest.mark.parametrize(
     "fault", [Answer(401), Answer(429), Answer(500), Html(), Reset(), Cut(), Freeze()]
 )
