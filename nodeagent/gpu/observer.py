@@ -104,7 +104,8 @@ class Observer:
         DriverError when the driver as a whole fails before it ever listed a GPU.
         """
         gpus, failure = await self._observe_all()
-        if failure or (gpus and not any(answers(gpu) for gpu in gpus)):
+        silent = gpus and not any(answers(gpu) for gpu in gpus)
+        if failure or silent or not self.pool.is_started:
             try:
                 if await self.pool.restart():
                     gpus, failure = await self._observe_all()

@@ -13,6 +13,7 @@ from nodeagent.gpu.event_listener import Binding, Event, EventListener, Timing
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Silence, XidEvent, XidSource
 from nodeagent.health.xids import default_table
 from nodeagent.metrics.samples import Slice, WholeGpu
+from nodeagent.plan.observed import Access
 from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.sampler import Intervals, Sampler
@@ -224,6 +225,23 @@ async def test_a_reloaded_driver(
     await listener.listen()
     node.xid(0, 94)
     assert len(xids(await listener.listen())) == 1
+
+
+async def test_events_are_heard_again_where_nvml_did_not_start(
+    listener: EventListener, driver: Driver, node: SimulatedNode
+) -> None:
+    """It was neither shut down nor started while nothing answered. All else works afterwards, so
+    that no failure has it started.
+    """
+    node.inject("*", error="DRIVER_NOT_LOADED", times=None)
+    await driver.observe()
+    await listener.listen()
+    assert listener.failure is not None
+    node.clear_faults()
+    assert all(gpu.access is Access.OK for gpu in (await driver.observe()).gpus)
+    await listener.listen()
+    node.xid(0, 79)
+    assert xids(await listener.listen()) == [79]
 
 
 async def _waits(driver: Driver, node: SimulatedNode) -> asyncio.Task[tuple[Event, ...]]:
