@@ -4,13 +4,16 @@
 in a cluster, serves claims on the last GPU, and is scraped every 15 s. Each ten minutes have scenes
 of the campaign and of its cluster; then all faults end, all who use anything go, and what is
 counted has the same plan behind it each time. The cards and the cluster are in the same process,
-and forget what is over.
+and forget what is over. All of Python's memory is malloc's here, and malloc keeps nothing back for
+the next request: what it has given out is what is in use, to the byte.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
+import gc
 import os
 import random
 import shutil
@@ -18,7 +21,9 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
@@ -60,8 +65,15 @@ _SCRAPE = 15.0
 _PAGES = ("/v1/status", "/v1/mps", "/v1/plan", "/v1/events", "/healthz", "/readyz", "/")
 _REST = Plan(({"3g.40gb": 2}, {}), (1,))
 _NOT_HERE = Kill | Restart | Reboot | Pause | JumpClock  # it is one life; gRPC's clock is another
-_SINGLE = ("descriptors", "tasks", "threads")
-_NOISE = 0.5  # of them in an hour
+_MOST = {"descriptors": 0.5, "tasks": 0.5, "threads": 0.5}  # more in an hour, which are noise
+_IN_USE = "malloc, given out, KiB"
+_MOST_KIB = 8.0  # of it; a hundred bytes that each scrape leaves are 23
+_FULL = 10.0  # hours after which all that is bounded is full
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # sets are in another order each time
+    "PYTHONMALLOC": "malloc",
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mmap_threshold=131072",
+}
 _SPOILT = (*FAULTS, "cut", "restart", "expire")
 _DEFAULTS = {
     "driver.observe_deadline": "10s",
@@ -142,8 +154,10 @@ class _Cluster(Cluster):
         self._api.drop_events()
         self._api.expire()
         self._api.claims = ClaimStatusRules()
-        self._kubelet.calls.clear()
-        self._listing.calls.clear()
+        plugins = self._kubelet.plugins
+        calls = (self._kubelet.calls, self._listing.calls)
+        for said in (*calls, plugins.refusals, plugins.failures, plugins.wipes):
+            said.clear()
         web_app._cached_build_middleware.cache_clear()  # of servers that were restarted
         for number in range(self._finished + 1, self._pods + 1):
             with suppress(KeyError):
@@ -154,14 +168,14 @@ class _Cluster(Cluster):
 
 
 class _Player(Player):
-    """Writes plans to the Node. `prepared`: pods that ran with what they claimed."""
+    """Writes plans to the Node. `prepared`: how many pods ran with what they claimed."""
 
     def __init__(self, machine: _Machine, rng: random.Random) -> None:
         super().__init__(machine)
         self._soaked = machine
         self._rng = rng
         self._day = Day(rng, "h100-80gb:2", 2, has_mps=True)
-        self.prepared = set[str]()
+        self.prepared = 0
         self.actions = Counter[str]()
 
     def play_round(self, until: float) -> None:
@@ -169,6 +183,7 @@ class _Player(Player):
         machine, rng = self._soaked, self._rng
         busy = until - ROUND + _BUSY
         scenes, weights = zip(*SCENES, *WITH_MPS, strict=True)
+        prepared = set[str]()  # of the pods of this round
         while CLOCK.now < busy:
             for step in rng.choices(scenes, weights)[0](self._day):
                 if not isinstance(step.action, _NOT_HERE):
@@ -177,7 +192,8 @@ class _Player(Player):
                     machine.run(step.seconds)
             self._act_in_cluster()
             machine.run(rng.uniform(0.0, 20.0))
-            self.prepared |= machine.cluster.prepared().keys()
+            prepared |= machine.cluster.prepared().keys()
+        self.prepared += len(prepared)
         self._rest(until)
 
     def _act_in_cluster(self) -> None:
@@ -212,6 +228,7 @@ class _Player(Player):
             machine.witness.violate(NEVER, f"{machine.witness.phase}: {'; '.join(wrong)}")
         machine.cluster.forget()
         border.forget()
+        node.journal.clear()
 
     def _write(self, plan: Plan | BadPlan) -> None:
         if isinstance(plan, Plan):  # daemons are processes in real time: one is enough
@@ -221,8 +238,12 @@ class _Player(Player):
 
 async def _count() -> dict[str, int]:
     """What there is of it now, in this process."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is resident is in use, but for the rest of a page
+    found = memory()
+    del found["blocks"]  # there are none of Python's own
     return {
-        **memory(),
+        **found,
         "descriptors": len(truth.descriptors()),
         "tasks": len(asyncio.all_tasks()),
         "threads": threading.active_count(),
@@ -236,14 +257,17 @@ def main(hours: float, seed: int) -> int:
     began = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir="/dev/shm"))
     machine = _Machine(folder)
-    player, counts = _Player(machine, random.Random(seed)), list[tuple[float, dict[str, int]]]()
+    player = _Player(machine, random.Random(seed))
+    counts: dict[str, array[int]] = {}
     try:
         machine.start()
         begin = CLOCK.now
         for number in range(1, round(hours * 3600 / ROUND) + 1):
             player.play_round(begin + number * ROUND)
-            counts.append((number * ROUND / 3600, machine.do(_count())))
-            print(f"{counts[-1][0]:.2f} h", counts[-1][1], file=sys.stderr, flush=True)
+            found = machine.do(_count())
+            for name, count in found.items():
+                counts.setdefault(name, array("q")).append(count)
+            print(f"{number * ROUND / 3600:.2f} h", found, file=sys.stderr, flush=True)
         machine.stop()
     finally:
         machine.close()
@@ -253,30 +277,35 @@ def main(hours: float, seed: int) -> int:
     show("Answers", ["status", "times"], sorted(map(list, machine.answers.items())))
     # What is left in the end is gRPC's, whose last objects go with the process.
     violations = [one for one in machine.witness.violations if one.kind != LEAK]
-    print(f"pods that ran with their claims: {len(player.prepared)}")
+    print(f"pods that ran with their claims: {player.prepared}")
     print(f"violations: {len(violations)}", *violations, sep="\n")
-    print("grown:", ", ".join(grown) or "nothing that is counted one by one")
+    print("grown:", ", ".join(grown) or "nothing")
     return 1 if violations or grown else 0
 
 
-def _show(counts: list[tuple[float, dict[str, int]]], seconds: float) -> list[str]:
-    """By least squares over the second half, when rings and windows are full. What surely grew of
-    that of which each one counts.
+def _show(counts: Mapping[str, array[int]], seconds: float) -> list[str]:
+    """By least squares over the second half. What surely grew by more than it may; memory only
+    where all that is bounded was full before.
     """
-    warm = counts[len(counts) // 2 :]
-    (begin, first), (end, last) = warm[0], warm[-1]
-    slopes = {name: slope_of([(hour, one[name]) for hour, one in warm]) for name in first}
+    hours = [number * ROUND / 3600 for number in range(1, len(counts["tasks"]) + 1)]
+    half = len(hours) // 2
+    slopes = {
+        name: slope_of(list(zip(hours, found, strict=True))[half:])
+        for name, found in counts.items()
+    }
     show(
-        f"The agent and its fakes from hour {begin:.1f} to {end:.1f}, played in {seconds:.0f} s",
+        f"The agent and its fakes from hour {hours[half]:.1f} to {hours[-1]:.1f}, played in "
+        f"{seconds:.0f} s",
         ["what", "then", "in the end", "growth in an hour ± standard error"],
-        [[name, first[name], last[name], str(slope)] for name, slope in slopes.items()],
+        [[name, counts[name][half], counts[name][-1], str(slopes[name])] for name in counts],
     )
-    return [name for name in _SINGLE if slopes[name].value - 2 * slopes[name].error > _NOISE]
+    most = _MOST | ({_IN_USE: _MOST_KIB} if hours[half] >= _FULL else {})
+    return [name for name in most if slopes[name].value - 2 * slopes[name].error > most[name]]
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # sets are in another order each time
-        os.environ["PYTHONHASHSEED"] = "0"
+    if not _ENVIRONMENT.items() <= os.environ.items():  # read at the start of a process
+        os.environ.update(_ENVIRONMENT)
         os.execv(sys.executable, [sys.executable, "-m", "tests.campaign.soak", *sys.argv[1:]])
     asked = argparse.ArgumentParser("python -m tests.campaign.soak", description=__doc__)
     asked.add_argument("hours", nargs="?", type=float, default=HOURS)

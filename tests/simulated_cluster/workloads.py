@@ -43,7 +43,9 @@ class Workloads:
             while True:
                 change = await changes.get()
                 if change.plural in {"pods", "resourceslices"}:
-                    for pod in self._api.store.all("pods", NAMESPACE):
+                    pods = self._api.store.all("pods", NAMESPACE)
+                    self._waiting &= {pod["metadata"]["name"] for pod in pods}
+                    for pod in pods:
                         self._follow(pod, group)
 
     def reboot(self) -> None:
