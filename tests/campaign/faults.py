@@ -135,8 +135,9 @@ FAULTS: Faults = {  # for days in one process
     "a daemon of an earlier life is replaced by one of this life": (
         Edit(
             "mps/supervisor.py",
-            "        self.handle(Adopted(has, process.pid), process)\n",
-            "        self.handle(Adopted(has, process.pid), process)\n        process.kill()\n",
+            "        self.handle(model.Adopted(has, process.pid), process)\n",
+            "        self.handle(model.Adopted(has, process.pid), process)\n"
+            "        process.kill()\n",
         ),
     ),
     "a daemon whose directory was deleted is left to itself": (
@@ -195,15 +196,16 @@ REAL_FAULTS: Faults = {
         ),
         Edit(
             "mps/fleet.py",
-            "                await stopped(supervisor)\n",
-            "                await end(supervisor)\n",
+            "                await requests.stopped(supervisor)\n",
+            "                await requests.end(supervisor)\n",
         ),
     ),
     "a step that failed is reported with its traceback": (
         Edit(
             "execute/step_problems.py",
-            "        return error.message\n",
-            '        return "".join(__import__("traceback").format_exception(error))\n',
+            '    return Problem(code, f"{what}: {error_sentence(error)}", remedy, seen.uuid)\n',
+            "    text = ''.join(__import__('traceback').format_exception(error))\n"
+            "    return Problem(code, f'{what}: {text}', remedy, seen.uuid)\n",
         ),
     ),
     "the CDI file of a claim outlives it": (
