@@ -51,5 +51,5 @@ def without(gpu: Gpu, reserved: Sequence[Reserved]) -> Gpu:
 def in_the_way(gpu: Gpu, reserved: Sequence[Reserved], impossible: str, path: str) -> Problem:
     """What is reserved forbids `impossible` now."""
     message = f"{impossible} beside {', '.join(map(str, reserved))}"
-    remedy = "end the pods that hold it, or request what fits beside it"
+    remedy = "end its pods, `nodeagent claims` lists them, or request what fits beside it"
     return Problem(Code.IN_USE, message, remedy, gpu.uuid, path)
