@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
+_QUIET = 10  # times `every`, after which what was held back is of no interest any more
+
 
 class RateLimit:
     """Lets one line a key pass in `every` seconds, and counts those that it holds back.
 
     Of `most_keys` keys at most anything is kept; the ones seen longest ago are forgotten, and those
-    that hold nothing back any more: a claim that is gone is never seen again.
+    that hold nothing back, or were not seen for long: a claim that is gone is never seen again.
     """
 
     def __init__(self, every: float, *, most_keys: int = 256) -> None:
@@ -32,7 +34,7 @@ class RateLimit:
 
     def _oldest_is_over(self, now: float) -> bool:
         logged_at, held_back = next(iter(self._seen.values()))
-        return held_back == 0 and now - logged_at > self._every
+        return now - logged_at > self._every * (_QUIET if held_back else 1)
 
 
 class Allowance:

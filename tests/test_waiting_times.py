@@ -70,3 +70,13 @@ def test_a_key_that_is_not_seen_again_is_not_kept() -> None:
     kept = says()
     assert kept is not None
     assert limit.due(kept, 20.0) == 2
+
+
+def test_a_key_that_was_repeated_is_not_kept_for_ever() -> None:
+    """Nor are those that came after it, which hold nothing back."""
+    limit, repeated, later = RateLimit(10.0), _Claim(), _Claim()
+    is_kept = [weakref.ref(repeated), weakref.ref(later)]
+    assert (limit.due(repeated, 0.0), limit.due(repeated, 1.0), limit.due(later, 2.0)) == (1, 0, 1)
+    del repeated, later
+    assert limit.due("another", 101.0) == 1
+    assert [key() for key in is_kept] == [None, None]
