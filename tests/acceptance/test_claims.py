@@ -23,6 +23,7 @@ from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.fixtures import grpc_ends
+from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.scheduler import DRIVER, Scheduler, of_profile
 from tests.simulated_cluster.store import Key
@@ -146,6 +147,30 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
         made = Cluster(folder, api, kubelet)
         yield made
     del made.kubelet, kubelet  # the last of gRPC
+
+
+@pytest.fixture
+async def listing(folder: Path) -> AsyncIterator[Cluster]:
+    """The same with a kubelet that lists what pods have; agents ask it with `asks(folder)`."""
+    (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
+    async with (
+        ApiServer() as api,
+        Kubelet(folder / "pods") as pods,
+        DraKubelet(folder / "kubelet", pod_resources=pods) as kubelet,
+    ):
+        api.add_node(NAME)
+        (folder / "kubeconfig").write_text(kubeconfig(api.url))
+        made = Cluster(folder, api, kubelet)
+        yield made
+    del made.kubelet, kubelet, pods  # the last of gRPC
+
+
+def asks(folder: Path) -> dict[str, str]:
+    """Settings of an agent that asks the kubelet what pods have."""
+    return {
+        "NODEAGENT_KUBELET_USE": "always",
+        "NODEAGENT_KUBELET_SOCKET": str(folder / "pods" / "kubelet.sock"),
+    }
 
 
 async def test_five_pods_and_then_two_larger_ones(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ import pytest
 from nodeagent.claims.offering.offer import WITHDRAWN
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import plan_text
-from tests.acceptance.test_claims import Cluster, cluster, folder
+from tests.acceptance.test_claims import Cluster, asks, cluster, folder, listing
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import (
     NAME,
@@ -30,11 +30,10 @@ from tests.simulated_cluster.agent import (
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer
 from tests.simulated_cluster.fixtures import grpc_ends
-from tests.simulated_cluster.kubelet import Kubelet
-from tests.simulated_cluster.kubelet_claims import DraKubelet, PodFailed
+from tests.simulated_cluster.kubelet_claims import PodFailed
 from tests.simulated_cluster.scheduler import DRIVER
 
-__all__ = ["cluster", "folder", "grpc_ends"]
+__all__ = ["cluster", "folder", "grpc_ends", "listing"]
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
 
@@ -77,10 +76,6 @@ def withdrawn(cluster: Cluster) -> set[str]:
         for name, device in devices(cluster).items()
         if any(taint["key"] == WITHDRAWN for taint in device.get("taints", ()))
     }
-
-
-def _offers(cluster: Cluster, device: str) -> bool:
-    return device in devices(cluster)
 
 
 def watches(cluster: Cluster) -> int:
@@ -126,41 +121,29 @@ async def test_a_plan_and_pods_share_a_card(cluster: Cluster) -> None:
         assert cluster.slices() == [(0, 8)]
 
 
-async def test_a_slice_whose_record_is_lost_stays_its_pods(folder: Path) -> None:
+async def test_a_slice_whose_record_is_lost_stays_its_pods(listing: Cluster) -> None:
     """The kubelet lists the claim of a pod that runs nothing on its slice at the moment. An agent
     that has no record of it any more does not take the slice away for another plan.
     """
-    (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
-    async with (
-        ApiServer() as api,
-        Kubelet(folder / "pods") as pods,
-        DraKubelet(folder / "kubelet", pod_resources=pods) as kubelet,
-    ):
-        api.add_node(NAME)
-        (folder / "kubeconfig").write_text(kubeconfig(api.url))
-        cluster = Cluster(folder, api, kubelet)
-        asked = {
-            "NODEAGENT_KUBELET_USE": "always",
-            "NODEAGENT_KUBELET_SOCKET": str(pods.socket),
-        }
-        api.annotate(NAME, **{PLAN: THREE})
-        async with serving(cluster, **asked):
-            await until_status(api, in_sync(THREE))
-            await until(partial(_offers, cluster, "mig-3g-40gb-4"))
-            train = cluster.pod("train", "3g.40gb")
-            assert train
-            await kubelet.prepare("train", train)
-        for record in (folder / "node.json.mps" / "claims").glob("*.json"):
-            record.unlink()
-        api.annotate(NAME, **{PLAN: SEVEN})
-        async with serving(cluster, **asked):
-            blocked = await until_status(api, lambda found: found["phase"] == "Blocked")
-            assert "pod team/train" in json.dumps(blocked)
-            assert cluster.slices() == [(4, 4)]
-            await kubelet.release("train")
-            await until_status(api, in_sync(SEVEN))
-            assert cluster.slices() == [(0, 8)]
-    del cluster, kubelet, pods  # the last of gRPC
+    api, kubelet, settings = listing.api, listing.kubelet, asks(listing.folder)
+    api.annotate(NAME, **{PLAN: THREE})
+    async with serving(listing, **settings):
+        await until_status(api, in_sync(THREE))
+        await until(lambda: "mig-3g-40gb-4" in devices(listing))
+        train = listing.pod("train", "3g.40gb")
+        assert train
+        await kubelet.prepare("train", train)
+    for record in (listing.folder / "node.json.mps" / "claims").glob("*.json"):
+        record.unlink()
+    api.annotate(NAME, **{PLAN: SEVEN})
+    async with serving(listing, **settings):
+        blocked = await until_status(api, lambda found: found["phase"] == "Blocked")
+        assert "pod team/train" in json.dumps(blocked)
+        assert listing.slices() == [(4, 4)]
+        await kubelet.release("train")
+        await until_status(api, in_sync(SEVEN))
+        assert listing.slices() == [(0, 8)]
+    del kubelet  # the last of gRPC
 
 
 @pytest.mark.full

@@ -6,19 +6,16 @@ import asyncio
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.acceptance.test_claims import TEAM, Cluster, cluster, folder, grpc_ends
-from tests.simulated_cluster.agent import NAME, kubeconfig, until_status
-from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.kubelet import Kubelet
-from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
+from tests.acceptance.test_claims import TEAM, Cluster, asks, cluster, folder, grpc_ends, listing
+from tests.simulated_cluster.agent import until_status
+from tests.simulated_cluster.kubelet_claims import Claim, PodFailed
 from tests.simulated_cluster.store import Key
 
-__all__ = ["cluster", "folder", "grpc_ends"]
+__all__ = ["cluster", "folder", "grpc_ends", "listing"]
 
 SOON = 30.0  # seconds
 
@@ -153,28 +150,14 @@ async def test_a_claim_is_seen_from_its_first_second(cluster: Cluster) -> None:
         assert not [s for s in await scraped(cluster) if s.startswith(of_now) and "trainer" in s]
 
 
-async def test_the_container_is_named_as_soon_as_the_kubelet_lists_it(folder: Path) -> None:
+async def test_the_container_is_named_as_soon_as_the_kubelet_lists_it(listing: Cluster) -> None:
     """Soon after the prepare, without waiting for the next round of upkeep."""
-    (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
-    settings = {
-        "NODEAGENT_KUBELET_USE": "always",
-        "NODEAGENT_KUBELET_SOCKET": str(folder / "pods" / "kubelet.sock"),
-    }
-    async with (
-        ApiServer() as api,
-        Kubelet(folder / "pods") as pods,
-        DraKubelet(folder / "kubelet", pod_resources=pods) as kubelet,
-    ):
-        api.add_node(NAME)
-        (folder / "kubeconfig").write_text(kubeconfig(api.url))
-        cluster = Cluster(folder, api, kubelet)
-        async with cluster.agent(**settings):
-            claim = cluster.pod("trainer", "2g.20gb")
-            assert claim
-            await kubelet.prepare("trainer", claim)
-            whose = 'container="main",namespace="team",pod="trainer"'
-            await until_scraped(cluster, rf"DCGM_FI_DEV_FB_USED{{.*{whose}}} ")
-            [seen] = await listed(cluster)
-            assert seen["pods"] == [{"namespace": TEAM, "name": "trainer", "container": "main"}]
-            await cluster.end(claim)
-    del cluster, kubelet, pods  # the last of gRPC
+    async with listing.agent(**asks(listing.folder)):
+        claim = listing.pod("trainer", "2g.20gb")
+        assert claim
+        await listing.kubelet.prepare("trainer", claim)
+        whose = 'container="main",namespace="team",pod="trainer"'
+        await until_scraped(listing, rf"DCGM_FI_DEV_FB_USED{{.*{whose}}} ")
+        [seen] = await listed(listing)
+        assert seen["pods"] == [{"namespace": TEAM, "name": "trainer", "container": "main"}]
+        await listing.end(claim)
