@@ -129,10 +129,11 @@ class ClaimsService:
         """A plan's goal of the GPU beside what claims have, its instances where they were."""
         return self.places.as_before(self.claims.beside(goal, gpu), gpu)
 
-    def recorded(self, listed: Collection[tuple[str, str]]) -> Collection[tuple[str, str]]:
-        """Of the claims (namespace, name) that the kubelet lists, those whose devices are known."""
+    @property
+    def recorded(self) -> Collection[tuple[str, str]]:
+        """Namespace and name of the claims of which it is known what they have."""
         named = {(one.namespace, one.name) for one in self.claims.records}
-        return named | self.view.attempts.settled(listed)
+        return named | self.view.attempts.under_way
 
     @property
     def problems(self) -> tuple[Problem, ...]:

@@ -9,7 +9,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.kubelet.device_users import FinishedAmong, RecordedAmong
+    from nodeagent.cluster.kubelet.device_users import FinishedAmong, Recorded
     from nodeagent.gpu.topology import Topology
     from nodeagent.gpu.users import UsageSource
     from nodeagent.settings import Settings
@@ -23,7 +23,7 @@ def make_driver(
     topology: Topology | None = None,
     time_slices: bool = False,
     finished: FinishedAmong | None = None,
-    recorded: RecordedAmong | None = None,
+    recorded: Recorded | None = None,
 ) -> Driver:
     """The driver, to be entered; not to be made again in a process where one may hang.
 
@@ -50,7 +50,7 @@ def make_driver(
 def _sources(
     settings: Settings,
     finished: FinishedAmong | None,
-    recorded: RecordedAmong | None,
+    recorded: Recorded | None,
     *,
     simulated: bool,
 ) -> Iterator[UsageSource]:

@@ -178,10 +178,10 @@ class Agent:
         states.subscribe(self._publish)
         self._health.subscribe(self._health_changed)
 
-    def _recorded(self, listed: Collection[tuple[str, str]]) -> Collection[tuple[str, str]]:
+    def _recorded(self) -> Collection[tuple[str, str]]:
         """As `ClaimsService` has it; without one by the records that are left."""
         if self._claims:
-            return self._claims.recorded(listed)
+            return self._claims.recorded
         left = self._left_claims.records if self._left_claims else ()
         return {(one.namespace, one.name) for one in left}
 

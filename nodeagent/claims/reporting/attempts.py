@@ -59,7 +59,7 @@ class Attempts:
         self._clock = clock
         self._wall = wall
         self._newest: dict[str, Attempt] = {}
-        self._released: set[tuple[str, str]] = set()
+        self._released: dict[tuple[str, str], float] = {}  # when, by the clock
         self.on_end: list[Ended] = []
 
     @contextmanager
@@ -82,16 +82,16 @@ class Attempts:
             raise
         self._newest.pop(uid, None)
         if operation is Operation.RELEASE:
-            self._released.add((namespace, name))
+            self._released[namespace, name] = self._clock()
         self._report(operation, began, "")
 
-    def settled(self, listed: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Of the claims (namespace, name) that the kubelet lists, those that get their devices now,
-        and those released, which it lists until it has the answer.
+    @property
+    def under_way(self) -> set[tuple[str, str]]:
+        """Namespace and name of the claims that are worked on now, and of those just released,
+        which the kubelet lists until it has the answer.
         """
-        self._released &= set(listed)
         running = {(one.namespace, one.name) for one in self._newest.values() if one.running}
-        return running | self._released
+        return running | self._released.keys()
 
     @property
     def keys(self) -> set[tuple[str, str]]:
@@ -105,7 +105,7 @@ class Attempts:
 
     def newest(self, recorded: Collection[str]) -> Mapping[str, Attempt]:
         """By uid. A claim that is not `recorded`, and that the kubelet asks for no more, is
-        forgotten.
+        forgotten, and so is what was released.
         """
         until = self._clock() - FORGOTTEN_AFTER
         self._newest = {
@@ -113,6 +113,7 @@ class Attempts:
             for uid, one in self._newest.items()
             if uid in recorded or one.running or one.last >= until
         }
+        self._released = {claim: at for claim, at in self._released.items() if at >= until}
         return self._newest
 
     def _keep(self, uid: str, ended: Attempt) -> None:

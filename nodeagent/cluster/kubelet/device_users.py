@@ -40,8 +40,8 @@ _BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all tha
 Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
 FinishedAmong = Callable[[Collection[PodName], float], Awaitable[Collection[PodName]]]
 """Which of these pods are known to have ended, found out within so many seconds. Raises nothing."""
-RecordedAmong = Callable[[Collection[tuple[str, str]]], Collection[tuple[str, str]]]
-"""Which of these claims of the agent's own driver (namespace, name) have only what records say."""
+Recorded = Callable[[], Collection[tuple[str, str]]]
+"""Claims of the agent's own driver (namespace, name) that have only what their records say."""
 
 
 def kubelet_users(
@@ -50,7 +50,7 @@ def kubelet_users(
     in_cluster: bool,
     simulated: bool,
     finished: FinishedAmong | None = None,
-    recorded: RecordedAmong | None = None,
+    recorded: Recorded | None = None,
 ) -> KubeletUsage | None:
     """The kubelet as a source of users; None where it is not to be asked at all.
 
@@ -85,7 +85,7 @@ class KubeletUsage(UsageSource):
         optional: bool = False,
         processes: ProcessPods | None = None,
         finished: FinishedAmong | None = None,
-        recorded: RecordedAmong | None = None,
+        recorded: Recorded | None = None,
     ) -> None:
         super().__init__()
         self._finished = finished
@@ -131,8 +131,7 @@ class KubeletUsage(UsageSource):
             return UnknownUsers(f"{self._socket.parent} cannot be read: {error.strerror}")
 
     def _unrecorded(self, found: Sequence[Holding]) -> Sequence[Holding]:
-        claims = {one.device.claim for one in found if isinstance(one.device, ByClaim)}
-        known = self._recorded(claims) if self._recorded else ()
+        known = self._recorded() if self._recorded else ()
         return [
             one
             for one in found
