@@ -177,10 +177,7 @@ class ClaimStatusPublisher:
                 self._is_denied = True
                 self._denied[uid] = clock() + _DENIED_AGAIN
                 continue
-            except (
-                faults.ObjectMissing,
-                faults.WriteConflict,
-            ):  # deleted, or another one of its name
+            except (faults.ObjectMissing, faults.WriteConflict):  # it, or its name is another's
                 log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
             except faults.RequestRefused as fault:  # deallocated meanwhile, say
                 log.warning("a claim's status is not written", error=fault.message)
