@@ -76,7 +76,7 @@ class Preview:
 
 State = TypeVar("State")
 
-_SHARE = 20  # rendering takes at most a twentieth of the time,
+_SHARE = 100  # rendering takes at most a hundredth of the time,
 _LONGEST = 0.1  # but no status is older than this, in seconds
 
 
@@ -100,7 +100,7 @@ class RenderedStatus(Generic[State]):
 
     `current` gives the state, a value that compares; `report` makes the JSON of it, None where it
     has no such GPU. `clock` gives seconds and does not jump. While steps are taken, the state
-    changes hundreds of times a second: it is read again only after 20 times as long as that
+    changes hundreds of times a second: it is read again only after 100 times as long as that
     took.
     """
 
