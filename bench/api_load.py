@@ -20,7 +20,7 @@ from bench.agent import Running
 from bench.processes import cpu_seconds
 from bench.tables import show
 
-PAIRS = 6  # reconciliations without clients and with them, one after the other
+PAIRS = 12  # reconciliations without clients and with them, one after the other
 SLOW = 200  # clients that send a byte of a plan every two seconds
 RATE = 500  # requests for /v1/status a second
 CONNECTIONS = 20  # that they come over
