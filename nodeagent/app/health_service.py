@@ -197,6 +197,8 @@ class HealthService:
             for gpu in observed.gpus
             if gpu.access is Access.OK and gpu.uuid
         )
+        for gpu in gpus:
+            self._own_changes.observed(gpu.uuid)
         if gpus:
             self._evaluate(replace(self._reading(), gpus=gpus))
             self._addresses_known.set()
@@ -213,7 +215,7 @@ class HealthService:
 
     def end_step(self, step: Step, *, done: bool) -> None:
         """It was taken, or failed. A reset ends what a reset mends."""
-        self._own_changes.end(step)
+        self._own_changes.end(step, done=done)
         if isinstance(step, ResetGpu) and done:
             self._evaluate(replace(self._reading(), resets=frozenset({step.gpu})))
 

@@ -139,11 +139,16 @@ def _changes_mig(step: Step) -> bool:
 
 
 class OwnChanges:
-    """When which GPU was changed; `uptime` gives the seconds since boot."""
+    """When which GPU was changed; `uptime` gives the seconds since boot.
+
+    The call of a step that failed may still be in the driver, and its change to come: the GPU is at
+    work until it is observed again.
+    """
 
     def __init__(self, uptime: Callable[[], float]) -> None:
         self._uptime = uptime
         self._at_work: dict[str, tuple[float, float]] = {}  # from when to when, by GPU
+        self._given_up: set[str] = set()  # GPUs whose last step failed, perhaps for its deadline
 
     def begin(self, step: Step) -> None:
         if _changes_mig(step):
@@ -151,11 +156,20 @@ class OwnChanges:
             began, ended = self._at_work.get(step.gpu, (now, 0.0))
             goes_on = now <= ended + _ECHO  # events of the last step may still be to come
             self._at_work[step.gpu] = (began if goes_on else now, float("inf"))
+            self._given_up.discard(step.gpu)
 
-    def end(self, step: Step) -> None:
-        if _changes_mig(step):
-            began, _ = self._at_work.get(step.gpu, (self._uptime(), 0.0))
-            self._at_work[step.gpu] = (began, self._uptime())
+    def end(self, step: Step, *, done: bool) -> None:
+        if _changes_mig(step) and step.gpu in self._at_work:
+            self._given_up.add(step.gpu)
+            if done:
+                self.observed(step.gpu)
+
+    def observed(self, gpu: str) -> None:
+        """It answers, so that no call of a step is in the driver."""
+        if gpu in self._given_up:
+            self._given_up.remove(gpu)
+            began, _ = self._at_work[gpu]
+            self._at_work[gpu] = (began, self._uptime())
 
     def caused(self, event: GpuEvent) -> bool:
         if event.kind is not GpuEventKind.FOREIGN_MIG_CHANGE:

@@ -7,6 +7,7 @@ from pathlib import Path
 from nodeagent.health.findings import Severity
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, InstanceReading, Silence
 from nodeagent.plan.steps import ResetGpu, SetMigMode
+from nodeagent.structs import replace
 from tests.app.health_rig import ECC, LEFT, NODE, RIGHT, Rig
 from tests.health.rig import GPU, gpu
 
@@ -107,6 +108,23 @@ async def test_only_a_foreign_change_of_mig_is_news(tmp_path: Path) -> None:
     rig.uptime += 10.0
     change(rig.uptime)
     assert rig.causes() == ["migChanged", "migChanged"]
+
+
+async def test_a_change_that_comes_after_its_step_failed_is_no_news(tmp_path: Path) -> None:
+    """Its call may be in the driver until the GPU is observed again; until then nothing else is."""
+    rig = Rig(tmp_path)
+    await rig.part.load()
+    rig.see()
+    step = SetMigMode(GPU, True, "the plan asks for it")
+    rig.part.begin_step(step)
+    rig.part.end_step(step, done=False)
+    event = GpuEvent(GpuEventKind.FOREIGN_MIG_CHANGE, GPU, rig.uptime + 100.0)
+    rig.take(gpu(), after=100.0, events=(event,))
+    assert rig.causes() == []
+    rig.see()
+    event = replace(event, at=rig.uptime + 10.0)
+    rig.take(gpu(), after=10.0, events=(event,))
+    assert rig.causes() == ["migChanged"]
 
 
 # --- fences ---------------------------------------------------------------------------------------
