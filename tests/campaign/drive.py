@@ -13,7 +13,7 @@ from typing import assert_never
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation.mps.knobs import Knobs
-from tests.campaign import invariants, node_actions, processes, truth
+from tests.campaign import invariants, node_actions, pages, processes, truth
 from tests.campaign.clock import CLOCK
 from tests.campaign.episode import (
     Action,
@@ -46,12 +46,14 @@ from tests.campaign.episode import (
     Step,
     Xid,
 )
+from tests.campaign.invariants import Violation
 from tests.campaign.library import Arrival, Hold
 from tests.campaign.machine import Machine
 from tests.campaign.outcomes import Outcome
 
 MOST = 900.0  # seconds from the end of all faults until the node is what its plan says
 _OFTEN = 5.0  # seconds between looks whether it is
+_RESTED = 45.0  # seconds in which everything is observed and sampled anew
 _SOON = 40.0  # seconds after which a plan is carried out where nothing is wrong
 
 
@@ -119,6 +121,7 @@ class Player:
                 self._end_faults()
             case Lose(gpu, code):
                 self._lost.add(gpu)
+                self._witness.others_came = True  # to reset it
                 node.lose(gpu, error=code)
                 self._witness.touch()
             case Recover(gpu):
@@ -128,6 +131,7 @@ class Player:
                 self._witness.sick = True
             case Foreign(gpu, create, number):
                 node_actions.change_behind_its_back(node, gpu, number, create=create)
+                self._witness.others_came = True
                 self._witness.touch()
             case Kill(changes, _, before):
                 self._kill(changes or None, before)
@@ -185,12 +189,26 @@ class Player:
             self._write(self._file or Plan(tuple({} for _ in node.cards)))
         witness.touch()
         seconds = self._converge()
+        self._look_at_pages()
         if machine.has_mps and witness.wanted and not witness.violations:
             self._wait_for_limits()
             self._write(Plan(witness.wanted.layouts))  # nothing is shared any more
             self._converge()
         self._compare_with_next()
         return seconds
+
+    def _look_at_pages(self) -> None:
+        """Once all is at rest they show what there is, and nothing that was wrong before."""
+        machine, witness = self._machine, self._witness
+        machine.run(_RESTED)
+        if witness.violations:
+            return
+        status, metrics = machine.do(pages.read(machine.folder / "run" / "agent.sock"))
+        machine.run(1.0)  # the connections end
+        wrong = [*pages.untrue(self._node, machine.folder, status, metrics)]
+        if not witness.sick:
+            wrong += pages.not_ended(status, others_came=witness.others_came)
+        witness.violations += [Violation(invariants.NOT_SHOWN, one) for one in wrong]
 
     def _compare_with_next(self) -> None:
         """An agent that came through all this has no more of anything than the next one."""

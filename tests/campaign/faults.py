@@ -100,6 +100,9 @@ FAULTS: Faults = {  # for days in one process
             "reconcile/work_queue.py", "            now + pause,\n", '            float("inf"),\n'
         ),
     ),
+    "its own change that comes late is said to be another program's": (
+        Edit("telemetry/health_sources.py", "            if done:\n", "            if self:\n"),
+    ),
     "half-made instances are left": (
         Edit(
             "plan/mig.py",

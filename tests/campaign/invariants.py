@@ -19,6 +19,7 @@ class Violation:
 
 IN_USE = "attempted to take away what is in use"
 NOT_SO = "reported InSync and it is not so"
+NOT_SHOWN = "pages show what is not so"
 HALF = "left half way after one failure"
 HELD_UP = "kept waiting by another GPU"
 REPLACED = "a daemon that was well was replaced"

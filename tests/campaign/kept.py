@@ -79,6 +79,17 @@ KEPT: tuple[Episode, ...] = (
             Step(Plan(({"1g.10gb": 1, "2g.20gb": 3},)), 0.5),
         ),
     ),
+    # A call hung beyond its deadline and took effect later: the agent said that another program had
+    # changed the layout.
+    Episode(
+        seed=39,
+        boards="h100-80gb:1",
+        strict=False,
+        steps=(
+            Step(Hang("nvmlDeviceCreateGpuInstance*", 0), 0.0),
+            Step(Plan(({"3g.40gb": 2},)), 45.0),
+        ),
+    ),
     # A daemon was frozen and replaced; the judge took it for well, as the agent had said that all
     # is as planned before it could notice.
     Episode(

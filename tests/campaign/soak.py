@@ -36,7 +36,7 @@ import nodeagent.cluster.kubelet  # noqa: F401  # before the stand-in kubelet's 
 from bench.soak import slope_of
 from bench.soak_agent import memory
 from bench.tables import show
-from tests.campaign import truth
+from tests.campaign import pages, truth
 from tests.campaign.drive import Player
 from tests.campaign.episode import (
     BadPlan,
@@ -127,20 +127,10 @@ class _Machine(Machine):
             await asyncio.sleep(_SCRAPE)
             for path in ("/metrics", page):
                 try:
-                    self.answers[await _get(self.folder / "run" / "agent.sock", path)] += 1
+                    status, _ = await pages.ask(self.folder / "run" / "agent.sock", path)
+                    self.answers[status] += 1
                 except OSError:  # its folder is gone, or the disk full
                     self.answers["none"] += 1
-
-
-async def _get(socket: Path, path: str) -> str:
-    """The status of the answer."""
-    reader, writer = await asyncio.open_unix_connection(socket)
-    try:
-        writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-        answer = await reader.read(-1)
-    finally:
-        writer.close()
-    return answer[9:12].decode()
 
 
 class _Cluster(Cluster):

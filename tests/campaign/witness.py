@@ -33,8 +33,9 @@ class Witness:
     """`wanted`: the plan in force, None while that is not certain. `changed`: when another than the
     agent changed the cards or the plan last. `in_sync_at`: when the agent reported that all is so,
     and it was. `state_kept`: whether all that the agent wrote down for its next life is as it wrote
-    it. `sick`: whether the agent may hold a GPU for unhealthy. `spoiled`: when a daemon or a file
-    was tampered with last.
+    it. `sick`: whether the agent may hold a GPU for unhealthy. `others_came`: whether another than
+    the agent changed the layout of a GPU, or reset it. `spoiled`: when a daemon or a file was
+    tampered with last.
     """
 
     def __init__(self, node: SimulatedNode, border: Border, folder: Path) -> None:
@@ -42,6 +43,7 @@ class Witness:
         self.wanted: Plan | None = None
         self.state_kept = True
         self.sick = False
+        self.others_came = False
         self.changed = CLOCK.now
         self.phase = ""
         self.in_sync_at: float | None = None

@@ -16,7 +16,7 @@ from typing import Any
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import Home
-from tests.campaign import invariants, processes, truth
+from tests.campaign import invariants, pages, processes, truth
 from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
 from tests.campaign.real.cluster import TOKEN, Cluster, capabilities
@@ -89,6 +89,7 @@ class Judge:
         self._changed = self._now()
         self._in_sync: Plan | None = None
         self._doubt: tuple[str, str] | None = None  # the digest, and when it was observed
+        self._shown: tuple[dict[str, Any], str] = {}, ""  # the status and the metrics' page
         self._read = 0  # bytes of the log
 
     def violate(self, kind: str, what: str) -> None:
@@ -133,6 +134,11 @@ class Judge:
         """What is not as this plan says, or not yet said where it has to be; "" for nothing."""
         if self._in_sync != plan:
             return f"{self.phase or 'no answer'}: {'; '.join(self.differences(plan))}"
+        if self.is_ours:
+            with self._node.looks():
+                untrue = [*pages.untrue(self._node, self._home.folder, *self._shown)]
+            if untrue:
+                return "; ".join(untrue)
         if self._cluster is None:
             return ""
         if wrong := self.differences(plan):  # without claims beside it
@@ -168,13 +174,15 @@ class Judge:
     def _status(self) -> dict[str, Any]:
         """What the agent says; empty while it does not answer."""
         try:
-            pages = {path: self._home.text(path) for path in _PAGES}
+            texts = {path: self._home.text(path) for path in _PAGES}
         except (OSError, http.client.HTTPException):  # it begins, or it just ended
             return {}
-        for path, text in pages.items() if self.is_ours else ():
+        for path, text in texts.items() if self.is_ours else ():
             self.violations += invariants.of_text(path, text)
             self._look_for_secrets(path, text)
-        return dict(json.loads(pages["/v1/status"]))
+        status = dict(json.loads(texts["/v1/status"]))
+        self._shown = status, texts["/metrics"]
+        return status
 
     def _compare(self, status: dict[str, Any]) -> None:
         """What it calls in sync has to be so. Where it is not, the next round has to notice: what
