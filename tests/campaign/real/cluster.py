@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.campaign.real.published import Published
 from tests.simulated_cluster.agent import NAME, PLAN, kubeconfig, status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Fault, Freeze, Html, Reset
@@ -33,9 +34,11 @@ FAULTS: dict[str, Fault] = {
     "freeze": Freeze(),
 }
 _RESOURCE = "nvidia.com/mig-"
+_GOING_AWAY = "gpu.nodeagent.io/withdrawn"  # for ten minutes
 _GOING = ("pods", "resourceclaims")
 _SOON = 60.0  # seconds that anything here may take
 _CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
+_LAYOUT = "nodeagent.io/layout"
 LISTING, KUBELET = "pod-resources", "kubelet"  # folders of the kubelet's sockets
 
 
@@ -226,9 +229,25 @@ class Cluster:
         names = (one["metadata"]["name"] for kind in _GOING for one in self._api.store.all(kind))
         return self._do(lambda: list(names))
 
-    def published(self) -> dict[str, Any]:
-        """The Node's status annotation."""
-        return self._do(lambda: status(self._api)) or {}
+    def published(self) -> Published:
+        """What the agent has the Node and its devices say."""
+        return self._do(self._published)
+
+    def _published(self) -> Published:
+        (node,) = self._api.store.all("nodes")
+        conditions = node["status"].get("conditions", ())
+        slices = self._api.store.all("resourceslices")
+        devices = [device for one in slices for device in one["spec"].get("devices", ())]
+        return Published(
+            status=status(self._api) or {},
+            layout=json.loads(node["metadata"]["annotations"].get(_LAYOUT, "{}")),
+            conditions={one["type"]: one["status"] for one in conditions},
+            tainted=[
+                device["name"]
+                for device in devices
+                if any(taint["key"] != _GOING_AWAY for taint in device.get("taints", ()))
+            ],
+        )
 
 
 class ThreadedCluster(Cluster):

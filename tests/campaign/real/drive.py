@@ -127,6 +127,7 @@ class Player:
                 self._recover(gpu)
             case Xid(gpu, number):
                 node.xid(gpu, number)
+                machine.judge.is_sick = True
             case Foreign(gpu, create, number):
                 node_actions.change_behind_its_back(node, gpu, number, create=create)
                 machine.judge.touch()

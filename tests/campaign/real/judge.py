@@ -20,6 +20,7 @@ from tests.campaign import invariants, pages, processes, truth
 from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
 from tests.campaign.real.cluster import TOKEN, Cluster, capabilities
+from tests.campaign.real.published import untrue
 from tests.campaign.real.rest import leftovers
 from tests.campaign.real.surroundings import WallClock
 
@@ -66,7 +67,8 @@ class Judge:
     another than the agent changed cards, daemons or the plan last. `in_sync`: the plan of which the
     agent said since then that the node is so, and it was. `prepared`: the serials of the instances
     of each claim that a pod had, by its uid. `claims_spoiled`: whether another than the agent
-    changed CDI files or records of claims, and it need not have noticed yet. `is_ours`: whether the
+    changed CDI files or records of claims, and it need not have noticed yet. `is_sick`: whether the
+    agent may hold a GPU for unhealthy. `is_ours`: whether the
     agent in force is today's. Of an earlier one what it does is judged, not what it says or how it
     fails: that was mended since.
     """
@@ -78,6 +80,7 @@ class Judge:
         self.phase = ""
         self.prepared: dict[str, list[int]] = {}
         self.claims_spoiled = False
+        self.is_sick = False
         self.is_ours = True
         self.answered: set[str] = set()  # the phases that earlier agents reported
         self._kept: dict[str, list[int]] | None = None  # daemons that no agent has to replace
@@ -136,21 +139,23 @@ class Judge:
             return f"{self.phase or 'no answer'}: {'; '.join(self.differences(plan))}"
         if self.is_ours:
             with self._node.looks():
-                untrue = [*pages.untrue(self._node, self._home.folder, *self._shown)]
-            if untrue:
-                return "; ".join(untrue)
+                wrong = [*pages.untrue(self._node, self._home.folder, *self._shown)]
+            if wrong:
+                return "; ".join(wrong)
         if self._cluster is None:
             return ""
-        if wrong := self.differences(plan):  # without claims beside it
+        if wrong := self.differences(plan):  # and no claims beside it
             return "; ".join(wrong)
         if any(card.state.instances for card in self._node.cards[len(plan.layouts) :]):
             return "instances of claims are left"
         if left := self._cluster.pods_and_claims():
             return f"there are {left}"
         published = self._cluster.published()
-        if (published.get("phase"), published.get("digest")) != ("InSync", _digest(plan)):
-            return f"the Node says {published.get('phase')} of {published.get('digest')}"
-        return ""
+        of = published.status.get("phase"), published.status.get("digest")
+        if of != ("InSync", _digest(plan)):
+            return f"the Node says {' of '.join(map(str, of))}"
+        with self._node.looks():
+            return "; ".join(untrue(self._node, published, is_sick=self.is_sick))
 
     # --- whether it is right ----------------------------------------------------------------------
 
