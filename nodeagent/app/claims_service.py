@@ -72,6 +72,7 @@ class ClaimsService:
     ) -> None:
         settings, paths, states = shared.settings, shared.paths, shared.states
         simulation = paths.simulation
+        self._is_simulated = simulation is not None
         # A simulated node has a kubelet only where the settings say so.
         self._follows_kubelet = simulation is None or settings.kubelet.use == "always"
         self._amiss: tuple[Problem, ...] = ()  # what the last upkeep left
@@ -264,9 +265,11 @@ class ClaimsService:
     async def _keep_up(self) -> NoReturn:
         """Put right what a crash, a reboot or a lost call left."""
         from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
+        from nodeagent.cluster.kubelet.processes import ProcessPods
 
         kubelet = self._settings.kubelet
-        client = PodResourcesClient(kubelet.socket, deadline=kubelet.deadline)
+        running = frozenset if self._is_simulated else ProcessPods().running
+        client = PodResourcesClient(kubelet.socket, deadline=kubelet.deadline, running=running)
 
         allocations = self.view.noting(client.claimed_devices)
         upkeep = Upkeep(self.claims, allocations=allocations, planned=self._planned_instances)

@@ -140,7 +140,7 @@ class KubeletUsage(UsageSource):
 
     async def _allocations(self) -> tuple[Holding, ...]:
         if self._client is None:  # gRPC is imported only where there is a kubelet
-            self._client = await asyncio.to_thread(_make_client, self._socket, self._deadline)
+            self._client = await asyncio.to_thread(self._make_client)
         from nodeagent.cluster.kubelet.pod_resources import KubeletBusy
 
         loop = asyncio.get_running_loop()
@@ -153,11 +153,11 @@ class KubeletUsage(UsageSource):
                     raise
             await asyncio.sleep(_BUSY_PAUSE)
 
+    def _make_client(self) -> PodResourcesClient:
+        from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
 
-def _make_client(socket: Path, deadline: float) -> PodResourcesClient:
-    from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
-
-    return PodResourcesClient(socket, deadline=deadline)
+        running = self._processes.running if self._processes else frozenset
+        return PodResourcesClient(self._socket, deadline=self._deadline, running=running)
 
 
 def _answers(gpu: Gpu) -> bool:

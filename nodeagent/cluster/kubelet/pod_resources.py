@@ -4,6 +4,9 @@ A failed call never means "nothing is allocated": it raises, and every device co
 Each call makes its own connection (a Unix socket: about a millisecond), so a kubelet that comes
 later, restarts or makes its socket anew needs no care. Mount or watch the socket's folder, not the
 file: a restarted kubelet makes another file.
+
+A kubelet answers before it knows its pods, and lists none while it cannot reach the API server. So
+each one's answer counts only once it has listed all pods that have processes on this node.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -38,10 +41,16 @@ from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
     PodResources,
 )
 from nodeagent.errors import NodeagentError
+from nodeagent.files.watch import Signature
+from nodeagent.text import listed
 
 LONGEST_PATH: Final = 107  # bytes that a Unix socket's address holds
 LARGEST_ANSWER: Final = 16 << 20  # bytes; what the kubelet's other clients accept
 SERVICE: Final = "v1.PodResourcesLister"
+_STARTING: Final = (
+    "the agent retries; if it stays so, see whether the kubelet reaches the API server: "
+    "`journalctl -u kubelet`"
+)
 
 OPTIONS: Final = [
     ("grpc.max_receive_message_length", LARGEST_ANSWER),
@@ -60,15 +69,24 @@ class KubeletBusy(KubeletError):
 
 
 class PodResourcesClient:
-    """Stateless, so it can be kept and used from several tasks.
+    """It can be kept and used from several tasks.
 
     `deadline` is in seconds, for a whole call. The kubelet serves about 100 calls a second to
-    all its clients together. Every method raises a KubeletError.
+    all its clients together. `running` finds the pods that have processes here, as far as that can
+    be known; blocks. Every method raises a KubeletError.
     """
 
-    def __init__(self, socket: Path, *, deadline: float) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        deadline: float,
+        running: Callable[[], Collection[PodName]] = frozenset,
+    ) -> None:
         self._socket = socket
         self._deadline = deadline
+        self._running = running
+        self._complete: Signature = ""  # of the socket whose kubelet has listed all that run
         # How long gRPC keeps a connection that never became one; 20 s by default.
         self._options = [*OPTIONS, ("grpc.min_reconnect_backoff_ms", int(deadline * 1000))]
 
@@ -87,7 +105,28 @@ class PodResourcesClient:
         return await asyncio.to_thread(allocated_in, await self._list())
 
     async def _list(self) -> bytes:
-        await asyncio.to_thread(_check_socket, self._socket)
+        kubelet = await asyncio.to_thread(_check_socket, self._socket)
+        is_new = kubelet != self._complete
+        running = frozenset(await asyncio.to_thread(self._running)) if is_new else frozenset()
+        answer = await self._answer()
+        if await asyncio.to_thread(_check_socket, self._socket) != kubelet:
+            raise KubeletError("the kubelet was restarted while it was asked", remedy=_STARTING)
+        if running:
+            await asyncio.to_thread(self._require, running, answer)
+        self._complete = kubelet
+        return answer
+
+    def _require(self, running: frozenset[PodName], answer: bytes) -> None:
+        """Raise KubeletError for pods that ran before the answer, still run, and are not in it."""
+        missing = running - {PodName(pod.namespace, pod.name) for pod in _pods_in(answer)}
+        if missing and (missing := missing.intersection(self._running())):
+            raise KubeletError(
+                f"the kubelet does not list {listed(map(str, sorted(missing)))}, which runs here, "
+                "so it does not know all its pods yet",
+                remedy=_STARTING,
+            )
+
+    async def _answer(self) -> bytes:
         address = "unix:" + quote(str(self._socket.absolute()))
         async with grpc.aio.insecure_channel(address, options=self._options) as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
@@ -127,15 +166,17 @@ class PodResourcesClient:
                 return KubeletError(f"the kubelet failed List: {error.code().name}: {details}")
 
 
-def _check_socket(socket: Path) -> None:
-    """Explain in plain words what gRPC would report in its own."""
+def _check_socket(socket: Path) -> Signature:
+    """What distinguishes it from that of a kubelet before or after. Explains in plain words what
+    gRPC would report in its own.
+    """
     if len(os.fsencode(socket.absolute())) > LONGEST_PATH:
         raise KubeletError(
             f"the path of the kubelet's socket is too long for a socket: {socket}",
             remedy=f"at most {LONGEST_PATH} bytes",
         )
     try:
-        mode = socket.stat().st_mode
+        found = socket.stat()
     except PermissionError as error:
         raise KubeletError(
             f"no right to look at the kubelet's socket {socket}", remedy="run as root"
@@ -146,10 +187,11 @@ def _check_socket(socket: Path) -> None:
             remedy="see whether the kubelet runs, `systemctl status kubelet`; mount its "
             "pod-resources folder, not the file",
         ) from error
-    if not stat.S_ISSOCK(mode):
+    if not stat.S_ISSOCK(found.st_mode):
         raise KubeletError(
             f"{socket} is not a socket", remedy="name the kubelet's pod-resources socket"
         )
+    return (found.st_dev, found.st_ino, found.st_ctime_ns)
 
 
 # --- the answer -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _POD: Final = re.compile(
 )
 _CONTAINER: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _SESSIONS: Final = "/user.slice/"
+_REMOVED: Final = " (deleted)"  # behind the cgroup of a zombie whose pod was cleared away
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class ProcessPods:
         Nothing is known in a container with a process namespace of its own: a pid is another
         process there.
         """
-        if not (self._own_pids or sees_all_processes(self._proc)):
+        if not self._sees_all():
             return {}
         texts = {pid: text for pid in pids if (text := self.cgroup(pid)) is not None}
         found = {pid: pod_of_cgroup(text) for pid, text in texts.items()}
@@ -83,6 +84,18 @@ class ProcessPods:
         names = self._names() if pods else {}
         containers = self._containers({pod.container_id for pod in pods}) if pods else {}
         return {pid: pod and self._named(pod, names, containers) for pid, pod in found.items()}
+
+    def running(self) -> frozenset[PodName]:
+        """The pods with a process, as far as their names are known; none where `of` knows none."""
+        if not self._sees_all():
+            return frozenset()
+        texts = (self.cgroup(int(name)) for name in _entries(self._proc) if name.isdecimal())
+        pods = (pod_of_cgroup(text) for text in texts if text and _REMOVED not in text)
+        names = self._names()
+        return frozenset(names[pod.uid] for pod in pods if pod and pod.uid in names)
+
+    def _sees_all(self) -> bool:
+        return self._own_pids or sees_all_processes(self._proc)
 
     def cgroup(self, pid: int) -> str | None:
         """The text of its cgroup file; None where it cannot be read."""

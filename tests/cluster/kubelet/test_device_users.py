@@ -233,6 +233,72 @@ async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
         assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
 
 
+# --- a kubelet that has just started --------------------------------------------------------------
+
+
+class OnThisNode:
+    """Pods of whose processes none uses a GPU, below a folder in the place of / ."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.pods = ProcessPods(proc_root=root / "proc", log_root=root / "log")
+
+    def run(self, pid: int, pod: str) -> None:
+        """A process of the pod's, which has a uid that ends in the pid."""
+        uid = f"1b2c3d4e-0000-4111-8222-{pid:012}"
+        (self._root / f"log/pods/default_{pod}_{uid}").mkdir(parents=True, exist_ok=True)
+        (self._root / f"proc/{pid}").mkdir(parents=True)
+        (self._root / f"proc/{pid}/cgroup").write_text(f"0::/kubepods/pod{uid}/{'c' * 64}\n")
+
+    def end(self, pid: int) -> None:
+        """The process is gone; its pod's log stays."""
+        (self._root / f"proc/{pid}/cgroup").unlink()
+
+
+async def test_a_kubelet_that_does_not_list_its_pods_yet(
+    node: SimulatedNode, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """After its start it lists pods as it learns of them, none while the API server is away: until
+    all that run are listed once, anything may be allocated.
+    """
+    here = OnThisNode(tmp_path)
+    usage = KubeletUsage(kubelet.socket, deadline=30, processes=here.pods)
+    async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        kubelet.allocate("trainer", [device_of(gpu)])
+        here.run(11, "trainer")
+        here.run(12, "monitor")
+        kubelet.allocate("monitor", [])
+        assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
+        kubelet.finish("trainer")
+        await kubelet.restart()
+        for source in (usage, KubeletUsage(kubelet.socket, deadline=30, processes=here.pods)):
+            reading = await source.ask()
+            assert isinstance(reading, UnknownUsers)
+            assert "does not list default/trainer, which runs here" in reading.reason
+        with pytest.raises(GpuInUse, match="does not list default/trainer"):
+            await driver.apply(destroy(gpu, gpu.instances[0]))
+        kubelet.allocate("trainer", [device_of(gpu)])
+        assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
+        kubelet.finish("trainer")  # forgotten by a kubelet that knew it: it is over
+        await driver.apply(destroy(gpu, gpu.instances[0]))
+
+
+async def test_pods_that_end_while_the_kubelet_starts(kubelet: Kubelet, tmp_path: Path) -> None:
+    """One without a process has ended, as has one of which a process that is gone is all that is
+    left in its cgroup.
+    """
+    here = OnThisNode(tmp_path)
+    here.run(11, "trainer")
+    usage = KubeletUsage(kubelet.socket, deadline=30, processes=here.pods)
+    assert isinstance(await usage.ask(), UnknownUsers)
+    here.end(11)
+    here.run(12, "worker")
+    cgroup = tmp_path / "proc/12/cgroup"
+    cgroup.write_text(cgroup.read_text().rstrip() + " (deleted)\n")
+    assert await usage.ask() == Allocations()
+
+
 # --- pods that have finished ----------------------------------------------------------------------
 
 

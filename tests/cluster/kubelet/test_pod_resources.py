@@ -115,6 +115,19 @@ async def test_fields_of_a_newer_kubelet_are_skipped(kubelet: Kubelet) -> None:
     )
 
 
+async def test_a_kubelet_that_is_replaced_during_a_call(kubelet: Kubelet) -> None:
+    """Whose answer it is cannot be known: the new one may know no pods yet."""
+    client = client_of(kubelet)
+    kubelet.hold()
+    asking = asyncio.create_task(client.allocations())
+    while not kubelet.calls:
+        await asyncio.sleep(0.001)
+    async with Kubelet(kubelet.socket.parent):
+        kubelet.go_on()
+        with pytest.raises(KubeletError, match="was restarted"):
+            await asking
+
+
 async def test_a_socket_that_comes_later(tmp_path: Path) -> None:
     """Before the kubelet is there the error says so; the same client works once it is."""
     kubelet = Kubelet(tmp_path / "pod-resources")
