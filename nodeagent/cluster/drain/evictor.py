@@ -48,7 +48,8 @@ class Evictor:
         self._goal: tuple[Judgement, NodePlan, ObservedNode] | None = None
         self._another_goal = asyncio.Event()  # another desired state than before
         self._leaving: dict[PodName, str] = {}  # with the uid of each
-        self._blocking: dict[PodName, str] = {}  # uids as first listed since the observation
+        self._observed: ObservedNode | None = None
+        self._blocking: dict[PodName, str] = {}  # uids as first listed since that observation
         self._leaving_since = 0.0
         self._backoff = Backoff(*node.intervals.evict)
         self._next_attempt = 0.0
@@ -62,7 +63,9 @@ class Evictor:
         goes for a GPU that is `left`: nothing would be done there.
         """
         before, self._goal = self._goal, None
-        self._blocking.clear()
+        if observed is not self._observed:  # else the GPUs could not be observed in this round
+            self._observed = observed
+            self._blocking.clear()
         plan = judgement.plan
         if plan is not None:
             gpus = tuple(gpu for gpu in plan.gpus if gpu.before.uuid not in left)

@@ -224,6 +224,27 @@ async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Pa
         await until(lambda: evicted(server) == ["a", "a"])
 
 
+async def test_a_pod_that_comes_while_the_gpus_cannot_be_observed(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """A round in which the driver does not answer ends with what was seen before: nothing in it is
+    about the pod that has the name of an evicted one by now.
+    """
+    async with agent(server, tmp_path) as it:
+        seen = judged([held("a")], EVICT)
+        it.around.settle(*seen)
+        await until(lambda: evicted(server) == ["a"])
+        server.pods.gone("a", "team")
+        server.add_pod("a", namespace="team", node=NODE, lingers=True)
+        await until(lambda: GONE in it.woken)
+        for _ in range(20):
+            it.around.settle(*seen)
+            await asyncio.sleep(0.1)
+        assert evicted(server) == ["a"]
+        settle(it, held("a"))
+        await until(lambda: evicted(server) == ["a", "a"])
+
+
 async def test_a_pod_that_comes_between_the_list_and_the_eviction(
     server: ApiServer, tmp_path: Path
 ) -> None:
