@@ -119,7 +119,7 @@ class ClaimsService:
         self.places = PlannedPlaces(planned_places_file(paths.kept(FILE_NAME)))
         self.view.attempts.on_end.append(lambda *_: self._observe_change())
         states.subscribe(lambda _: self._observe_change())
-        cluster.publisher.on_allocatable.append(self._changed.set)
+        cluster.publisher.on_node_change.append(self._changed.set)
 
     async def load(self) -> None:
         """Read the records of claims and the places of planned instances. Raises nothing."""
@@ -231,8 +231,7 @@ class ClaimsService:
                     unreadable=self.claims.unreadable,
                 )
                 self._note_reasons(offers)
-                uid = self._cluster.publisher.node_uid or uid  # another, when it was made anew
-                self._publisher.owned_by(uid)
+                self._publisher.owned_by(self._cluster.publisher.node_uid or "")
                 self._publisher.publish(offers)
                 await self._next()
                 # Once for many claims: the offers of eight GPUs take ten milliseconds from them.

@@ -97,8 +97,8 @@ class NodePublisher:
         self._shown: NodeState | None = None  # what is shown; the newest may still be held back
         self._held_back: asyncio.TimerHandle | None = None
         self._events = EventPublisher(access, node, intervals=intervals.events, wall=now)
-        self.on_allocatable: list[Callable[[], None]] = []
-        """Called when `allocatable` is another."""
+        self.on_node_change: list[Callable[[], None]] = []
+        """Called when `node_uid` or `allocatable` is another."""
         self._writer = NodeWriter(
             access,
             node,
@@ -216,14 +216,15 @@ class NodePublisher:
         elif self._view is None:
             log.info("the Node is followed", node=self._node, server=self._access.server)
         self._answered = True
-        before, self._view = self.allocatable, view
+        before = self.node_uid, self.allocatable
+        self._view = view
         self._writer.observe(view)
         self._hooks.observe(view)
         if self._source is not None:
             self._source.observe(view)
         self.refresh()
-        if self.allocatable != before:
-            for notify in self.on_allocatable:
+        if (self.node_uid, self.allocatable) != before:
+            for notify in self.on_node_change:
                 notify()
 
     def _following_changed(self, fault: ClusterFault | None) -> None:

@@ -83,7 +83,8 @@ class SlicePublisher:
 
     def owned_by(self, uid: str) -> None:
         """The slices belong to the Node with this uid. One that was deleted and made anew has
-        another; the cluster deletes what belongs to the former one.
+        another; the cluster deletes what belongs to the former one. "": there is no Node now, and
+        nothing is written.
         """
         if uid != self._node.uid:
             self._node = replace(self._node, uid=uid)
@@ -127,8 +128,9 @@ class SlicePublisher:
             await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
 
     async def _until_due(self) -> None:
-        """Until there are offers, and there is a round left to write them in."""
-        while self._offers is None:
+        """Until there are offers and a Node, and there is a round left to write them in."""
+        while self._offers is None or not self._node.uid:
+            self._changed.clear()
             await self._changed.wait()
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, self._rounds.next_at() - clock()))

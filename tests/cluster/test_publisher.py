@@ -218,6 +218,24 @@ async def test_a_name_that_no_node_has_is_reported(
     assert "node_name" in state.problem.remedy
 
 
+async def test_a_node_that_is_made_anew_is_reported(
+    server: ApiServer, member: PublishedNode
+) -> None:
+    """Its slices have to go with it, also where the device plugin offers nothing on either."""
+    uids: list[str | None] = []
+    member.publisher.on_node_change.append(lambda: uids.append(member.publisher.node_uid))
+    async with asyncio.timeout(SOON):
+        while not uids:
+            await asyncio.sleep(0.005)
+        server.delete_node("n")
+        server.add_node("n")
+        while len(uids) < 3:
+            await asyncio.sleep(0.005)
+    first, gone, second = uids
+    assert gone is None
+    assert first != second
+
+
 async def test_another_reason_does_not_change_since_when(member: PublishedNode) -> None:
     """What cannot be followed first for one reason and then for another is unreachable since the
     first.

@@ -227,6 +227,24 @@ async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: P
         assert published(server) == [offer_of()]
 
 
+async def test_nothing_is_published_while_there_is_no_node(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """What belongs to none is deleted by the cluster, as often as it is made."""
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of()])
+        await until(lambda: published(server) == [offer_of()])
+        publisher.owned_by("")
+        for one in server.store.all(SLICES):
+            server.store.delete(Key(SLICES, "", one["metadata"]["name"]))
+        await asyncio.sleep(0.3)
+        publisher.publish([offer_of("a30")])
+        await asyncio.sleep(0.1)
+        assert writes(server) == ["POST", "POST"]
+        publisher.owned_by(NODE.uid)
+        await until(lambda: published(server) == [offer_of("a30")])
+
+
 def owners(server: ApiServer) -> set[str]:
     """The uids of the Nodes that slices belong to."""
     slices = server.store.all(SLICES)
