@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
     from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName
     from nodeagent.cluster.kubelet.plugin.driver import Registration
+    from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
     from nodeagent.cluster.slice_publisher import SlicePublisher
 
 _TOOLKIT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
@@ -73,6 +74,7 @@ class ClaimsService:
         settings, paths, states = shared.settings, shared.paths, shared.states
         simulation = paths.simulation
         self._is_simulated = simulation is not None
+        self._asked_for_pods = False  # whether they have GPUs from a device plugin
         # A simulated node has a kubelet only where the settings say so.
         self._follows_kubelet = simulation is None or settings.kubelet.use == "always"
         self._amiss: tuple[Problem, ...] = ()  # what the last upkeep left
@@ -140,7 +142,7 @@ class ClaimsService:
     def problems(self) -> tuple[Problem, ...]:
         own = [self._problem, self._publisher.problem if self._publisher else None]
         if why := self._offers.closed:
-            end = "remove the other from this node, or set dra.mode: off"
+            end = "remove the other and its pods from this node, or set dra.mode: off"
             remedy = f"leave the GPUs to one of them: {end}"
             own.append(Problem(Code.OWNED, f"nothing is offered to claims: {why}", remedy))
         return (*self.claims.problems, *self._amiss, *filter(None, own))
@@ -199,10 +201,22 @@ class ClaimsService:
             )
         return self._observation.node
 
+    def _kubelet_client(self) -> PodResourcesClient | None:
+        """To ask the kubelet what pods have; None where it is not asked."""
+        if not self._follows_kubelet:
+            return None
+        from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
+        from nodeagent.cluster.kubelet.processes import ProcessPods
+
+        kubelet = self._settings.kubelet
+        running = frozenset if self._is_simulated else ProcessPods().running
+        return PodResourcesClient(kubelet.socket, deadline=kubelet.deadline, running=running)
+
     async def _publish(self) -> None:
         """Publish what is offered, as often as something may have changed it."""
         from nodeagent.cluster.slice_publisher import SlicePublisher
 
+        kubelet = self._kubelet_client()
         while (uid := self._cluster.publisher.node_uid) is None:
             await self._next()
         node = NodeReference(self._settings.node_name, uid)
@@ -210,11 +224,11 @@ class ClaimsService:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run(), name="slices")
             group.create_task(self._reports.run(), name="reports on claims")
-            if self._follows_kubelet:
-                group.create_task(self._keep_up(), name="upkeep of claims")
+            if kubelet:
+                group.create_task(self._keep_up(kubelet), name="upkeep of claims")
             self._offers.go_on_from(await self._publisher.published())
             while True:
-                self._refuse_beside_others(self._publisher)
+                await self._refuse_beside_others(self._publisher, kubelet)
                 state = self._states.newest
                 # What was read back after a release is newer than the loop's last state.
                 gpus = (self._observation.node or state.observed).gpus
@@ -252,25 +266,28 @@ class ClaimsService:
         self._nudge("ResourceSlices changed")
         self._changed.set()
 
-    def _refuse_beside_others(self, publisher: SlicePublisher) -> None:
+    async def _refuse_beside_others(
+        self, publisher: SlicePublisher, kubelet: PodResourcesClient | None
+    ) -> None:
         self._offers.keeps_taints = publisher.keeps_taints
-        from nodeagent.cluster.drain.owners import other_allocator
+        from nodeagent.cluster.drain.owners import other_allocator, other_holder
 
+        before = self._offers.closed
         closed = other_allocator(publisher.others, self._cluster.publisher.allocatable)
-        if closed != self._offers.closed:
+        # A device plugin that is restarted or removed offers nothing; its pods have theirs still.
+        if kubelet and not closed and (before or not self._asked_for_pods):
+            try:
+                closed = other_holder(await kubelet.allocations())
+                self._asked_for_pods = True
+            except NodeagentError:
+                closed = before
+        if closed != before:
             self._offers.closed = closed
             self._nudge("another program hands out GPUs, or does not any more")
 
-    async def _keep_up(self) -> NoReturn:
+    async def _keep_up(self, kubelet: PodResourcesClient) -> NoReturn:
         """Put right what a crash, a reboot or a lost call left."""
-        from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
-        from nodeagent.cluster.kubelet.processes import ProcessPods
-
-        kubelet = self._settings.kubelet
-        running = frozenset if self._is_simulated else ProcessPods().running
-        client = PodResourcesClient(kubelet.socket, deadline=kubelet.deadline, running=running)
-
-        allocations = self.view.noting(client.claimed_devices)
+        allocations = self.view.noting(kubelet.claimed_devices)
         upkeep = Upkeep(self.claims, allocations=allocations, planned=self._planned_instances)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.view.follow_pods(allocations), name="pods of claims")

@@ -217,13 +217,23 @@ def has_annotation(api: ApiServer, key: str, value: str) -> bool:
     return bool(api.node(NAME)["metadata"]["annotations"].get(key) == value)
 
 
-async def test_a_device_plugin_on_the_same_node(cluster: Cluster) -> None:
-    """While it hands out GPUs nothing is offered, and the status says why."""
-    cluster.api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/gpu": "1"}}})
-    async with serving(cluster):
-        await until_status(cluster.api, lambda found: "nvidia.com/gpu: 1" in json.dumps(found))
-        await until(lambda: watches(cluster))
-        assert not devices(cluster)
-        cluster.api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/gpu": "0"}}})
-        await until(lambda: "gpu" in devices(cluster))
-        await until_status(cluster.api, lambda found: "nvidia.com/gpu: 1" not in json.dumps(found))
+async def test_a_device_plugin_on_the_same_node(listing: Cluster) -> None:
+    """While it hands out GPUs nothing is offered, and the status says why; nor while pods have some
+    from it: it offers none after a restart of the kubelet, until it has registered again.
+    """
+    pods, api = listing.kubelet.pod_resources, listing.api
+    assert pods is not None
+    pods.allocate("trainer", ["GPU-1"], resource="nvidia.com/gpu")
+    api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+    async with serving(listing, **asks(listing.folder)):
+        await until_status(api, lambda found: "nvidia.com/gpu: 1" in json.dumps(found))
+        await until(lambda: watches(listing))
+        assert not devices(listing)
+        api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/gpu": "0"}}})
+        held = "pod default/trainer has nvidia.com/gpu from a device plugin"
+        await until_status(api, lambda found: held in json.dumps(found))
+        assert not devices(listing)
+        pods.finish("trainer")
+        api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/mig-1g.10gb": "0"}}})
+        await until(lambda: "gpu" in devices(listing))
+        await until_status(api, lambda found: "device plugin" not in json.dumps(found))

@@ -95,7 +95,7 @@ class DraKubelet:
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[str] = []
         self.health_lists = 0
-        self._pod_resources = pod_resources
+        self.pod_resources = pod_resources
         self._call_within = call_within
         self._silence = silence
         self._health: dict[str, dict[tuple[str, str], _Health]] = {}
@@ -213,7 +213,7 @@ class DraKubelet:
 
     def _list(self, pod: str, namespaces: Iterable[str]) -> None:
         """Let the pod-resources service know; until a release succeeds its devices are listed."""
-        if self._pod_resources is None:
+        if self.pod_resources is None:
             return
         for namespace in namespaces:
             held = [
@@ -223,7 +223,7 @@ class DraKubelet:
                 for driver, devices in info.devices.items()
                 for device in devices
             ]
-            self._pod_resources.set_claims(pod, held, namespace=namespace)
+            self.pod_resources.set_claims(pod, held, namespace=namespace)
 
     def _referenced(self, pod: str, claim: Claim) -> ClaimInfo:
         info = self.checkpoint.setdefault((claim.namespace, claim.name), ClaimInfo(claim))

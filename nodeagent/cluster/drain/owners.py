@@ -13,6 +13,7 @@ from typing import Final
 
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.pods import Pod
+from nodeagent.cluster.kubelet.allocations import Holding
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.strict_json import parse_json
 
@@ -87,6 +88,12 @@ def other_allocator(drivers: Collection[str], allocatable: Mapping[str, str]) ->
         if resource.startswith("nvidia.com/") and amount != "0":
             return f"a device plugin offers this node's GPUs ({resource}: {amount})"
     return ""
+
+
+def other_holder(held: Iterable[Holding]) -> str:
+    """Which pod has GPUs of this node from a device plugin, as the kubelet says; "" if none has."""
+    one = next((one for one in held if one.resource.startswith("nvidia.com/")), None)
+    return f"pod {one.pod} has {one.resource} from a device plugin" if one else ""
 
 
 # --- by what each is seen -------------------------------------------------------------------------
