@@ -136,6 +136,7 @@ class ClaimStatusPublisher:
         self._wanted: Mapping[str, ClaimStatus] = {}
         self._written: dict[str, ClaimStatus] = {}
         self._denied: dict[str, float] = {}  # by uid, until when in the loop's time
+        self._failed: set[str] = set()  # uids
         self._changed = asyncio.Event()
         self._is_denied = False
 
@@ -144,6 +145,7 @@ class ClaimStatusPublisher:
         self._wanted = {one.uid: one for one in claims}
         self._written = {u: one for u, one in self._written.items() if u in self._wanted}
         self._denied = {u: until for u, until in self._denied.items() if u in self._wanted}
+        self._failed &= self._wanted.keys()
         if self._written != self._wanted:
             self._changed.set()
 
@@ -162,11 +164,12 @@ class ClaimStatusPublisher:
     async def _write_all(self) -> float | None:
         """When the first of what was denied is tried again, in the loop's time; None: nothing was.
 
-        Raises ClusterFault for what concerns all claims.
+        Raises ClusterFault for what may concern all claims.
         """
         clock = asyncio.get_running_loop().time
         begun = clock()
-        for uid, wanted in tuple(self._wanted.items()):
+        # Where writing failed it comes last: that claim may be the only one that it fails for.
+        for uid, wanted in sorted(self._wanted.items(), key=lambda one: one[0] in self._failed):
             if self._written.get(uid) == wanted or self._denied.get(uid, begun) > begun:
                 continue
             try:
@@ -177,11 +180,15 @@ class ClaimStatusPublisher:
                 self._is_denied = True
                 self._denied[uid] = clock() + _DENIED_AGAIN
                 continue
-            except (faults.ObjectMissing, faults.WriteConflict):  # it, or its name is another's
+            except faults.ObjectMissing:
                 log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
             except faults.RequestRefused as fault:  # deallocated meanwhile, say
                 log.warning("a claim's status is not written", error=fault.message)
+            except faults.ClusterFault:
+                self._failed.add(uid)
+                raise
             self._backoff.reset()
+            self._failed.discard(uid)
             self._written[uid] = wanted
         # An older time is of one that was denied, and is wanted as it was before.
         again = min((until for until in self._denied.values() if until > begun), default=None)

@@ -188,6 +188,26 @@ async def test_what_is_not_permitted_of_one_claim_holds_up_no_other(
 
 
 @pytest.mark.virtual_time
+async def test_what_fails_for_one_claim_holds_up_no_other(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """A webhook of its namespace may be down: it is tried again, after the others."""
+    failing = replace(status(server), name="failing", uid=create_claim(server, "failing"))
+    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/failing/status"
+    server.faults.next(10, Answer(500), verb="PATCH", path=path)
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api, retry=(0.1, 0.2))
+        async with running(publisher.run()):
+            publisher.publish([failing, status(server)])
+            await until(lambda: ready(server)[0] == "True")
+            publisher.publish([failing, status(server, SICK)])
+            await until(lambda: ready(server)[0] == "False")
+            assert server.faults.struck < 10
+            claim = Key("resourceclaims", TEAM, "failing")
+            await until(lambda: server.store.get(claim).get("status", {}).get("devices"))
+
+
+@pytest.mark.virtual_time
 async def test_a_server_that_asks_for_patience_gets_it(server: ApiServer, tmp_path: Path) -> None:
     """Whatever changes meanwhile."""
     server.faults.next(1, Answer(429, retry_after=20), verb="PATCH")
@@ -207,13 +227,17 @@ async def test_a_server_that_asks_for_patience_gets_it(server: ApiServer, tmp_pa
 async def test_failures_are_of_one_claim_or_pass(
     server: ApiServer, tmp_path: Path, code: int
 ) -> None:
-    """A refused one holds up no other change; a server's fault is tried again."""
+    """A refused one holds up no other change; a server's fault, and a conflict with another
+    writer, is tried again.
+    """
     server.faults.next(1, Answer(code), verb="PATCH")
     async with access(server, tmp_path) as api:
         publisher = ClaimStatusPublisher(api, retry=(0.01, 0.1))
         async with running(publisher.run()):
             publisher.publish([status(server)])
             await until(lambda: patches(server))
+            if code != 422:
+                await until(lambda: ready(server)[0] == "True")
             publisher.publish([status(server, SICK)])
             await until(lambda: ready(server)[0] == "False")
 

@@ -182,7 +182,7 @@ class EventPublisher:
         return now - moment > self._intervals.stale_after
 
     def _put_back(self, event: NodeEvent, waiting: _Waiting) -> None:
-        """As the oldest, together with its repeats meanwhile."""
+        """Behind the others, as only this one may fail; together with its repeats meanwhile."""
         meanwhile = self._waiting.pop(event, None)
         if meanwhile is not None:
             waiting.count += meanwhile.count
@@ -191,7 +191,6 @@ class EventPublisher:
             self.dropped += 1
             return
         self._waiting[event] = waiting
-        self._waiting.move_to_end(event, last=False)
 
     def _body(self, name: str, event: NodeEvent, waiting: _Waiting) -> JsonObject:
         message = event.message

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.events import EventIntervals, EventPublisher, NodeEvent
+from nodeagent.cluster.client.events import (
+    EventIntervals,
+    EventPublisher,
+    NodeEvent,
+    ObjectReference,
+)
 from tests.cluster.client.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Cut, Fault, Freeze, Html, Reset
@@ -211,6 +217,18 @@ async def test_what_is_refused_is_dropped(
         await counted(server, {"PlanApplied": 1})
     assert len(server.requests) == 2
     assert reported.publisher.dropped == 1
+
+
+async def test_what_fails_in_one_namespace_holds_up_no_other(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """A webhook there may be down; others' Events arrive meanwhile."""
+    server.faults.next(1000, Answer(500), verb="POST", path="*/namespaces/team/events")
+    claim = ObjectReference("resource.k8s.io/v1", "ResourceClaim", "team", "trainer", "uid")
+    reported = ClockedPublisher(access)
+    async with running(reported.publisher.run()):
+        reported.tell(replace(APPLIED, about=claim), APPLIED, BLOCKED)
+        await counted(server, {"PlanApplied": 1, "PlanBlocked": 1})
 
 
 async def test_what_is_too_old_is_dropped(server: ApiServer, access: ClusterAccess) -> None:
