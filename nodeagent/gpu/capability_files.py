@@ -6,6 +6,7 @@ that has it open may be about to run on the instance.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,13 +153,18 @@ def _capabilities_in(folder: str) -> Iterator[int]:
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         return
     try:
-        for name in os.listdir(directory):  # noqa: PTH208  # as above
-            try:
-                target = os.readlink(name, dir_fd=directory)
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if "nvidia-cap" in target and (match := re.search(_CAPABILITY, target)):
-                yield int(match[1])
+        with os.scandir(directory) as entries:  # one by one: a process may have millions
+            for entry in entries:
+                try:
+                    target = os.readlink(entry.name, dir_fd=directory)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                except OSError as error:
+                    if error.errno != errno.ENAMETOOLONG:  # deep down, and so none of these
+                        raise
+                    continue
+                if "nvidia-cap" in target and (match := re.search(_CAPABILITY, target)):
+                    yield int(match[1])
     except (FileNotFoundError, ProcessLookupError):
         return
     finally:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -225,6 +226,35 @@ def test_a_process_that_ends_meanwhile_is_no_matter(proc: FakeProc) -> None:
     (proc.root / "4711/fd/0").unlink()
     (proc.root / "4712").mkdir()
     assert proc.read().users(device(1, 0)) == Usage()
+
+
+def test_a_file_with_too_long_a_path_is_none_of_them(proc: FakeProc) -> None:
+    """The kernel does not say its name; any process can open one, and would keep all devices."""
+    proc.link("4711", f"/proc/{os.getpid()}")
+    with TemporaryDirectory() as top, ExitStack() as stack:
+        above = os.open(top, os.O_RDONLY)
+        stack.callback(os.close, above)
+        for _ in range(20):  # of 250 characters; a path has 4096 at most
+            os.mkdir("d" * 250, dir_fd=above)
+            above = os.open("d" * 250, os.O_RDONLY, dir_fd=above)
+            stack.callback(os.close, above)
+        with pytest.raises(OSError, match="too long"):
+            Path(f"/proc/self/fd/{above}").readlink()
+        assert proc.read().users(device(1, 0)) == Usage()
+
+
+def test_a_process_with_very_many_files_takes_no_memory_for_them(proc: FakeProc) -> None:
+    """It decides itself how many, up to a thousand million."""
+    proc.add(4711)
+    for number in range(1, 3000):
+        (proc.root / f"4711/fd/{number}").symlink_to("/dev/null")
+    tracemalloc.start()
+    try:
+        assert proc.read().users(device(1, 0)) == Usage()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3000 * 30  # a list of their names takes twice as much
 
 
 @pytest.mark.full
