@@ -231,6 +231,7 @@ class Driver(Observer):
             finally:
                 await self.pool.start()
             after = await self._read_without_users(gpu)
+            _require_same(gpu, after.uuid, step)
         if not answers(after):
             raise other_than_planned(f"{name} was reset, but then {after.access_reason}")
         if after.mig and after.mig.current != after.mig.pending:

@@ -105,7 +105,7 @@ class Observer:
         """
         gpus, failure = await self._observe_all()
         silent = gpus and not any(answers(gpu) for gpu in gpus)
-        if failure or silent or not self.pool.is_started:
+        if failure or silent:
             try:
                 if await self.pool.restart():
                     gpus, failure = await self._observe_all()

@@ -15,7 +15,7 @@ from typing import TypeVar
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml_errors import unavailable
+from nodeagent.gpu.nvml_errors import UNINITIALIZED, unavailable
 from nodeagent.gpu.workers import Worker
 
 Result = TypeVar("Result")
@@ -77,7 +77,7 @@ class GpuPool:
         self._gpus: list[GpuDevice] = []
         self._lent: list[Worker] = []
         self.gpu_count = 0  # of those that the driver listed when they were counted last
-        self._started = False
+        self._started = False  # written in the thread: what a caller gave up counts as well
         self._refused: DriverUnavailable | None = None  # why NVML could not be started
 
     def __iter__(self) -> Iterator[GpuDevice]:
@@ -90,11 +90,6 @@ class GpuPool:
     @property
     def present(self) -> Sequence[GpuDevice]:
         return self._gpus[: self.gpu_count]
-
-    @property
-    def is_started(self) -> bool:
-        """Whether NVML was. One that could not be shut down answers without it, but not `ask`."""
-        return self._started
 
     def find(self, uuid: str) -> GpuDevice | None:
         return next((gpu for gpu in self._gpus if gpu.uuid == uuid), None)
@@ -117,13 +112,13 @@ class GpuPool:
 
         def initialise() -> None:
             nvml.initialise()
+            self._started = True
+            self.session += 1
             if time.monotonic() > until:  # the caller has given up and would not shut it down
-                nvml.shutdown()
+                self._shut_down()
 
         if not self._started:
             await self._call(initialise, what="starting NVML")
-            self._started = True
-            self.session += 1
         try:
             version = await self._call(
                 lambda: nvml.call("nvmlSystemGetDriverVersion"), what="asking its version"
@@ -140,7 +135,7 @@ class GpuPool:
             try:
                 down = await self.shut_down()
             except DriverError:
-                down = True  # NVML says that it was down already
+                down = True  # it stays as it is, but may answer again
             if down:
                 await self.start()
             return down
@@ -154,9 +149,17 @@ class GpuPool:
         patience = self._deadline if patience is None else min(patience, self._deadline)
         settled = await asyncio.gather(*(worker.settled(patience) for worker in self._workers))
         if self._started and all(settled):
-            self._started = False
-            await self._worker.call(nvml.shutdown, what="shutting NVML down", deadline=patience)
+            await self._worker.call(self._shut_down, what="shutting NVML down", deadline=patience)
         return not self._started
+
+    def _shut_down(self) -> None:
+        """NVML counts its starts: begun anew after this failed, it would stay open for good."""
+        try:
+            nvml.shutdown()
+        except DriverError as error:
+            if error.code != UNINITIALIZED:
+                raise
+        self._started = False
 
     def close(self) -> None:
         for worker in self._workers:

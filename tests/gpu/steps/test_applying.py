@@ -141,6 +141,40 @@ async def test_a_gpu_that_has_another_number_by_now_is_not_reset(tmp_path: Path)
             assert not called.exists(), f"{second.uuid} was reset in its place"
 
 
+async def test_a_gpu_that_is_gone_after_its_reset_was_not_reset(tmp_path: Path) -> None:
+    """Another has its number by then, and answers."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    smi = ["sh", "-c", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.01; done"]
+    with simulated("a100-40gb:2") as node:
+        async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
+            first, second = (await driver.observe()).gpus
+            reset = asyncio.create_task(driver.apply(ResetGpu(first.uuid, "")))
+            async with asyncio.timeout(30):
+                while not begun.exists():
+                    await asyncio.sleep(0.01)
+            node.cards = node.cards[1:]
+            node.cards[0].index = 0
+            go.touch()
+            with pytest.raises(DriverError, match=f"not {first.uuid} any more but {second.uuid}"):
+                await reset
+
+
+async def test_after_an_nvml_that_would_not_shut_down_gpus_are_reset_again(
+    ampere: tuple[SimulatedNode, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted once too often, it would stay open, and the driver would reset no GPU any more."""
+    node, _ = ampere
+    monkeypatch.setenv("NODEAGENT_SIMULATED_STATE", str(tmp_path / "state"))
+    smi = [sys.executable, "-m", "nodeagent.simulation.nvidia_smi"]  # which insists on that
+    async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
+        gpu = (await driver.observe()).gpus[0]
+        node.inject("nvmlShutdown", error="UNKNOWN", times=1)
+        with pytest.raises(DriverError, match="nvmlShutdown"):
+            await driver.apply(ResetGpu(gpu.uuid, ""))
+        assert (await driver.observe()).gpus[0] == gpu
+        await driver.apply(ResetGpu(gpu.uuid, ""))
+
+
 async def test_a_gpu_in_use_is_not_reset(ampere: tuple[SimulatedNode, list[str]]) -> None:
     """It is looked at right before; the process is named."""
     node, _ = ampere
