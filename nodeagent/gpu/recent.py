@@ -19,6 +19,8 @@ from nodeagent.structs import Struct, field, replace
 # instances of a GPU takes, too short for much to happen. The driver itself refuses to destroy a
 # compute instance with a process on it.
 FRESH: Final = 5.0
+# More than a GPU has places for; some drivers give a device another UUID each time it is made.
+_MOST_EVER: Final = 256
 # How long memory and compute mode may be kept where no daemon depends on them.
 _DETAILS_KEPT: Final = 30.0
 
@@ -68,7 +70,7 @@ class Recent(Struct):
         self._found_at = {}
         self.handles = handles
         self.devices = devices
-        self.ever |= devices
+        self.ever = {**(self.ever if len(self.ever) < _MOST_EVER else {}), **devices}
         self.details = {uuid: d for uuid, d in self.details.items() if uuid in devices}
         self.idle = frozenset()  # a proof is for the steps before this observation
 
