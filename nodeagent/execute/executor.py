@@ -96,7 +96,12 @@ async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Execu
     before, earlier = plan.before, layout_of(plan.before, plan.goal)
     seen = await run.observe()
     back = terms.plan_for(earlier, seen)  # no steps where the GPU does not answer
-    steps = tuple(replace(step, reason="restores the earlier layout") for step in back.steps)
+    steps = tuple(
+        replace(step, reason="restores the earlier layout")
+        for step in back.steps
+        # What was pending before is left so: the next reset or reboot is what it waits for.
+        if not (isinstance(step, SetMigMode) and seen.mig == before.mig)
+    )
     restoring = StepRun(replace(back, steps=steps), terms)
     if steps and not terms.stop.is_set():
         await restoring.take_all()

@@ -121,9 +121,9 @@ async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: flo
     NVML must be shut down in this process: the driver resets only a GPU that no process has open.
     Raises DriverError with the program's output; a program that is late is killed.
     """
-    remedy = (
+    remedy = (  # a reboot alone does not: the mode that was set for the reset is taken back
         "`fuser -v /dev/nvidia*` shows what has the GPU open (monitoring agents and display "
-        "servers too): end it, or reboot"
+        "servers too): end it; or set `reset: never`, let the plan set the mode, and reboot"
     )
     await run_nvidia_smi(
         nvidia_smi,

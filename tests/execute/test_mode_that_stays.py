@@ -10,9 +10,10 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.execute.executor import execute
+from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode, Placement
-from nodeagent.plan.plan import StepReport
+from nodeagent.plan.plan import Policy, StepReport
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
@@ -21,6 +22,7 @@ from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
 from tests.rig import open_driver, plan_text
 
+RESETS = Policy(reset_when_idle=True)
 LIMIT = 120  # seconds for what ends after a few steps
 
 
@@ -120,3 +122,19 @@ async def test_a_driver_that_keeps_the_pending_mode_is_in_use(on: bool) -> None:
             outcome = (await execute(made, driver, parallel=1)).gpus[0]
         assert node.journal.total("nvmlDeviceSetMigMode") <= 2
         assert [problem.code for problem in outcome.problems] == [Code.IN_USE]
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_a_mode_that_waited_for_a_reset_before_the_plan_waits_after_one_that_failed(
+    on: bool,
+) -> None:
+    """Who set it may be about to reboot; and each way forth and back is written to the card."""
+    with simulated("a100-40gb:1") as node:
+        gpu = await observed(node, on=on)
+        made = plan(wanting(on=not on, gpu=gpu), ObservedNode((gpu,)), RESETS)
+        driver = Driver(observe_deadline=5, step_deadline=5, nvidia_smi=["false"])
+        async with driver, asyncio.timeout(LIMIT):
+            outcome = (await execute(made, driver, parallel=1, policy=RESETS)).gpus[0]
+        assert [problem.code for problem in outcome.problems] == [Code.STEP_FAILED]
+        assert outcome.after.mig == gpu.mig
+        assert node.journal.total("nvmlDeviceSetMigMode") == 0
