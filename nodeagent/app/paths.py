@@ -19,7 +19,8 @@ import structlog
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.writer_lock import FILE_NAME as LOCK_NAME
 from nodeagent.execute.writer_lock import OtherWriter, WriterLock
-from nodeagent.files.state import StateFile, make_open_directory
+from nodeagent.files.open_directory import make_open_directory
+from nodeagent.files.state import StateFile
 from nodeagent.mps.setup import MpsPlaces
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.state import make_open_directory
+from nodeagent.files.open_directory import make_open_directory
 
 FILE_NAME = "writer.lock"
 _FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

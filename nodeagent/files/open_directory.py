@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Self
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.state import make_open_directory
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -190,6 +189,23 @@ class OpenDirectory:
             descriptor = os.open(name, _READ, dir_fd=self.descriptor)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(LARGEST)
+
+
+def make_open_directory(path: Path) -> None:
+    """Make it and what is missing above it with mode 0755, whatever the umask is.
+
+    What is there already keeps its mode. Raises OSError. Blocks on the disk.
+    """
+    if path.is_dir():
+        return
+    for level in reversed((path, *path.parents)):
+        try:
+            level.mkdir()
+        except OSError:  # not only FileExistsError: of one that is there on a read-only file system
+            if not level.is_dir():
+                raise
+        else:
+            level.chmod(0o755)
 
 
 def _is_unfinished(descriptor: int) -> bool:

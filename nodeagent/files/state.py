@@ -118,23 +118,6 @@ def already_aside(path: Path) -> tuple[Path, ...]:
     return tuple(sorted(found, key=lambda name: found[name], reverse=True))
 
 
-def make_open_directory(path: Path) -> None:
-    """Make it and what is missing above it with mode 0755, whatever the umask is.
-
-    What is there already keeps its mode. Raises OSError. Blocks on the disk.
-    """
-    if path.is_dir():
-        return
-    for level in reversed((path, *path.parents)):
-        try:
-            level.mkdir()
-        except OSError:  # not only FileExistsError: of one that is there on a read-only file system
-            if not level.is_dir():
-                raise
-        else:
-            level.chmod(0o755)
-
-
 def replace_file(path: Path, content: bytes) -> None:
     """Put `content` in place of the file, readable for its owner alone; its directory exists.
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nodeagent.files.state import make_open_directory
+from nodeagent.files.open_directory import make_open_directory
 from nodeagent.mps.control.client import ControlClient, ControlError
 from nodeagent.mps.control.commands import Command
 from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
