@@ -175,8 +175,6 @@ class OwnFiles:
 
     def _check(self) -> list[Path]:
         """What was deleted and made again just now."""
-        for file in self._files:
-            file.review()
         deleted: list[Path] = []
         try:
             directory = self._paths.make_run_directory()
@@ -195,6 +193,8 @@ class OwnFiles:
                 f"run namei -l {path} and repair the first path that it cannot show, or its "
                 "file system",
             )
+        for file in self._files:  # behind what finds their directory deleted, or another agent
+            file.review()
         return list(dict.fromkeys(deleted))
 
     def _loss(self) -> Problem | None:

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -177,6 +178,8 @@ class StateFile(Generic[T]):
         self._unusable: NodeagentError | None = None
         self._asides: tuple[Path, ...] = ()  # where unusable files lie now, the newest first
         self._unwritten: NodeagentError | None = None
+        self._kept: T | None = None  # as it is in the file, or was before that was deleted
+        self._writing = threading.Lock()
 
     @property
     def problem(self) -> NodeagentError | None:
@@ -200,7 +203,7 @@ class StateFile(Generic[T]):
         What was set aside in an earlier life is a problem until it is removed, too: what was lost
         with it is lost still, whether or not a new file was written since.
         """
-        value = self.read()
+        value = self._kept = self.read()
         if self.path is None:
             return value
         if self._unusable is not None:
@@ -213,6 +216,11 @@ class StateFile(Generic[T]):
 
     def save(self, value: T) -> None:
         """Keep this value instead; raises NodeagentError, with what was there still there."""
+        with self._writing:
+            self._write(value)
+            self._kept = value
+
+    def _write(self, value: T) -> None:
         if self.path is None:
             return
         try:
@@ -234,9 +242,14 @@ class StateFile(Generic[T]):
         self._unwritten = None
 
     def review(self) -> None:
-        """Clear the problem of files that were set aside once they were removed."""
+        """Clear the problem of files that were set aside once they were removed; write the file
+        again where it was deleted. Raises nothing; may be called while another method is.
+        """
         if self._asides and not any(map(os.path.lexists, self._asides)):
             self._unusable, self._asides = None, ()
+        with self._writing, suppress(NodeagentError):  # which the problem says
+            if self.path and self._kept is not None and not os.path.lexists(self.path):
+                self._write(self._kept)
 
     def _set_aside(self, path: Path, unusable: NodeagentError) -> None:
         new = set_aside(path)

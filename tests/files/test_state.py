@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -251,6 +252,32 @@ def test_a_problem_in_the_next_life_too(path: Path, *, again: bool) -> None:
     later = a_state_file(path)
     assert later.load() == VALUE
     assert later.problem is None
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["as it was found", "as it was written"])
+def test_deleted_under_the_agent_it_is_written_again(path: Path, *, saved: bool) -> None:
+    """With its directory, by a cleanup job: the next life is to know what this one does."""
+    folder = path.parent / "lib"
+    folder.mkdir()
+    write_state(folder / "kept", FORM, VALUE)
+    kept = a_state_file(folder / "kept")
+    assert kept.load() == VALUE
+    value = {**VALUE, "three": 333}
+    if saved:
+        kept.save(value)
+    shutil.rmtree(folder)
+    kept.review()
+    assert a_state_file(folder / "kept").load() == (value if saved else VALUE)
+    assert kept.problem is None
+
+
+def test_what_was_never_kept_is_not_written(path: Path) -> None:
+    """Nor what lies elsewhere because it could not be used."""
+    path.write_text("?")
+    kept = a_state_file(path)
+    kept.load()
+    kept.review()
+    assert not path.exists()
 
 
 def test_reading_alone_changes_nothing(path: Path) -> None:
