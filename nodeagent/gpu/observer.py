@@ -103,9 +103,13 @@ class Observer:
         Never raises for one GPU's failure: that GPU has access Unknown or Lost. Raises
         DriverError when the driver as a whole fails before it ever listed a GPU.
         """
+        clock = asyncio.get_running_loop().time
+        until = clock() + self.observe_deadline
         gpus, failure = await self._observe_all()
-        silent = gpus and not any(answers(gpu) for gpu in gpus)
-        if failure or silent:
+        if not failure and _silent(gpus) and clock() < until:  # it may be no hang, but in passing
+            # Without persistence mode, to close NVML costs a card its mode and its instances.
+            gpus, failure = await self._observe_all()
+        if failure or _silent(gpus):
             try:
                 if await self.pool.restart():
                     gpus, failure = await self._observe_all()
@@ -300,6 +304,10 @@ class Observer:
                 remedy="`nodeagent profiles` lists the GPUs of this node",
             )
         return found
+
+
+def _silent(gpus: Sequence[Gpu]) -> bool:
+    return bool(gpus) and not any(map(answers, gpus))
 
 
 def answers(gpu: Gpu) -> bool:

@@ -14,9 +14,9 @@ from nodeagent.errors import DriverError, DriverUnavailable
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, MigMode
 from nodeagent.plan.steps import StopMps
-from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.hanging import QUICK
-from tests.gpu.steps_of import laid_out
+from tests.gpu.steps_of import laid_out, layout
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,23 @@ async def test_nvml_is_shut_down_as_often_as_it_was_started(node: SimulatedNode)
     """Also when the observation restarted it in between."""
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
         await driver.observe()
-        node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=2)
+        node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=4)
         assert all(gpu.access is Access.OK for gpu in (await driver.observe()).gpus)
     assert node.journal.total("nvmlInitWithFlags") == 2
     assert node.journal.total("nvmlShutdown") == 2
     assert pynvml._nvmlLib_refcount == 0
+
+
+async def test_an_error_in_passing_costs_no_card_its_instances() -> None:
+    """Without persistence mode the driver forgets a card that nobody has open, this agent neither:
+    with what a pod was given and has not opened yet.
+    """
+    switches = Switches(persistence_mode=False)
+    with simulated("h100-80gb:1", switches=switches) as node:
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
+            before = await laid_out(driver, 0, at0="3g.40gb")
+            node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=1)
+            assert layout((await driver.observe()).gpus[0]) == layout(before)
 
 
 async def test_a_driver_that_is_unloaded_and_loaded_again_is_found_again(
