@@ -2,7 +2,8 @@
 
 A document is good once it was read without fault, resolved against this node's GPUs, and found
 to be possible on them. That is judged anew whenever the node is observed, so a document that
-was refused because a GPU did not answer is accepted when the GPU is back.
+was refused because a GPU did not answer is accepted when the GPU is back. One that was refused for
+what a GPU cannot be is not accepted while that GPU does not answer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import StateFile
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.numbers import Numbers, numbered, numbers_of
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
@@ -94,6 +95,7 @@ class ActivePlan:
         # What was read last: the newest update, or what the deferred plan is on this node.
         self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
+        self._refused: tuple[ReadPlan, DocumentError] | None = None  # the newest, when tried last
         self._unread: Refusal | None = None
         self._good: ReadPlan | None = None
         self._desired: DesiredNode | None = None
@@ -211,8 +213,10 @@ class ActivePlan:
             same = self._good is not None and new.text == self._good.text
             numbers = self._numbers if same else ()
             try:
+                self._require_answers(new, observed)
                 self._desired, node_plan = self._make(new, observed, numbers, policy)
             except DocumentError as error:
+                self._refused = new, error
                 refusal = Refusal(new.document.digest, error.problems)
             else:
                 self._good, self._numbers = new, numbers or numbers_of(observed)
@@ -235,6 +239,13 @@ class ActivePlan:
         return Judgement(
             node_plan, self._good.document, desired, refusal=refusal, observed=observed
         )
+
+    def _require_answers(self, candidate: ReadPlan, observed: ObservedNode) -> None:
+        """Raises as before where a GPU that it was refused for cannot be looked at now."""
+        if self._refused and self._refused[0] is candidate:
+            silent = {gpu.uuid for gpu in observed.gpus if gpu.access is not Access.OK}
+            if not silent.isdisjoint(problem.gpu for problem in self._refused[1].problems):
+                raise self._refused[1]
 
     def _resolved(
         self, candidate: ReadPlan, observed: ObservedNode, numbers: Numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.campaign.episode import (
+    BadPlan,
     Damage,
     EndFaults,
     Episode,
@@ -14,11 +15,13 @@ from tests.campaign.episode import (
     Leave,
     Occupy,
     Plan,
+    Reboot,
     Signal,
     Step,
 )
 
 _SHARED, _DIVIDED = Plan(({},), (0,)), Plan(({"3g.40gb": 2},))
+_IMPOSSIBLE = "version: v1\ngpus:\n- {devices: all, mig: {7g.80gb: 2, 7g.40gb: 2}}\n"
 _FAILING = Fault("nvmlDeviceGet*", "UNKNOWN", 1000)
 
 KEPT: tuple[Episode, ...] = (
@@ -97,6 +100,19 @@ KEPT: tuple[Episode, ...] = (
         boards="h100-80gb:2",
         strict=True,
         steps=(Step(Plan(({}, {}), (0, 1)), 0.02), Step(Signal("SIGSTOP", 1), 0.0)),
+    ),
+    # A plan that a GPU cannot have was accepted, and the last good one's daemon ended, when the GPU
+    # was hung in another call and could not be looked at.
+    Episode(
+        seed=31165,
+        boards="h200:1",
+        strict=True,
+        steps=(
+            Step(Plan(({"7g.141gb": 1},), (0,)), 0.5),
+            Step(BadPlan(_IMPOSSIBLE), 0.0),
+            Step(Reboot(), 0.0),
+            Step(Hang("nvmlDeviceGetMigDeviceHandleByIndex", 1), 10.0),
+        ),
     ),
     # MIG mode was being set on an idle GPU in a call that hung, and a process came meanwhile: the
     # judge thought that the agent could have seen it.

@@ -91,6 +91,21 @@ async def test_a_gpu_that_answers_later_and_cannot_be_so_is_not_in_sync() -> Non
     assert judgement.plan.verdict is Verdict.UNSATISFIABLE
 
 
+async def test_what_a_gpu_cannot_be_is_not_accepted_while_it_is_silent() -> None:
+    """The last good plan stays in force, although the newest could not be refused anew."""
+    node, plan = await observe("h100-80gb:1"), made()
+    plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
+    await judged(plan, node)
+    plan.offer(PlanText(plan_text("{1g.5gb: 7}")))
+    refusal = (await judged(plan, node)).refusal
+    assert refusal
+    silent = replace(node.gpus[0], access=Access.UNKNOWN, access_reason="it hangs")
+    judgement = await judged(plan, replace(node, gpus=(silent,)))
+    assert (judgement.accepted, judgement.refusal) == (None, refusal)
+    plan.offer(PlanText(plan_text("{1g.10gb: 6}")))
+    assert (await judged(plan, replace(node, gpus=(silent,)))).accepted
+
+
 async def test_a_gpu_that_another_program_made_unfit_is_not_in_sync() -> None:
     """A time slice is for a GPU outside MIG mode, and the plan does not ask for that."""
     node, plan = await observe("h100-80gb:1"), made()
