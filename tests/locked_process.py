@@ -23,6 +23,8 @@ _LOCKED = 0.3  # seconds that a reader has waited when it is held to be locked
 # that, and then wants to: so every later reader waits, too.
 _PROGRAM = """
 import mmap, os, sys, threading, time
+with open("/proc/self/comm", "w") as comm:
+    comm.write(sys.argv[2])
 page = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 4096, prot=mmap.PROT_READ)
 with open("/proc/self/maps") as maps:
     [line] = [line for line in maps if line.rstrip().endswith(sys.argv[1])]
@@ -113,11 +115,13 @@ def _read_words(pid: int) -> None:
 
 
 @contextmanager
-def locked_process(*, uid: int, environment: Mapping[str, str]) -> Iterator[int]:
-    """Its pid. Takes root."""
+def locked_process(
+    *, uid: int, environment: Mapping[str, str], name: str = "python3"
+) -> Iterator[int]:
+    """Its pid. Takes root. `name` is what the kernel calls it."""
     with _mute_file() as (file, end_waiting):
         child = subprocess.Popen(
-            ["/usr/bin/python3", "-ISc", _PROGRAM, file],
+            ["/usr/bin/python3", "-ISc", _PROGRAM, file, name],
             stdout=subprocess.PIPE,
             env=environment,
             user=uid,

@@ -32,7 +32,7 @@ from nodeagent.mps.launch.launcher import DaemonProcess
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
 from nodeagent.mps.log_events import SURE_AFTER, LogEvents
-from nodeagent.mps.processes import SERVER, age_of, processes_of
+from nodeagent.mps.processes import SERVER, age_of, mps_processes
 from nodeagent.views.shapes import MpsWaiting
 
 if TYPE_CHECKING:
@@ -288,12 +288,14 @@ class DaemonMonitor:
 
     async def _has_servers(self) -> bool:
         """Any user can name a process as a server, and must not hold up the daemon's end. Servers
-        of root's daemon may be of any user.
+        of root's daemon may be of any user. Not knowing what one is counts.
         """
         spec = self.state.spec
-        found = await asyncio.to_thread(processes_of, spec.pipe_directory, SERVER)
+        servers = {("", ""), (SERVER, spec.pipe_directory)}
         any_user = spec.multi_user or spec.uid == 0
-        return any(any_user or server.uid == spec.uid for server in found)
+        found = await asyncio.to_thread(mps_processes)
+        able = (one for one in found if any_user or one.uid == spec.uid)
+        return any((one.program, one.pipe_directory) in servers for one in able)
 
     @property
     def _drains(self) -> bool:

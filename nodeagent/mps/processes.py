@@ -19,6 +19,7 @@ from nodeagent.own_thread import OwnThread
 from nodeagent.processes import (
     Process,
     ProcessIdentity,
+    Uids,
     age,
     command_of,
     environment_of,
@@ -40,7 +41,8 @@ _VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 class MpsProcess(Struct, frozen=True):
     """One process. `start_time` in the kernel's clock ticks since boot, `uid` the effective one,
-    `program` its name (CONTROL or SERVER), `pipe_directory` as its environment has it.
+    `program` its name (CONTROL or SERVER), `pipe_directory` as its environment has it; both are ""
+    where it is called like one of these, and its memory is locked up.
     """
 
     pid: int
@@ -53,10 +55,14 @@ class MpsProcess(Struct, frozen=True):
 def mps_process(pid: int) -> MpsProcess | None:
     """Its identity; None when it is gone, a zombie, no program of MPS, or hidden from this user.
 
-    None also where its user ids differ: a daemon or server has one user, while a setuid program
-    under such a name has two. And None in a container of others: its user may be the daemon's by
-    number, and any directory can be had there.
+    None also where its memory is locked up, and where its user ids differ: a daemon or server has
+    one user, while a setuid program under such a name has two. And None in a container of others:
+    its user may be the daemon's by number, and any directory can be had there.
     """
+    return _reader.read((pid,)).get(pid)
+
+
+def _read_mps_process(pid: int) -> MpsProcess | None:
     program = None if _is_elsewhere(pid) else _program(pid)
     if program is None:
         return None
@@ -65,7 +71,7 @@ def mps_process(pid: int) -> MpsProcess | None:
     if not isinstance(found, Process) or not isinstance(environment, Mapping):
         return None
     uids, identity = found.uids, found.identity
-    if not uids.real == uids.effective == uids.saved or _program(pid) != program:
+    if not _has_one_user(uids) or _program(pid) != program:
         return None
     if is_gone(identity):
         return None  # the number may have been used again, and then this is of two processes
@@ -79,7 +85,7 @@ def processes_of(pipe_directory: str, program: str) -> tuple[MpsProcess, ...]:
     return tuple(one for one in mps_processes() if (one.program, one.pipe_directory) == wanted)
 
 
-_MOST_LOCKED = 16  # threads that wait for locked memory
+_MOST_LOCKED = 16  # threads that wait for the locked memory of one user's processes
 
 
 class MemoryReader(Generic[T]):
@@ -87,25 +93,18 @@ class MemoryReader(Generic[T]):
 
     A process that hangs in a driver may have its memory locked up in the kernel, and any user can
     bring that about: who reads its words waits for as long. One that takes longer than `seconds`
-    holds up no other, and is left alone until that thread has come back; but those that `must_wait`
-    names are waited for.
+    holds up no other, and is left alone until that thread has come back.
     """
 
-    def __init__(
-        self,
-        read: Callable[[int], T],
-        seconds: float,
-        *,
-        must_wait: Callable[[int], bool] = lambda _: False,
-    ) -> None:
+    def __init__(self, read: Callable[[int], T], seconds: float) -> None:
         self._read = read
         self._seconds = seconds
-        self._must_wait = must_wait
-        self._locked: dict[int, Future[None]] = {}  # by pid, what waits for its memory
+        # By pid, whose it is and what waits for its memory.
+        self._locked: dict[int, tuple[int | None, Future[None]]] = {}
 
     def read(self, pids: Iterable[int]) -> dict[int, T]:
         """By pid, without those whose memory is locked. Blocks."""
-        for pid, reading in tuple(self._locked.items()):
+        for pid, (_, reading) in tuple(self._locked.items()):
             if reading.done():
                 self._locked.pop(pid, None)
         found: dict[int, T] = {}
@@ -116,15 +115,17 @@ class MemoryReader(Generic[T]):
                 seen = len(found)
                 wait((reading,), timeout=self._seconds)
             first = next((pid for pid in left if pid not in found), None)
-            if first is None or reading.done() or self._must_wait(first):
+            if first is None or reading.done():
                 reading.result()
             else:
-                self._locked[first] = reading
+                self._locked[first] = (_user_of(first), reading)
         return found
 
     def _is_worth_reading(self, pid: int) -> bool:
-        has_room = len(self._locked) < _MOST_LOCKED or self._must_wait(pid)
-        return has_room and pid not in self._locked
+        if len(self._locked) < _MOST_LOCKED or pid in self._locked:
+            return pid not in self._locked
+        user = _user_of(pid)
+        return sum(one == user for one, _ in tuple(self._locked.values())) < _MOST_LOCKED
 
     def _read_into(self, found: dict[int, T], pids: Iterable[int]) -> None:
         for pid in pids:
@@ -132,24 +133,39 @@ class MemoryReader(Generic[T]):
 
 
 def mps_processes() -> tuple[MpsProcess, ...]:
-    """All of this machine: tens of milliseconds on a node with many processes."""
+    """All of this machine, and those that may be: tens of milliseconds on a node with many
+    processes.
+    """
     here = tuple(pids())
     found = _reader.read(here)
-    return tuple(one for pid in here if (one := found.get(pid)))
+    every = (found[pid] if pid in found else _unread(pid) for pid in here)
+    return tuple(one for one in every if one)
 
 
-def _is_of_mps(pid: int) -> bool:
-    """Whether it may be, by what is known without its memory: its program, and its name where an
-    interpreter runs that.
+def _unread(pid: int) -> MpsProcess | None:
+    """One whose memory is locked up, if it may be of MPS by what is known without that: its
+    program, and its name where an interpreter runs that.
     """
-    try:
+    with suppress(OSError):
         program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - quick
-    except OSError:
-        return True
-    return _PREFIX in Path(program).name or name_of(pid) == _PREFIX
+        if _PREFIX not in Path(program).name and name_of(pid) != _PREFIX:
+            return None
+    found = None if _is_elsewhere(pid) else inspect(pid)
+    if not isinstance(found, Process) or not _has_one_user(found.uids):
+        return None
+    return MpsProcess(pid, found.identity.create_time, found.uids.effective, "", "")
 
 
-_reader = MemoryReader(mps_process, 1.0, must_wait=_is_of_mps)
+def _has_one_user(uids: Uids) -> bool:
+    return uids.real == uids.effective == uids.saved
+
+
+def _user_of(pid: int) -> int | None:
+    found = inspect(pid)
+    return found.uids.effective if isinstance(found, Process) else None
+
+
+_reader = MemoryReader(_read_mps_process, 1.0)
 
 _Place = tuple[str, tuple[int, int]]  # the namespace of its pids; device and inode of its root
 

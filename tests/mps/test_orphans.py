@@ -20,6 +20,7 @@ from nodeagent.mps.adoption import lost_daemons
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.orphans import OrphansLeft, end_orphans
+from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady
@@ -239,8 +240,8 @@ async def test_another_users_server_beside_a_daemon_that_no_client_can_find(
 def test_a_process_whose_memory_is_locked_holds_up_no_daemon(
     spec: DaemonSpec, start_server: StartServer
 ) -> None:
-    """Who reads its words waits as long as it hangs. It is no program of MPS, so that those of
-    every daemon are found meanwhile, and no more than one thread waits for it.
+    """Who reads its words waits as long as it hangs. Those of every daemon are found meanwhile, and
+    no more than one thread waits for it.
     """
     server = start_server()
     with locked_process(uid=4242, environment={}) as pid:
@@ -253,6 +254,42 @@ def test_a_process_whose_memory_is_locked_holds_up_no_daemon(
         assert len(readers) == 1
     for thread in (waiting, *readers):
         thread.join()
+
+
+@pytest.mark.full
+@as_root
+async def test_a_process_that_may_be_of_mps_and_whose_memory_is_locked(rig: FleetRig) -> None:
+    """Any user can call one so: another user's holds up neither the agent's start nor a daemon, and
+    the daemon's own user's keeps that one from being started, by its name.
+    """
+    with locked_process(uid=4242, environment={}, name=CONTROL[:15]) as pid:
+        waiting = threading.Thread(target=command_of, args=(pid,))
+        waiting.start()
+        async with rig.fleet() as fleet:
+            await fleet.start(GPU, wanted())
+            with locked_process(uid=US, environment={}, name=SERVER[:15]) as own:
+                with pytest.raises(NotReady, match=f"whether pid {own} .* is not known"):
+                    await fleet.restart(GPU)
+                assert rig.processes() == []
+            await fleet.restart(GPU)
+            assert status(fleet).is_ready
+        assert waiting.is_alive()
+    waiting.join()
+
+
+@pytest.mark.full
+@as_root
+async def test_a_daemon_that_hangs_beside_what_may_be_its_server(rig: FleetRig) -> None:
+    """It is not held to be without clients."""
+    rig.impatient = True
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        with locked_process(uid=US, environment={}, name=SERVER[:15]):
+            rig.knobs().turn("hang")
+            draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
+            assert "answered none of 2 questions" in await rig.reported(Subject.SILENT)
+            assert (status(fleet).phase, draining.done()) == ("Draining", False)
+        assert await draining == ()
 
 
 @pytest.mark.parametrize(

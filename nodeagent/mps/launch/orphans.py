@@ -20,9 +20,9 @@ from nodeagent.mps.processes import (
     CONTROL,
     SERVER,
     MpsProcess,
+    mps_processes,
     process_descriptor,
     process_end,
-    processes_of,
 )
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.processes import Hidden, inspect
@@ -50,8 +50,14 @@ async def end_orphans(
     """
     pipe_directory = spec.pipe_directory
     users = await asyncio.to_thread(_users, spec)
-    daemons = await asyncio.to_thread(_daemons, spec)
-    found = await asyncio.to_thread(processes_of, pipe_directory, SERVER)
+    # Anybody can call a program like a daemon and give it the directory, but only its owner and
+    # root can have sockets in it.
+    able = {0, os.geteuid(), *users}
+    every = await asyncio.to_thread(mps_processes)
+    _insist_on_read([one for one in every if one.uid in able], pipe_directory, known)
+    here = [one for one in every if one.pipe_directory == pipe_directory]
+    daemons = [one for one in here if one.program == CONTROL and one.uid in able]
+    found = [one for one in here if one.program == SERVER]
     own = [server for server in found if server.uid in users]
     served = found if spec.uid == 0 else own  # only root's has servers of other users
     for daemon in daemons:
@@ -79,13 +85,20 @@ async def end_orphans(
     return servers
 
 
-def _daemons(spec: DaemonSpec) -> Sequence[MpsProcess]:
-    """Those that can serve there. Anybody can call a program like that and give it the directory,
-    but only its owner and root can have sockets in it.
-    """
-    found = processes_of(spec.pipe_directory, CONTROL)
-    able = {0, os.geteuid(), *_users(spec)}
-    return [daemon for daemon in found if daemon.uid in able]
+def _insist_on_read(
+    processes: Iterable[MpsProcess], pipe_directory: str, known: Collection[MpsProcess]
+) -> None:
+    """Raises OrphansLeft where one may be what is left, and is not known to be."""
+    left = {(one.pid, one.start_time) for one in known}
+    for one in processes:
+        if not one.program and (one.pid, one.start_time) not in left:
+            raise OrphansLeft(
+                f"whether pid {one.pid} (user {one.uid}) is an earlier MPS daemon or server of "
+                f"{pipe_directory} is not known: its memory is locked up in the kernel",
+                remedy=f"end it: `kill -9 {one.pid}`; where it stays, it probably waits for the "
+                "driver: look at `dmesg | grep NVRM`, else reboot",
+                processes=known,
+            )
 
 
 def _users(spec: DaemonSpec) -> frozenset[int]:
