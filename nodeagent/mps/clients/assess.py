@@ -37,12 +37,13 @@ PAGE = 2 * MIB
 class ClientFacts:
     """A client process as read: `client` without its share and limits, `start_time` in the kernel's
     clock ticks since boot, `environment` the variables of MPS that it was started with (None: they
-    cannot be read).
+    cannot be read), `seen` when it was seen to be a client first.
     """
 
     client: ClientState
     start_time: int
     environment: Mapping[str, str] | None
+    seen: float = 0.0
 
     @property
     def pid(self) -> int:
@@ -118,9 +119,11 @@ class Judged:
         return tuple(Offence(state, kind, message) for kind, message in self.wrongs)
 
     @property
-    def age(self) -> tuple[int, int]:
-        """The older one is the lesser."""
-        return self.facts.start_time, self.facts.pid
+    def age(self) -> tuple[float, int, int]:
+        """That of the older client is less, whichever program is older: one that comes only now
+        must not displace one that works.
+        """
+        return self.facts.seen, self.facts.start_time, self.facts.pid
 
     def add(self, kind: OffenceKind, message: str) -> None:
         self.wrongs.append((kind, message))

@@ -158,6 +158,8 @@ class ClientWatch:
     report: Callable[[str, Offence], None]
     deadline: float
     grace: float
+    # When clients were seen first.
+    _seen: dict[ClientKey, float] = field(default_factory=dict, init=False)
     # Since when offences last.
     _since: dict[tuple[ClientKey, OffenceKind], float] = field(default_factory=dict, init=False)
     _not_before: dict[ClientKey, float] = field(default_factory=dict, init=False)
@@ -177,10 +179,12 @@ class ClientWatch:
         self, daemons: Sequence[RunningDaemon]
     ) -> Mapping[str, tuple[ClientState, ...]]:
         """All clients of these daemons, by device."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [(daemon, group.create_task(self._judged(daemon))) for daemon in daemons]
-        found = [(daemon, task.result()) for daemon, task in tasks]
         now = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            tasks = [(daemon, group.create_task(self._judged(daemon, now))) for daemon in daemons]
+        found = [(daemon, task.result()) for daemon, task in tasks]
+        # Kept while the process is there: a server that is busy does not list its clients.
+        self._seen = {k: t for k, t in self._seen.items() if not is_gone(ProcessIdentity(*k[1:]))}
         self._report_new(found, now)
         spared = frozenset[int]().union(*(daemon.own_pids for daemon in daemons))
         for daemon, clients in found:
@@ -188,7 +192,7 @@ class ClientWatch:
                 self._enforce(daemon, clients, spared, now)
         return {daemon.device: _in_order(daemon, clients) for daemon, clients in found}
 
-    async def _judged(self, daemon: RunningDaemon) -> tuple[Judged, ...]:
+    async def _judged(self, daemon: RunningDaemon, now: float) -> tuple[Judged, ...]:
         """Clients that the daemon names, and processes of the plan's user that only the driver
         lists: a daemon that runs for a tenant may hide some.
         """
@@ -201,7 +205,11 @@ class ClientWatch:
         if not pids:
             return ()
         known = [
-            replace(facts, client=replace(facts.client, memory_used=memory.get(facts.pid)))
+            replace(
+                facts,
+                client=replace(facts.client, memory_used=memory.get(facts.pid)),
+                seen=self._seen.setdefault((daemon.device, facts.pid, facts.start_time), now),
+            )
             for facts in await read_clients(pids)
             if facts.pid in named or facts.client.uid == daemon.user
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.plan.shares import Share
+from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
 from tests.mps.client_watch.rig import GIB, TERMINATE, Start, Watch, look, slot
 from tests.mps.plans import GPU, wanted
@@ -38,6 +40,24 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
     assert (first.kind, first.outcome) == ("count", "")
     assert (last.kind, last.client.pid) == ("count", clients[2].pid)
     assert last.outcome == "the daemon ended its work, and it ended by itself"
+
+
+async def test_an_older_program_that_comes_later(rig: Rig, start_client: Start) -> None:
+    """It displaces no client of the slot that it names, nor once the others were out of sight."""
+    start(rig, TERMINATE)
+    control = asking(rig)
+    with SimulatedClient(rig.pipes, environment=slot("small-0")) as older:
+        os.kill(older.pid, signal.SIGSTOP)  # before it has come to connect
+        clients = [start_client(**slot(name)) for name in ("small-0", "small-1")]
+        async with Watch() as watch:
+            await look(watch, daemon := running(rig, TERMINATE, control))
+            await look(watch, replace(daemon, clients=()))  # as of a server that is busy
+            os.kill(older.pid, signal.SIGCONT)
+            older.wait_until_accepted()
+            await look(watch, running(rig, TERMINATE, control))
+            await watch.settle()
+        assert older.process.wait(30) == 1
+    assert not any(gone(client.pid) for client in clients)
 
 
 @pytest.mark.parametrize(
