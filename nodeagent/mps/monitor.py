@@ -58,6 +58,7 @@ class DaemonMonitor:
         self.run = supervisor.state.run
         self.seen: Seen | None = None  # the last answers
         self.seen_hidden = False  # whether new clients were kept out when it was asked
+        self.gate_fault = ""  # why its sockets cannot be moved, as reported
         self.polls = 0  # that have ended, well or not
         self._adopted = adopted
         self._supervisor = supervisor
@@ -71,7 +72,6 @@ class DaemonMonitor:
         self._wake = asyncio.Event()
         self._next_poll = self._began
         self._last_poll = -math.inf
-        self._gate_fault = ""  # why its sockets cannot be moved, as reported
         self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._proofs = 0
         self._shown: tuple[Seen | None, tuple[MpsWaiting, ...]] = (None, ())  # after the last poll
@@ -126,12 +126,13 @@ class DaemonMonitor:
         hidden = hidden and (self._adopted or self.state.answered)
         try:
             self._sockets.keep(hidden=hidden)
+            self.gate_fault = "" if hidden else self.gate_fault
         except OSError as error:
             words = f"its sockets cannot be moved: {error.strerror or error}"
-            if words != self._gate_fault:
+            if words != self.gate_fault:
                 report = model.Report(Subject.STILL_IN_USE, words)
                 self._context.report(self.state.spec.device, report)
-            self._gate_fault = words
+            self.gate_fault = words
         self._control.pipe_directory = self._sockets.directory
 
     def _read_log(self) -> None:

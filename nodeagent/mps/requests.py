@@ -116,7 +116,8 @@ async def restarted(supervisor: Supervisor, *, force: bool) -> None:
 
 
 def _has_failed(supervisor: Supervisor) -> bool:
-    return supervisor.state.phase in {Phase.BACKOFF, Phase.FAILED}
+    """Down: its device went away while it was to be started anew."""
+    return supervisor.state.phase in {Phase.BACKOFF, Phase.FAILED, Phase.DOWN}
 
 
 async def _proven_unused(supervisor: Supervisor) -> None:
@@ -153,9 +154,13 @@ async def _proven_unused(supervisor: Supervisor) -> None:
 
 
 def _not_known(supervisor: Supervisor) -> StillInUse:
+    monitor, seen = supervisor.monitor, supervisor.seen
+    why = supervisor.state.kept_out or (monitor.gate_fault if monitor else "")
+    if not why and seen is not None:
+        why = usage_of(seen).reason
     return StillInUse(
-        f"whether the MPS daemon of {supervisor.device} has clients is not known: it does not "
-        "answer, and has a server",
+        f"whether the MPS daemon of {supervisor.device} has clients is not known: "
+        f"{why or 'it does not answer, and has a server'}",
         remedy="try again later, or force a restart: "
         f"`nodeagent mps restart {supervisor.device} --force`",
     )

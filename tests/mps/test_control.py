@@ -104,7 +104,7 @@ async def test_busy_for_good(front_end: FrontEnd, word: str) -> None:
     """Asked again until the deadline, and then said to be busy, not dead."""
     front_end.will(*[word] * 1000)
     client = front_end.client(deadline=2.0)
-    with pytest.raises(DaemonBusy, match=r"held the MPS daemon at /run/x/pipe for 2 s"):
+    with pytest.raises(DaemonBusy, match="held the MPS daemon for 2 s"):
         await client.ask(get_server_list())
     assert front_end.noted("said") == []
 

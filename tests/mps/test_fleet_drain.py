@@ -176,7 +176,7 @@ async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fl
     """Then no client is known to be the last: the reason is reported once, and nothing is ended."""
     before = status(fleet).pid
     rig.back().write_text("in the way")
-    with pytest.raises(StillInUse, match="not known"):
+    with pytest.raises(StillInUse, match="not known: its sockets cannot be moved"):
         await fleet.drain(GPU, seconds=1.0)
     assert (await ready(fleet)).pid == before
     words = [said for said in rig.said(Subject.STILL_IN_USE) if "sockets cannot be moved" in said]
@@ -195,6 +195,20 @@ async def test_restart(rig: FleetRig, fleet: Fleet) -> None:
     assert status(fleet).is_ready
     assert status(fleet).pid != before
     assert len(rig.processes(CONTROL)) == 1
+
+
+async def test_restart_of_a_daemon_whose_device_goes(rig: FleetRig) -> None:
+    """It ends with an error, and holds up the end of the daemon no longer."""
+    async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
+        await fleet.start(GPU, wanted())
+        restarting = asyncio.create_task(fleet.restart(GPU))
+        await until(lambda: status(fleet).phase == "Draining")
+        async with asyncio.timeout(30):
+            while fleet.statuses():
+                await fleet.keep_only(())
+            with pytest.raises(NotReady, match="Down: drained on request"):
+                await restarting
+        assert rig.processes() == []
 
 
 async def test_restart_of_one_in_use(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from random import SystemRandom
 from typing import Any, TypeVar
 
@@ -112,11 +113,13 @@ class ControlClient:
 
     def _late(self, deadline: float, *, turned_away: bool) -> ControlError:
         if turned_away:
+            device = Path(self.pipe_directory).parent.name
+            # Without the directory, which is another one while it drains, so that it is said once.
             return DaemonBusy(
-                f"another front-end held the MPS daemon at {self.pipe_directory} for "
-                f"{deadline:g} s",
-                remedy="end the nvidia-cuda-mps-control that is still open; "
-                "`pgrep -a nvidia-cuda-mps` names it",
+                f"another front-end held the MPS daemon for {deadline:g} s",
+                remedy="end the nvidia-cuda-mps-control that is still open, which `pgrep -a "
+                "nvidia-cuda-mps` names; if another program is connected in its place, `nodeagent "
+                f"mps restart {device} --force` ends that, and the daemon's clients",
             )
         return DaemonSilent(
             f"the MPS daemon at {self.pipe_directory} did not answer within {deadline:g} s"

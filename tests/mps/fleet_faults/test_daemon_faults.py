@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from nodeagent.errors import StillInUse
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import SERVER
@@ -18,8 +19,6 @@ from tests.mps.conftest import as_root
 from tests.mps.fleet_faults.rig import prepared, served
 from tests.mps.fleet_rig import (
     GPU,
-    IMPATIENT,
-    SERVED,
     FleetRig,
     limits,
     quick,
@@ -121,12 +120,13 @@ async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
     words = await rig.reported(Subject.SILENT)
     assert "another front-end held the MPS daemon" in words
     assert "end the nvidia-cuda-mps-control that is still open" in words
-    await asyncio.sleep(2 * (IMPATIENT + SERVED))
+    with pytest.raises(StillInUse, match="not known: another front-end held the MPS daemon"):
+        await fleet.stop(GPU)
     assert len(rig.said(Subject.SILENT)) == 1
     assert status(fleet).trouble == words
     rig.knobs().clear()
     await until(lambda: not status(fleet).trouble)
-    assert (status(fleet).pid, status(fleet).is_ready) == (before, True)
+    assert (await ready(fleet)).pid == before
 
 
 async def test_busy_from_the_start(rig: FleetRig) -> None:
