@@ -127,7 +127,6 @@ def _share(seen: Seen | None) -> Share:
     return Share(SHARE, None, memory, threads)
 
 
-_MOST_SERVERS = 4  # that are looked at; a daemon has one at a time
 _ANSWER = 5.0  # seconds that a one-shot command waits for a daemon
 
 
@@ -213,7 +212,7 @@ def _without_process(record: Record) -> MpsDaemon:
 
 def servers_in(seen: Seen, runs: DaemonSpec | None) -> tuple[int, ...]:
     """The pids of its servers, of a daemon that is so."""
-    named = (server.pid for server in seen.servers[:_MOST_SERVERS])
+    named = (server.pid for server in seen.servers)
     return tuple(pid for pid in named if runs is not None and may_serve(pid, runs.uid))
 
 

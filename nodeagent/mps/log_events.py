@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import islice
 
 from nodeagent.mps.control.client import Seen, SeenServer
+from nodeagent.mps.control.commands import MOST_SERVERS
 from nodeagent.mps.files import log
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, ServerStatus
@@ -99,7 +100,6 @@ def _suspect(client: log.ClientConnected, now: float) -> _Suspect | None:
 
 
 EARLIER = 1 << 16  # bytes of an adopted daemon's log that may name who waits since before
-_MOST_SERVERS = 4  # whose clients are remembered
 _SAME = 30.0  # seconds in which the same end of another server is not reported again
 # The log is its user's to write. Who floods it must neither hold up the loop nor fill the memory:
 # beyond these figures the daemon is asked, which shows what matters.
@@ -209,7 +209,7 @@ class LogEvents:
         if state.server is not None and state.server.pid not in listed:
             yield model.ServerGone(self._run, state.server.pid)
         self._remember_clients(seen)
-        found = [(server, inspect(server.pid)) for server in seen.servers[:_MOST_SERVERS]]
+        found = [(server, inspect(server.pid)) for server in seen.servers]
         self.servers = tuple(self._own_servers(process for _, process in found))
         servers = [self._server(server, state, process) for server, process in found]
         for server in servers[:1]:  # a daemon has one at a time
@@ -224,7 +224,7 @@ class LogEvents:
         for server in seen.servers:
             known = self._clients.pop(server.pid, ())
             self._clients[server.pid] = known if server.clients is None else server.clients
-        while len(self._clients) > _MOST_SERVERS:
+        while len(self._clients) > MOST_SERVERS:
             del self._clients[next(iter(self._clients))]
 
     def _own_servers(self, found: Iterable[Process | Hidden | None]) -> Iterator[MpsProcess]:
