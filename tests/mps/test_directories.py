@@ -177,25 +177,6 @@ def test_foreign_owner(run_dir: Path, place: str) -> None:
     assert str(run_dir / place) in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["control", "control_lock", "anything"])
-def test_a_symlink_among_the_sockets(run_dir: Path, name: str) -> None:
-    """The daemon would open what it leads to."""
-    pipe = Path(make_directories(run_dir, GPU, uid=ME, gid=MINE).pipe)
-    (pipe / name).symlink_to("/etc/passwd")
-    with pytest.raises(PathRefused, match=f"pipe/{name} is a symlink"):
-        make_directories(run_dir, GPU, uid=ME, gid=MINE)
-
-
-@as_root
-def test_a_foreign_file_among_the_sockets(run_dir: Path) -> None:
-    """A socket of another user would hear this daemon's clients."""
-    pipe = Path(make_directories(run_dir, GPU, uid=OTHER, gid=OTHER).pipe)
-    (pipe / "control").touch()
-    os.chown(pipe / "control", 4711, -1)
-    with pytest.raises(PathRefused, match="pipe/control belongs to user 4711"):
-        make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
-
-
 @as_root
 def test_a_parent_that_the_user_may_not_pass(run_dir: Path) -> None:
     """Its servers would end at once and say nothing."""

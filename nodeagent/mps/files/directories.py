@@ -169,9 +169,7 @@ def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Direc
         for name, mode in _MODES.items():
             is_pipe = name == "pipe"  # sealed when its last daemon had answered
             made = above.child(name, make=True, mode=mode, owner=(uid, gid), retake=is_pipe)
-            inside = stack.enter_context(made)
-            if is_pipe:
-                _check_contents(inside, uid)
+            stack.enter_context(made)
     return found
 
 
@@ -241,28 +239,6 @@ def _top(run_dir: Path, device: str) -> str:
             remedy="set run.dir to another path",
         )
     return top
-
-
-def _check_contents(pipe: OpenDirectory, uid: int) -> None:
-    """What a daemon left is its user's own, and no symlink."""
-    path = pipe.path
-    with os.scandir(pipe.descriptor) as entries:
-        for entry in entries:
-            if entry.is_symlink():
-                raise PathRefused(
-                    f"{path / entry.name} is a symlink, which no daemon makes",
-                    remedy=_remove(path / entry.name),
-                )
-            owner = entry.stat(follow_symlinks=False).st_uid
-            if owner not in {uid, 0, os.geteuid()}:
-                raise PathRefused(
-                    f"{path / entry.name} belongs to user {owner}, not {uid}",
-                    remedy=_remove(path / entry.name),
-                )
-
-
-def _remove(path: Path) -> str:
-    return f"`fuser -v {path}` shows what has it open; where nothing has, remove it: `rm {path}`"
 
 
 def may_pass(found: os.stat_result, uid: int, gid: int) -> bool:

@@ -8,7 +8,9 @@ import shutil
 import signal
 import socket
 import subprocess
+from pathlib import Path
 
+from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.simulation.mps.installation import shared_interpreter
@@ -58,6 +60,23 @@ async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> Non
     assert await limits(fleet) == ("4G", 50.0)
     assert await limits(fleet, OTHER_GPU) == ("1G", 50.0)
     assert status(fleet, OTHER_GPU) == other
+
+
+@as_root
+async def test_what_is_among_the_sockets_before_a_start(rig: FleetRig) -> None:
+    """Whatever it is and whose, it keeps no daemon from starting, and what it leads to stays."""
+    outside = rig.folder / "outside"
+    outside.write_text("kept")
+    async with rig.fleet() as fleet:
+        pipes = Path(make_directories(rig.run_dir, GPU, uid=US, gid=US).pipe)
+        for name in ("control", "control_lock", "anything"):
+            (pipes / name).symlink_to(outside)
+        (pipes / "foreign").touch()
+        os.chown(pipes / "foreign", 4711, -1)
+        await fleet.start(GPU, wanted())
+        assert not (pipes / "foreign").exists()
+        assert not any(path.is_symlink() for path in rig.pipes().iterdir())
+    assert outside.read_text() == "kept"
 
 
 async def test_another_process_in_its_place(rig: FleetRig, fleet: Fleet) -> None:
