@@ -22,7 +22,7 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.problems import Problem
-from nodeagent.plan.remedies import in_use_remedy
+from nodeagent.plan.remedies import in_use_remedy, silent_remedy
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import Destruction, SetComputeMode, StartMps, Step, StopMps
 from nodeagent.plan.users import Usage
@@ -265,7 +265,14 @@ class NodeController(NodeReader):
 
     async def _stop(self, step: StopMps) -> None:
         """The fleet knows clients, and not to whom the device was given since it was planned."""
-        for device in as_used(await self.observe_gpu(step.gpu)).devices():
+        gpu = await self.observe_gpu(step.gpu)
+        if gpu.access is not Access.OK:
+            raise GpuInUse(
+                f"the MPS daemon of {step.device} is not stopped: who uses its device is not "
+                f"known, because the GPU does not answer ({gpu.access_reason})",
+                remedy=silent_remedy(lost=gpu.access is Access.LOST),
+            )
+        for device in as_used(gpu).devices():
             if device.uuid == step.device and device.usage.in_use:
                 raise GpuInUse(
                     f"the MPS daemon of {step.device} is not stopped: its device is in use by "

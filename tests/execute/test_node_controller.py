@@ -149,6 +149,22 @@ async def test_a_client_keeps_its_daemon(rig: NodeRig, agent: Agent) -> None:
         client.allocate(1 << 20)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_gpu_that_does_not_answer_any_more_keeps_its_daemon(
+    rig: NodeRig, node: SimulatedNode, agent: Agent, lost: bool
+) -> None:
+    """Who uses it is not known, which counts as in use; how it was seen last does not."""
+    await agent.made(WHOLE)
+    device = (await agent.gpu()).uuid
+    if lost:
+        node.lose(0)
+    else:
+        node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=None)
+    with pytest.raises(GpuInUse, match="not known"):
+        await agent.node.apply(StopMps(device, device, "a test's"))
+    assert status(agent.fleet, device).phase == "Ready"
+
+
 async def test_a_device_given_away_meanwhile_keeps_its_daemon(
     rig: NodeRig, node: SimulatedNode
 ) -> None:
