@@ -14,6 +14,7 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.cli.parser import parse
+from nodeagent.cluster.client.node_view import CHANGING, UNHEALTHY
 from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
@@ -91,6 +92,15 @@ def test_the_pod_reaches_the_hosts_systemd(name: str) -> None:
     for folder in (settings.run.dir, settings.cdi.dir, settings.state.dir):
         assert inside[str(folder)] == outside[inside[str(folder)]]["name"]
         assert outside[inside[str(folder)]]["hostPath"]["path"] == str(folder)
+
+
+@pytest.mark.parametrize("taint", [CHANGING, UNHEALTHY, "nvidia.com/gpu", "gpu"])
+def test_the_agent_comes_back_to_a_tainted_node(taint: str) -> None:
+    """An agent that ended while its own taint is on the Node has to come back to remove it; the
+    others are those of GPU pools (docs/around-a-change.md).
+    """
+    tolerated = ((one.get("key", taint), one["effect"]) for one in POD["tolerations"])
+    assert (taint, "NoSchedule") in tolerated
 
 
 def test_the_kubelets_folder_is_mounted_where_it_is_looked_for() -> None:
