@@ -53,14 +53,16 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     simulated = is_simulated(options)
     observed = _observe(options, settings)
     yield from machine.driver_findings(observed)
-    yield machine.permission_finding(simulated=simulated)
+    permission = machine.permission_finding(simulated=simulated)
+    yield permission
     if isinstance(observed, ObservedNode) and not simulated:
         smi, reset_allowed = settings.nvidia_smi, settings.reset != "never"
         yield from machine.nvidia_smi_findings(observed, smi, reset_allowed=reset_allowed)
         yield from machine.persistence_findings(observed, smi)
         yield from machine.fabric_findings(commands())
-    yield machine.directory_finding("run.dir", settings.run.dir)
-    yield machine.directory_finding("state.dir", settings.state.dir)
+    as_agent = permission.level == "ok"
+    yield machine.directory_finding("run.dir", settings.run.dir, as_agent=as_agent)
+    yield machine.directory_finding("state.dir", settings.state.dir, as_agent=as_agent)
     yield from files.health_findings(settings.health, simulated=simulated)
     yield from files.metrics_findings(settings.metrics)
     yield machine.lock_finding(lock_file(options, settings.run.dir))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +162,33 @@ def test_directories(tmp_path: Path) -> None:
     made = machine.directory_finding("run.dir", tmp_path / "a/b")
     assert (made.level, "made" in made.message) == ("ok", True)
     never = machine.directory_finding("run.dir", tmp_path / "file/b")
-    assert never.level == "error"
+    assert (never.level, never.remedy.partition(",")[0]) == ("error", "move it away")
     unreadable = tmp_path / UNREADABLE / "b"
     assert machine.directory_finding("run.dir", unreadable).check == "run.dir"
     assert not (tmp_path / "a").exists()
+
+
+# Root first: what a check imports may lie where a tenant may not read.
+AS_TENANT = """
+import contextlib, io, os, sys
+from nodeagent.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    main(sys.argv[1:])
+os.setuid(65534)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_no_other_user_is_given_the_agents_directories() -> None:
+    """Where the agent has to be root, its state is no other user's, who could remove records."""
+    words = ("check", "-o", "json", "--state-dir", "/usr/none")
+    ended = subprocess.run(
+        [sys.executable, "-c", AS_TENANT, *words], capture_output=True, check=True, timeout=30
+    )
+    found = {one["check"]: one for one in json.loads(ended.stdout)["findings"]}
+    assert found["permission"]["level"] == found["state.dir"]["level"] == "error"
+    assert found["state.dir"]["remedy"].startswith("run this as root")
 
 
 def test_a_running_writer_is_seen_and_not_disturbed(tmp_path: Path) -> None:

@@ -175,15 +175,21 @@ def is_visible(path: Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110
 
 
-def directory_finding(name: str, path: Path) -> PreflightFinding:
-    """Whether the agent can write there, or make the directory."""
+def directory_finding(name: str, path: Path, *, as_agent: bool = True) -> PreflightFinding:
+    """Whether the agent can write there, or make the directory; `as_agent`: it can be this user."""
     nearest = next(p for p in (path, *path.parents) if is_visible(p))
-    remedy = f"run `install -d -o {os.geteuid()} {path}` as root, or set {name} to another place"
+    message = f"{path} cannot be written"
     if not nearest.is_dir():
-        return error(name, f"{nearest} is not a directory", remedy)
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return error(name, f"{path} cannot be written", remedy)
-    return ok(name, f"{path} can be {'written' if nearest == path else 'made'}")
+        message, remedy = f"{nearest} is not a directory", "move it away"
+    elif os.access(nearest, os.W_OK | os.X_OK):
+        return ok(name, f"{path} can be {'written' if nearest == path else 'made'}")
+    elif os.geteuid() == 0:
+        remedy = "mount its file system writable"
+    elif as_agent:
+        remedy = f"run `install -d -o {os.geteuid()} {path}` as root"
+    else:  # nor may it own what an agent of root's keeps there
+        remedy = "run this as root"
+    return error(name, message, f"{remedy}, or set {name} to another place")
 
 
 def lock_finding(path: Path) -> PreflightFinding:
