@@ -75,7 +75,12 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     if in_cluster:
         from nodeagent.cli.checks.cluster import cluster_findings  # loads its heavy library
 
-        found, node = cluster_findings(settings.kubernetes, settings.node_name, source)
+        found, node = cluster_findings(
+            settings.kubernetes,
+            settings.node_name,
+            source,
+            claims=settings.dra.mode != "off",
+        )
         yield from found
     if source == "file" or node is not None:  # else what it asks for is not known
         finding, document = _plan(settings, source, node)

@@ -41,11 +41,12 @@ async def _look(
     *,
     node: str = NODE,
     token: str | None = None,
+    claims: bool = False,
 ) -> dict[str, PreflightFinding]:
     """The findings by what was looked at; of several the last."""
     config = kubeconfig(folder, api.url, token=token).path
     wanted = replace(KubernetesSettings(kubeconfig=config), **settings)
-    found, _ = await asyncio.to_thread(cluster_findings, wanted, node, "annotation")
+    found, _ = await asyncio.to_thread(cluster_findings, wanted, node, "annotation", claims=claims)
     return {finding.check: finding for finding in found}
 
 
@@ -101,7 +102,7 @@ async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> N
 async def test_credentials_that_cannot_be_read(tmp_path: Path) -> None:
     """The file is named."""
     settings = KubernetesSettings(kubeconfig=tmp_path / "none")
-    [finding], _ = await asyncio.to_thread(cluster_findings, settings, NODE, "file")
+    [finding], _ = await asyncio.to_thread(cluster_findings, settings, NODE, "file", claims=False)
     assert (finding.check, finding.level) == ("credentials", "error")
     assert str(tmp_path / "none") in finding.message
 
@@ -137,6 +138,23 @@ async def test_each_right_that_is_missing(
     found = await _look(api, tmp_path, settings)
     assert found[check].level == level
     assert found[check].remedy
+
+
+@pytest.mark.parametrize(
+    "right",
+    [("create", "resourceslices"), ("get", "resourceclaims"), ("patch", "resourceclaims/status")],
+)
+async def test_rights_of_claims(right: tuple[str, str], api: ApiServer, tmp_path: Path) -> None:
+    """They are asked for, in their group, where claims are served, and only there."""
+    api.access.withheld.add(right)
+    found = await _look(api, tmp_path, claims=True)
+    assert found["rights"].level == "warning"
+    assert right[1] in found["rights"].message
+    assert "component dra" in found["rights"].remedy
+    specs = [one.body["spec"]["resourceAttributes"] for one in api.requests if one.method == "POST"]
+    groups = {(one["group"], one["resource"]) for one in specs}
+    assert {("resource.k8s.io", right[1].partition("/")[0]), ("", "nodes")} <= groups
+    assert (await _look(api, tmp_path))["rights"].level == "ok"
 
 
 async def test_a_right_that_the_settings_do_not_need(api: ApiServer, tmp_path: Path) -> None:
@@ -178,7 +196,7 @@ async def test_a_config_map_that_is_named_wrongly(
     """With the source that reads it the agent would not start; with others it changes nothing."""
     config = kubeconfig(tmp_path, api.url).path
     settings = KubernetesSettings(kubeconfig=config, nos_config_map="x")
-    found, _ = await asyncio.to_thread(cluster_findings, settings, NODE, source)
+    found, _ = await asyncio.to_thread(cluster_findings, settings, NODE, source, claims=False)
     [finding] = [one for one in found if one.check == "settings"]
     assert finding.level == level
     assert 'kubernetes.nos_config_map is "x"' in finding.message
@@ -210,7 +228,7 @@ async def test_what_the_node_asks_for(
     kind = "labels" if source == "mig-config" else "annotations"
     api.patch_node(NODE, {"metadata": {kind: metadata}})
     settings = KubernetesSettings(kubeconfig=kubeconfig(tmp_path, api.url).path)
-    _, node = await asyncio.to_thread(cluster_findings, settings, NODE, source)
+    _, node = await asyncio.to_thread(cluster_findings, settings, NODE, source, claims=False)
     assert node is not None
     plan = PlanSettings(file=tmp_path / "plan.yaml")
     found, _ = await asyncio.to_thread(node_finding, node, source, plan)

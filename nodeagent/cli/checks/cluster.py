@@ -14,7 +14,7 @@ from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import credentials_of
 from nodeagent.cluster.client.node_view import NodeView, view_of
-from nodeagent.cluster.client.requests import Right
+from nodeagent.cluster.client.requests import DRA_GROUP, Right
 from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.cluster.drain.owners import owned_by_others
 from nodeagent.cluster.drain.pods import pod_of
@@ -33,6 +33,7 @@ _NO_RUNTIME_CLASS = (
     "let the GPU Operator make it, or make it as docs/install.md says; or use an overlay or "
     "component that needs none (simulated, driver-from-host, driver-from-operator)"
 )
+_DRA = "apply manifests/components/dra/rights.yaml (the component dra), or set dra.mode: off"
 _MAPPED = "apply manifests/overlays/nos/rights.yaml"
 _NOT_BOUND = (
     "the token has to be bound to this Node, as a pod's is, or one of kubectl create "
@@ -41,22 +42,22 @@ _NOT_BOUND = (
 
 
 def cluster_findings(
-    settings: KubernetesSettings, name: str, source: str
+    settings: KubernetesSettings, name: str, source: str, *, claims: bool
 ) -> tuple[list[PreflightFinding], NodeView | None]:
     """Asks the API server what the agent will ask it; with the Node, None where it is not seen.
 
-    `source` is where the plan comes from.
+    `source` is where the plan comes from; `claims`: whether they are served.
     """
     try:
         check_settings(settings)
         check_source(source, settings.nos_config_map)
     except UsageError as wrong:
         return [error("settings", wrong.message, wrong.remedy)], None
-    return event_loop.run(_findings(settings, name, source))
+    return event_loop.run(_findings(settings, name, source, claims=claims))
 
 
 async def _findings(
-    settings: KubernetesSettings, name: str, source: str
+    settings: KubernetesSettings, name: str, source: str, *, claims: bool
 ) -> tuple[list[PreflightFinding], NodeView | None]:
     credentials = credentials_of(settings.kubeconfig, settings.context)
     async with ClusterAccess(credentials, answer_within=_ANSWER) as access:
@@ -74,7 +75,7 @@ async def _findings(
             ok("Node", f"the Node {name} exists"),
             await _changes(access, name),
             *_unused(settings),
-            *await _rights(access, settings),
+            *await _rights(access, settings, claims=claims),
             *await _runtime_class(access),
             *await _owners(access, settings, view, source),
         ], view
@@ -119,10 +120,12 @@ def _remedy_of(fault: faults.ClusterFault) -> str:
     return fault.remedy or _AGAIN
 
 
-async def _rights(access: ClusterAccess, settings: KubernetesSettings) -> list[PreflightFinding]:
+async def _rights(
+    access: ClusterAccess, settings: KubernetesSettings, *, claims: bool
+) -> list[PreflightFinding]:
     """Those that are not seen by using them."""
     missing: list[PreflightFinding] = []
-    for right, without, remedy in _needed(settings):
+    for right, without, remedy in _needed(settings, claims=claims):
         try:
             allowed = await _may(access, right)
         except faults.ClusterFault as fault:
@@ -143,7 +146,7 @@ async def _may(access: ClusterAccess, right: Right) -> bool:
     return status.get("allowed") is True
 
 
-def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
+def _needed(settings: KubernetesSettings, *, claims: bool) -> Iterator[tuple[Right, str, str]]:
     """What has to be allowed, what will be without it, and who gives it."""
     yield Right("watch", "nodes"), "changes of the Node are seen late", _RIGHTS
     for verb in ("create", "patch"):
@@ -156,6 +159,13 @@ def _needed(settings: KubernetesSettings) -> Iterator[tuple[Right, str, str]]:
             "add the component plugin-pod-deletion, or set kubernetes.clients to another value"
         )
         yield Right("delete", "pods"), goes_on, component
+    if claims:
+        for verb in ("list", "watch", "create", "update", "delete"):
+            slices = Right(verb, "resourceslices", group=DRA_GROUP)
+            yield slices, "claims are not offered what there is", _DRA
+        yield Right("get", "resourceclaims", group=DRA_GROUP), "no claim is prepared", _DRA
+        status = Right("patch", "resourceclaims/status", group=DRA_GROUP)
+        yield status, "claims do not show what became of their devices", _DRA
     with suppress(UsageError):  # reported by `_unused`
         if settings.nos_config_map:
             place = place_of(settings.nos_config_map)

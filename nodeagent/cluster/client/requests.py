@@ -13,7 +13,8 @@ from urllib.parse import quote
 JsonObject = dict[str, Any]
 
 EVENTS_IN: Final = "default"  # where Events about Nodes live
-_RESOURCES: Final = "/apis/resource.k8s.io/v1"
+DRA_GROUP: Final = "resource.k8s.io"
+_RESOURCES: Final = f"/apis/{DRA_GROUP}/v1"
 _SLICES: Final = "resourceslices"
 
 
@@ -43,6 +44,7 @@ class Right:
     resource: str
     namespace: str = ""
     name: str = ""
+    group: str = ""
 
 
 def list_node(name: str) -> Request:
@@ -190,6 +192,7 @@ def review_access(right: Right) -> Request:
     resource, _, subresource = right.resource.partition("/")
     attributes = {
         "verb": right.verb,
+        "group": right.group,
         "resource": resource,
         "subresource": subresource,
         "namespace": right.namespace,
