@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,6 +73,9 @@ class WriterLock:
             if path in self._held:  # of a directory that is gone: its loss is reported once
                 os.close(self._held.pop(path))
             return
+        if flags is _DIRECTORY:  # who can open it can lock it, for ever; all may still pass
+            with suppress(OSError):  # not the agent's own, or on a read-only file system
+                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~0o006)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

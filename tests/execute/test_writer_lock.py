@@ -21,6 +21,15 @@ with writer_lock(Path(sys.argv[1])):
     sys.stdin.read()
 """
 
+OPEN_AS_TENANT = """
+import os, sys
+os.chdir(sys.argv[1])
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+os.open(".", os.O_RDONLY)
+"""
+
 
 def test_a_second_writer_learns_who_the_first_is(tmp_path: Path) -> None:
     """The message names the pid; when the holder is killed, the lock is free."""
@@ -73,6 +82,23 @@ def test_what_was_deleted_is_taken_again(tmp_path: Path) -> None:
         assert lock.take() == ()
         with pytest.raises(NodeagentError, match=f"it holds {state}"):
             writer_lock(tmp_path / "other", state).__enter__()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_lock_the_state_directory(tmp_path: Path) -> None:
+    """It could keep every writer out for ever; one that the kubelet makes has mode 0755. MPS users
+    of a simulated node still pass it.
+    """
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(0o755)
+    with writer_lock(tmp_path / "writer.lock", state):
+        pass
+    ended = subprocess.run(
+        [sys.executable, "-c", OPEN_AS_TENANT, state], capture_output=True, check=False, timeout=30
+    )
+    assert b"PermissionError" in ended.stderr
+    assert state.stat().st_mode & 0o777 == 0o751
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
