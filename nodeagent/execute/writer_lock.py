@@ -87,8 +87,9 @@ class WriterLock:
             os.close(self._held[path])
         self._held[path] = descriptor
         if flags is _FILE:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()}\n".encode())
+            with suppress(OSError):  # a full disk: who holds the lock is for people
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{os.getpid()}\n".encode())
 
     def _other_writer(self, path: Path) -> OtherWriter:
         holder = ""

@@ -48,6 +48,16 @@ def test_a_second_writer_learns_who_the_first_is(tmp_path: Path) -> None:
         assert path.read_text().strip() == str(os.getpid())
 
 
+def test_a_full_disk_lets_the_writer_in(tmp_path: Path) -> None:
+    """That its pid cannot be written is no reason; a tenant can fill /run (docs/security.md)."""
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n" + HOLD
+    words, path = [sys.executable, "-c", full], tmp_path / "writer.lock"
+    ended = subprocess.run(
+        [*words, path], capture_output=True, stdin=subprocess.DEVNULL, check=True, timeout=30
+    )
+    assert (ended.stdout, path.read_bytes()) == (b"held\n", b"")
+
+
 def test_released_at_the_end(tmp_path: Path) -> None:
     """After an orderly end the next writer gets it."""
     path = tmp_path / "writer.lock"
