@@ -18,6 +18,7 @@ from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import DriverError, UsageError
 from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.programs import Programs
+from nodeagent.mps.setup import has_private_shm
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.shares import Account, Host
@@ -122,7 +123,8 @@ def _mps(
     if not is_simulated(options):
         ours = settings.mps
         programs = Programs(ours.control, ours.path, ours.library_path or "")
-        yield from mps.mps_findings(programs, directory, users=users)
+        private_shm = has_private_shm(ours, simulated=False)
+        yield from mps.mps_findings(programs, directory, users=users, private_shm=private_shm)
     elif users:
         yield mps.path_finding(directory, wanted=True)
     yield from mps.user_findings(accounts, users, directory)

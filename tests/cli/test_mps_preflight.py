@@ -92,6 +92,29 @@ def test_any_user_needs_a_server_that_can(short: Path) -> None:
 # --- the machine ----------------------------------------------------------------------------------
 
 
+def test_shared_memory_that_no_daemon_has(
+    program: Program, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the DaemonSet's pod each device has a /dev/shm of its own: that of the pod, a small one,
+    is not looked at.
+    """
+    (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
+    (short / "nvidia-cuda-mps-control").chmod(0o755)
+    for name, value in {
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "NODEAGENT_KUBERNETES_USE": "never",
+        "NODEAGENT_MPS_LAUNCH": "hostSystemd",
+        "NODEAGENT_MPS_PATH": str(short),
+    }.items():
+        monkeypatch.setenv(name, value)
+    own = ("--run-dir", short / "run", "--state-dir", short / "lib")
+    for shm, looked in (("auto", False), ("device", False), ("host", True)):
+        monkeypatch.setenv("NODEAGENT_MPS_SHM", shm)
+        found = {one["check"] for one in program("check", "-o", "json", *own).json["findings"]}
+        assert "mps control" in found
+        assert ("mps shm" in found) is looked
+
+
 def test_shared_memory(tmp_path: Path) -> None:
     """What is there is reported; what cannot be looked at is a warning with a remedy."""
     assert "MiB" in mps_preflight.shm_finding().message

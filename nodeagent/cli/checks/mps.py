@@ -38,11 +38,12 @@ def users_of(document: PlanDocument | None, default: str) -> frozenset[str]:
 
 
 def mps_findings(
-    programs: Programs, run_dir: Path, *, users: frozenset[str]
+    programs: Programs, run_dir: Path, *, users: frozenset[str], private_shm: bool = False
 ) -> Iterator[PreflightFinding]:
     """All about MPS on the machine's own GPUs; one line where it is neither planned nor installed.
 
-    `users` are the plan's: what is missing is an error only where there are any.
+    `users` are the plan's: what is missing is an error only where there are any. `private_shm`: no
+    daemon has the /dev/shm that is seen here.
     """
     wanted = bool(users)
     control = shutil.which(programs.control[0], path=programs.path)
@@ -50,7 +51,8 @@ def mps_findings(
         yield ok(_CHECK, f"{programs.control[0]} is not installed, and the plan has no mps")
         return
     yield from program_findings(programs, wanted=wanted, any_user=ANY_USER in users)
-    yield shm_finding()
+    if not private_shm:
+        yield shm_finding()
     yield open_files_finding(wanted=wanted)
     yield path_finding(run_dir, wanted=wanted)
     yield from foreign_findings(run_dir, running_daemons())
