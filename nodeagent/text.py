@@ -24,6 +24,11 @@ def shown(value: object) -> str:
     return _cut(str(value))
 
 
+def printable(text: str) -> str:
+    """With `?` in place of each character that a terminal might act on."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
 

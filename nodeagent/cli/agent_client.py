@@ -21,6 +21,7 @@ _Json = TypeVar("_Json", dict[str, Any], list[Mapping[str, Any]])
 
 _SOCKET = "agent.sock"  # below run.dir
 _PATIENCE = 5.0  # seconds for the agent to answer
+_LARGEST = 16 << 20  # bytes of an answer; whoever answers, it fills no memory
 
 
 class AgentUnreachable(NodeagentError):
@@ -155,8 +156,10 @@ class _SocketConnection(http.client.HTTPConnection):
 def _json(connection: http.client.HTTPConnection, kind: type[_Json], words: str) -> _Json:
     """The answer, which has to be of this kind, `words`."""
     response = connection.getresponse()
+    # Of a known length it is read whole: one that ends before is an agent's that was killed.
+    most = None if response.length is not None and response.length <= _LARGEST else _LARGEST
     try:
-        answer = parse_json(response.read())
+        answer = parse_json(response.read(most))
     except ValueError:
         answer = None
     if response.status != http.client.OK:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from nodeagent.errors import NodeagentError
 from nodeagent.terminal.page import Line, in_ascii, line, plain_text
+from nodeagent.text import printable
 
 if TYPE_CHECKING:  # commands that only ask the agent do without it
     from nodeagent.plan.problems import Problem
@@ -70,7 +71,10 @@ class Output:
         self.page([line(text)])
 
     def drawable(self, lines: Iterable[Line]) -> Iterable[Line]:
-        """The lines in characters that the stream's encoding has."""
+        """The lines in characters that the stream's encoding has, and none that a terminal acts on:
+        what answers may be another user's program.
+        """
+        lines = tuple(tuple(s._replace(text=printable(s.text)) for s in spans) for spans in lines)
         can = self._stream is None or _can_encode(self._stream, _DRAWN)
         return lines if can else in_ascii(lines)
 
@@ -151,7 +155,7 @@ def discard_standard_output() -> None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 def _shows_colours(stream: TextIO | None) -> bool:

@@ -232,6 +232,39 @@ def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program
     assert len(failed.err.splitlines()) == 1
 
 
+def test_an_answer_without_an_end_fills_no_memory(program: Program) -> None:
+    """While no agent runs, any user of the machine can listen at its address."""
+    sent = 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            nonlocal sent
+            with server.accept()[0] as connection, contextlib.suppress(OSError):
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while sent < 64 << 20:
+                    connection.sendall(b"[" * (1 << 20))
+                    sent += 1 << 20
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        failed = program("status", "--listen", f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert (failed.code, "not nodeagent" in failed.err) == (1, True)
+    assert sent < 64 << 20
+
+
+def test_no_answer_acts_on_the_terminal(program: Program) -> None:
+    """Neither what is drawn nor an error, such as by an escape sequence that sets its title."""
+    title = "\x1b]0;title\x07\x9b31m"
+    status = {**STATUS, "node": title, "headline": {"severity": "ok", "text": title}}
+    for answer, code in ((status, 200), ({"error": title, "remedy": title}, 500)):
+        with answering(json.dumps(answer).encode(), status=code) as (where, _):
+            shown = program("status", "--listen", where)
+        assert "?]0;title??31m" in shown.out + shown.err
+        assert not {"\x1b", "\x07", "\x9b"} & {*shown.out, *shown.err}
+
+
 def test_bad_settings_are_code_2(program: Program) -> None:
     """An address that is none."""
     assert program("status", "--listen", "everywhere").code == 2
