@@ -70,13 +70,22 @@ class HealthRemedies(Struct, frozen=True):
         return next(found, "").lower().removeprefix("0000") or "ADDRESS"
 
     def _reset(self, gpu: int | None) -> str:
-        """The driver resets no GPU that anything has open, this agent included."""
+        """The driver resets no GPU that anything has open, this agent included, or a server of MPS,
+        which outlives the agent.
+        """
         which = "the GPU" if gpu is None else f"GPU {gpu}"
         reset = f"`nvidia-smi --gpu-reset -i {_number(gpu)}`"
+        found = (one for one in self.observed.gpus if one.index == gpu)
+        shared = any(device.mps for one in found for device in one.devices())
         if not self.in_cluster:
             stop, start = "`systemctl stop nodeagent`", "`systemctl start nodeagent`"
             end = f"end its users{self._commands(gpu)}"
+            if shared:
+                stop = f"`nodeagent mps drain {gpu}`, {stop}"
+                start = f"{start}, `nodeagent mps restart {gpu}`"
             return f"Reset {which}: {end}, then {stop}, {reset}, {start}."
+        if shared:
+            return self._reboot()
         label = f"kubectl label node {self.node} nodeagent.io/off"
         return (
             f"Reset {which}: `{self._drain} && {label}=`, then run {reset} on the node, then "

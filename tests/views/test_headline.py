@@ -18,7 +18,7 @@ from nodeagent.health.readings import (
 )
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
@@ -166,6 +166,22 @@ def test_remedies_are_commands_of_this_node() -> None:
         "on the node, then `kubectl label node gpu-node-0 nodeagent.io/off- && kubectl uncordon "
         "gpu-node-0`; or reboot the node."
     )
+
+
+def test_mps_ends_before_a_reset() -> None:
+    """Its server outlives the agent and has the GPU open, which the driver does not reset then. In
+    a cluster, where no command is on the node, the node is rebooted.
+    """
+    first, second = OBSERVED.gpus
+    assert DAEMON.wanted
+    shared = replace(second, usage=Usage(), mps=MpsDaemon(DAEMON.wanted, "Ready"))
+    sick = health(GpuReading(SECOND, 1, recovery_action=1))
+    reset = node({"observed": ObservedNode((first, shared)), "health": sick})
+    assert headline(reset, in_cluster=False).remedy == (
+        "Reset GPU 1: end its users, then `nodeagent mps drain 1`, `systemctl stop nodeagent`, "
+        "`nvidia-smi --gpu-reset -i 1`, `systemctl start nodeagent`, `nodeagent mps restart 1`."
+    )
+    assert of(reset).remedy.startswith("Drain and reboot the node: `kubectl drain gpu-node-0 ")
 
 
 def test_outside_a_cluster_the_users_of_gpus_are_ended_first() -> None:
