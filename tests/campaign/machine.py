@@ -10,6 +10,7 @@ import asyncio
 import gc
 import io
 import re
+import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack, suppress
@@ -40,6 +41,9 @@ T = TypeVar("T")
 ENDING = 200.0  # seconds that an agent may take to end: all deadlines of a step, one after another
 _THREADS = 4  # beside one for each GPU: they end with the process
 _IN_DRIVER = 2.5  # seconds for which a thread may wait there for events
+_LOOK = (
+    1.5  # real seconds: a look at a busy program of this machine, in a real thread, is over then
+)
 _AFTER_DEATH = 30.0  # seconds in which what is left of a killed process unwinds
 _DEADLINES = {"driver.observe_deadline": "2s", "driver.step_deadline": "6s"}
 _INTERVALS = {"resync.interval": "30s", "sample.interval": "20s", "sample.slow_interval": "2m"}
@@ -313,6 +317,7 @@ class _Life:
         self._end()
         if self._open():
             gc.collect()  # what is in a cycle closes itself
+            time.sleep(_LOOK)
         return [*left, *(f"descriptor {what}" for what in self._open())]
 
     def held(self) -> Counter[str]:
