@@ -81,7 +81,7 @@ def _opened(line: str, at: float) -> tuple[str, float, int]:
 
 
 def _xid(text: str, at: float, sequence: int) -> XidEvent | None:
-    match = _XID.search(text)
+    match = _XID.match(text)  # elsewhere it may be a name that a user gave and the kernel quotes
     if match is None:
         return None
     number, rest = int(match["xid"]), match["rest"]
@@ -130,7 +130,7 @@ def _fallen(
     text: str, at: float, sequence: int, begun: Begun | None
 ) -> tuple[XidEvent | None, Begun | None]:
     """A GPU that fell off the bus, reported without a number; and a message that goes on."""
-    named = _OFF_THE_BUS.search(text)
+    named = _OFF_THE_BUS.match(text)
     if named is not None:
         begun = Begun(named["pci"].lower(), at)
     elif begun is not None and (not text.startswith("NVRM:") or at - begun.at > _TOGETHER):

@@ -104,6 +104,9 @@ def test_lines_of_dmesg_have_a_time() -> None:
         "NVRM: Xid (PCI:0000:1a:00)",
         "NVRM: Xid (PCI:zz): 79, no address",
         "usb 1-1: Xid 79",
+        # a user's own cgroup, and a program, that the kernel names
+        "oom-kill:oom_memcg=/user.slice/NVRM: Xid (PCI:0000:1a:00): 79, x,task=a,pid=9,uid=1000",
+        "process '/tmp/NVRM: GPU 0000:1a:00.0: GPU has fallen off the bus' launched 'a' with NULL",
     ],
 )
 def test_other_lines_tell_nothing(line: str) -> None:
