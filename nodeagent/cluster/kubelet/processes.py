@@ -44,7 +44,7 @@ def pod_of_cgroup(text: str) -> ProcessPod | None:
     """The pod by the text of /proc/PID/cgroup; None for a process outside any pod. Users name the
     cgroups below their own sessions as they like, so there is no pod.
     """
-    for line in text.splitlines():
+    for line in text.split("\n"):  # which a name cannot have; what else splitlines() splits, it can
         path = line.split(":", 2)[-1]  # a path may have colons of its own
         pod = None if _SESSIONS in path else _POD.search(path)
         if pod:
@@ -100,7 +100,7 @@ class ProcessPods:
     def cgroup(self, pid: int) -> str | None:
         """The text of its cgroup file; None where it cannot be read."""
         try:
-            return (self._proc / str(pid) / "cgroup").read_text(errors="replace")
+            return (self._proc / str(pid) / "cgroup").read_bytes().decode(errors="replace")
         except OSError:
             return None
 
@@ -178,7 +178,7 @@ class Owner:
 def outside_pods(cgroup: str, uid: int) -> Owner:
     """The owner of a process that is in no pod, by the text of its cgroup file."""
     unit = ""
-    for line in cgroup.splitlines():
+    for line in cgroup.split("\n"):
         path = line.split(":", 2)[-1]
         if found := _CONTAINER.search(path):
             return Owner(container=found[0][:_SHORT_ID])

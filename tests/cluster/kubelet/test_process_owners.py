@@ -32,6 +32,7 @@ def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
             "0::/user.slice/user-1000.slice/user@1000.service/app.slice/a.scope\n",
             Owner(user="1000"),
         ),
+        ("0::/user.slice/a\u20280::/system.slice/b.service\n", Owner(user="1000")),
         ("0::/\n", Owner(user="1000")),
         ("", Owner(user="1000")),
     ]

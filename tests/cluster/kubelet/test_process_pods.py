@@ -72,6 +72,8 @@ def test_cgroups() -> None:
         ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
         # a user's own cgroup, named as another user's pod
         (f"0::/user.slice/user-1000.slice/user@1000.service/pod{UID}/{ID}\n", None),
+        # ... and with what begins a line for Python, though not for the kernel
+        (f"0::/user.slice/user-1000.slice/a\v0::/kubepods/pod{UID}/{ID}\n", None),
         (f"0::/system.slice/podman-{UID}.scope\n", None),
         ("0::/\n", None),
         ("", None),
@@ -89,7 +91,7 @@ class Machine:
 
     def runs(self, pid: int, cgroup: str) -> None:
         (self.proc / str(pid)).mkdir()
-        (self.proc / str(pid) / "cgroup").write_text(f"0::{cgroup}\n")
+        (self.proc / str(pid) / "cgroup").write_bytes(f"0::{cgroup}\n".encode())
 
     def logs_of(self, pod: PodName, uid: str, *containers: str) -> None:
         for container in containers:
@@ -135,6 +137,12 @@ def test_a_pod_whose_name_is_not_to_be_found(machine: Machine) -> None:
     (machine.logs / "pods/lost+found").mkdir(parents=True)
     (machine.logs / "pods/a_b_c_d").touch()
     assert machine.whose(4711) == {4711: ProcessPod(UID, ID)}
+
+
+def test_a_users_cgroup_is_no_pods(machine: Machine) -> None:
+    """Whatever it is named: reading the file makes no new line of it."""
+    machine.runs(4712, f"/user.slice/user-1000.slice/a\r0::/kubepods/pod{UID}/{ID}")
+    assert machine.whose(4712) == {4712: None}
 
 
 def test_a_process_of_the_machine_is_known_for_one(machine: Machine) -> None:
