@@ -97,14 +97,17 @@ class FindingStore:
         self._findings[finding.key] = finding if there is None else again(there, finding)
 
     def refine(self, finding: Finding) -> None:
-        """The other source's report of a known event: it may know more of it.
+        """The other source's report of a known event, the newest that it can be of: it may know
+        more of it.
 
-        One source may name a place that the other does not; then the narrower place counts.
+        One source may name a place that the other does not; then the narrower place counts, and
+        what was found there before goes on.
         """
-        there = next((f for f in self.findings if _same_event(f, finding)), None)
+        same = (f for f in self.findings if _same_event(f, finding))
+        there = max(same, key=lambda f: f.last, default=None)
         if there is None:
             return
-        place = max(there.place, finding.place, key=lambda p: (p.instance or -1, p.compute or -1))
+        place = max(there.place, finding.place, key=lambda p: p.ids)
         longer = max(there.evidence, finding.evidence, key=len)
         worse = again(there, finding)
         self._findings.pop(there.key)
@@ -116,7 +119,7 @@ class FindingStore:
             action=worse.action if worse.severity is not there.severity else there.action,
             pid=there.pid or finding.pid,
         )
-        self._findings[merged.key] = merged
+        self.record(merged)
 
     # --- what was measured --------------------------------------------------------------------
 
@@ -162,11 +165,9 @@ class FindingStore:
 
 
 def _same_event(there: Finding, other: Finding) -> bool:
-    return (there.cause, there.code, there.place.gpu) == (
-        other.cause,
-        other.code,
-        other.place.gpu,
-    ) and (
-        None in (there.place.instance, other.place.instance)
-        or there.place.instance == other.place.instance
+    one, two = there.place, other.place
+    return (
+        (there.cause, there.code, one.gpu) == (other.cause, other.code, two.gpu)
+        and (None in (one.instance, two.instance) or one.instance == two.instance)
+        and (None in (one.compute, two.compute) or one.compute == two.compute)
     )

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nodeagent.health.findings import Action, Severity, rank, worst
 from nodeagent.health.kernel_log import pci_address
-from nodeagent.health.readings import GpuEventKind, XidEvent, XidSource
-from tests.health.rig import LOG, Node, counts, gpu, known
+from nodeagent.health.readings import GpuEventKind, LinkReading, XidEvent, XidSource
+from tests.health.rig import GPU, LOG, Node, counts, gpu, known
 
 
 @pytest.mark.parametrize("first", XidSource)
@@ -30,6 +30,74 @@ def test_an_xid_of_both_sources_counts_once(first: XidSource) -> None:
     finding = node.one("xidApplication")
     assert (finding.count, finding.pid, finding.place.instance) == (1, 4711, 2)
     assert "MMU Fault" in finding.evidence
+
+
+@pytest.mark.parametrize("first", XidSource)
+@pytest.mark.parametrize(
+    ("number", "other", "place"),
+    [
+        (109, 109, {"gpu": "GPU-2"}),
+        (109, 62, {"gpu": GPU}),
+        (109, 109, {"gpu": GPU, "instance": 2}),
+        (109, 109, {"gpu": GPU, "instance": 1, "compute": 1}),
+    ],
+)
+def test_two_alike_stay_two(
+    first: XidSource, number: int, other: int, place: dict[str, Any]
+) -> None:
+    """The second source's report of one adds to that one, and takes nothing from the other."""
+    node = known()
+    second = LOG if first is XidSource.NVML else XidSource.NVML
+    one = {"gpu": GPU, "instance": 1, "compute": 0}
+    for source in (first, second):
+        pids = (4711, 4712) if source is LOG else (0, 0)
+        node.xid(number, source=source, pid=pids[0], after=0.1, **one)
+        node.xid(other, source=source, pid=pids[1], after=0.1, **place)
+    found = {(f.place.ids, f.code, f.pid, f.count) for f in node.state.findings}
+    where = (place["gpu"], place.get("instance", -1), place.get("compute", -1))
+    assert found == {((GPU, 1, 0), number, 4711, 1), (where, other, 4712, 1)}
+
+
+def test_an_xid_is_no_link() -> None:
+    """A finding of the link with the XID's number is another one."""
+    node = known()
+    node.read(gpu(nvlinks=(LinkReading(13, up=True),)))
+    node.xid(13)
+    node.read(gpu(nvlinks=(LinkReading(13, up=False),)))
+    node.xid(13, source=LOG, pid=4711)
+    assert {(f.cause, f.pid) for f in node.state.findings} == {
+        ("nvlinkDown", 0), ("xidApplication", 4711),
+    }  # fmt: skip
+
+
+def test_the_newest_is_what_a_report_without_a_place_is_of() -> None:
+    """An earlier one elsewhere is not."""
+    node = known()
+    for instance in (1, 2):
+        node.xid(109, instance=instance, after=60.0)
+    node.xid(109, source=LOG, pid=4711)
+    assert [(f.place.instance, f.pid) for f in node.state.findings] == [(1, 0), (2, 4711)]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_narrower_place_counts(number: int) -> None:
+    """Ids begin with 0."""
+    node = known()
+    node.xid(109, source=LOG, instance=2)
+    node.xid(109, instance=2, compute=number)
+    assert node.one("xidReset").place.compute == number
+
+
+def test_a_place_that_is_known_later_joins_what_is_there() -> None:
+    """It is that finding once more, and what was known of it stays."""
+    node = known()
+    node.xid(123, instance=1)
+    since = node.one("xidSupport").since
+    node.xid(123, source=LOG, after=60.0)
+    node.xid(123, instance=1)
+    finding = node.one("xidSupport")
+    assert (finding.place.instance, finding.count, finding.since) == (1, 2, since)
+    assert finding.action is Action.INSPECT_HARDWARE
 
 
 def test_each_word_of_one_source_takes_one_of_the_other() -> None:
