@@ -91,7 +91,7 @@ def evaluate(
     _correct(store, gpus)
     store.end(lambda finding: end_of(finding, reading, now))
     for finding in store.findings:
-        store.replace(with_pods(finding, observed))
+        store.replace(with_pods(finding, observed, now.uptime))
     state = replace(state, gpus=gpus, findings=in_order(store.findings), holds=store.holds)
     return Evaluation(state, store.raised, store.changed, tuple(store.ended), news)
 

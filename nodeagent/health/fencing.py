@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from nodeagent.health.findings import Finding, Pod, Severity, in_order
+from nodeagent.health import limits
+from nodeagent.health.findings import End, Finding, Pod, Severity, in_order
 from nodeagent.health.table import BY_CAUSE
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
@@ -144,20 +145,23 @@ def held_calls(findings: Iterable[Finding]) -> frozenset[str]:
 # --- the pods that a finding hit ---
 
 
-def with_pods(finding: Finding, observed: ObservedNode) -> Finding:
-    """The finding with the pods that use now what it hit.
+def with_pods(finding: Finding, observed: ObservedNode, uptime: float) -> Finding:
+    """The finding with the pods that used what it hit, as far as they are seen soon enough.
 
     A finding of a known process hits that process' pod and no other. Pods are never taken away:
-    one that was hit and is gone since stays in the finding until it ends.
+    one that was hit and is gone since stays in the finding until it ends; of many the newest.
     """
     gpu = observed.gpu(finding.place.gpu)
-    if gpu is None or (finding.pods and finding.pid):
+    measured = End.GONE in BY_CAUSE[finding.cause].ends  # again and again, so `last` is always now
+    hit = finding.since if measured else finding.last
+    if gpu is None or uptime - hit.uptime > limits.HIT_SEEN:
         return finding
     users = [user for user in _users(gpu, finding) if user.pod]
     if finding.pid:
         users = [user for user in users if user.pid == finding.pid]
     pods = {Pod(user.namespace, user.pod, user.container) for user in users}
-    return replace(finding, pods=tuple(sorted(pods | set(finding.pods))))
+    kept = (*sorted(pods), *(pod for pod in finding.pods if pod not in pods))[: limits.PODS_NAMED]
+    return replace(finding, pods=tuple(sorted(kept)))
 
 
 def _users(gpu: Gpu, finding: Finding) -> Iterator[User]:

@@ -118,6 +118,8 @@ class FindingStore:
             severity=worse.severity,
             action=worse.action if worse.severity is not there.severity else there.action,
             pid=there.pid or finding.pid,
+            # The process is known now, and it alone was hit.
+            pods=() if finding.pid and there.count == 1 else there.pods,
         )
         self.record(merged)
 

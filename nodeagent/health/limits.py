@@ -52,5 +52,7 @@ APPLICATION_LAPSE: Final = 600.0  # seconds after which an application's XID is 
 EVENT_LAPSE: Final = 3600.0  # seconds, for what has no defined action
 SAME_EVENT: Final = 5.0  # seconds between two sources' reports of the same XID
 RECOVERY_SETTLE: Final = 10.0  # seconds until the recovery action covers an XID too
+HIT_SEEN: Final = 30.0  # seconds after which who uses a place was not hit by what was found there
+PODS_NAMED: Final = 50  # of a finding
 REPAIRS_BEFORE_INSPECTION: Final = 2  # resets or reboots for the same XID (gpud)
 REPAIRS_MEMORY: Final = 7 * 86400.0  # seconds a repair is remembered

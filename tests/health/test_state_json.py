@@ -12,7 +12,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import decode, encode
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.users import Usage, User
-from tests.health.rig import GPU, Node, gpu
+from tests.health.rig import GPU, LOG, Node, gpu
 from tests.health.test_check_table import RAISING
 
 
@@ -122,3 +122,46 @@ def test_who_was_hit_is_not_forgotten() -> None:
     node.observed = ObservedNode((Gpu(0, GPU),))
     node.xid(95, instance=1)
     assert node.one("xidReset").pods == (Pod("ml", "left", "main"),)
+
+
+def test_who_came_later_was_not_hit() -> None:
+    """A look soon after shows who was there; an old finding takes up no one, however long it lasts.
+    When an error comes again, those who are there by then are hit, too.
+    """
+
+    def used_by(*pods: str) -> ObservedNode:
+        users = Usage(tuple(_user(pid, pod) for pid, pod in enumerate(pods, 1)))
+        return ObservedNode((Gpu(0, GPU, usage=users),))
+
+    node, sick = Node(observed=used_by("first")), gpu(ecc_uncorrected=1)
+    node.read(sick)
+    node.xid(95)
+    node.observed = used_by("first", "soon")
+    node.read(sick, after=5.0)
+    node.observed = used_by("later")
+    node.read(sick, after=60.0)
+    pods = {f.cause: [pod.name for pod in f.pods] for f in node.state.findings}
+    assert pods == {"eccUncorrected": ["first", "soon"], "xidReset": ["first", "soon"]}
+    node.xid(95)
+    assert [pod.name for pod in node.one("xidReset").pods] == ["first", "later", "soon"]
+
+
+def test_the_process_that_is_known_later_was_hit_alone() -> None:
+    """The kernel log names it after NVML did not; another one's error then hits that one, too."""
+    node = Node(observed=OBSERVED)
+    node.xid(31, instance=2)
+    node.xid(31, instance=2, source=LOG, pid=22)
+    assert [pod.name for pod in node.one("xidApplication").pods] == ["other"]
+    node.xid(31, instance=2, source=LOG, pid=21, after=60.0)
+    assert [pod.name for pod in node.one("xidApplication").pods] == ["other", "right"]
+
+
+def test_as_many_pods_are_named_as_people_read() -> None:
+    """The newest of an error that never stops coming."""
+    node = Node()
+    for number in range(200):
+        users = Usage((_user(number + 1, f"pod-{number:03}"),))
+        node.observed = ObservedNode((Gpu(0, GPU, usage=users),))
+        node.xid(31, after=60.0)
+    names = [pod.name for pod in node.one("xidApplication").pods]
+    assert (len(names), names[-1]) == (50, "pod-199")
