@@ -131,7 +131,9 @@ def _repairs(
         for e in store.ended
         if e.mended and e.finding.check == "xid"
     ]
-    young = [r for r in before if r.wall >= now.wall - limits.REPAIRS_MEMORY]
+    # A clock that was ahead and is set to right must not keep a repair for so much longer.
+    past = (replace(r, wall=min(r.wall, now.wall)) for r in before)
+    young = [r for r in past if r.wall >= now.wall - limits.REPAIRS_MEMORY]
     return (*young, *new)[-_MOST_REPAIRS:]
 
 

@@ -48,9 +48,9 @@ _BY_EVENT = {
 
 
 def moment(at: float, now: Moment) -> Moment:
-    """When something was, as seen from now; nothing is in the future."""
+    """When something was, as seen from now; nothing is in the future, nor before 1970."""
     at = min(at, now.uptime)
-    return Moment(at, now.wall - (now.uptime - at))
+    return Moment(at, max(now.wall - (now.uptime - at), 0.0))
 
 
 def cause_of_xid(xid: int, table: XidTable) -> str | None:

@@ -27,9 +27,9 @@ START = 1000.0
 EPOCH = 1_700_000_000.0
 
 
-def moment(uptime: float) -> Moment:
+def moment(uptime: float, ahead: float = 0.0) -> Moment:
     """That uptime, on a wall clock of its own."""
-    return Moment(uptime, EPOCH + uptime)
+    return Moment(uptime, EPOCH + uptime + ahead)
 
 
 def gpu(**values: Any) -> GpuReading:
@@ -39,10 +39,11 @@ def gpu(**values: Any) -> GpuReading:
 
 @dataclass
 class Node:
-    """Judges one reading after the other."""
+    """Judges one reading after the other; the wall clock is `ahead` by so many seconds."""
 
     state: HealthState = field(default_factory=HealthState)
     now: float = START
+    ahead: float = 0.0
     boot: str = "boot-1"
     last: Evaluation | None = None
     observed: ObservedNode = field(default_factory=ObservedNode)
@@ -50,7 +51,7 @@ class Node:
     def read(self, *gpus: GpuReading, after: float = 1.0, **values: Any) -> Evaluation:
         """One reading, `after` so many seconds."""
         self.now += after
-        reading = NodeReading(moment(self.now), self.boot, gpus=gpus, **values)
+        reading = NodeReading(moment(self.now, self.ahead), self.boot, gpus=gpus, **values)
         self.last = evaluate(self.state, reading, default_table(), self.observed)
         self.state = self.last.state
         return self.last

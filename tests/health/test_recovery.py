@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodeagent.health.findings import Action, End, Severity
 from nodeagent.health.readings import Answer, InstanceReading, Silence
 from tests.health.rig import GPU, LEFT, LOG, RIGHT, Node, ends, gpu, known
@@ -109,6 +111,29 @@ def test_repairs_are_forgotten() -> None:
     node.read(gpu(), after=8 * 86400.0)
     node.xid(95)
     assert node.one("xidReset").action is Action.RESET_GPU
+
+
+@pytest.mark.parametrize(
+    ("ahead", "after", "action"),
+    [
+        (4 * 365 * 86400.0, 8 * 86400.0, Action.RESET_GPU),  # the clock was set to right
+        (60.0, 60.0, Action.INSPECT_HARDWARE),  # ... and to what it was a moment ago
+    ],
+)
+def test_a_clock_that_is_set_back_keeps_repairs_no_longer(
+    ahead: float, after: float, action: Action
+) -> None:
+    """A repair of the future, as the clock is now, counts as one of now."""
+    node = Node(ahead=ahead)
+    node.read(gpu())
+    for _ in range(2):
+        node.xid(95)
+        node.read(resets=frozenset({GPU}))
+    node.ahead = 0.0
+    node.read(gpu())
+    node.read(gpu(), after=after)
+    node.xid(95)
+    assert node.one("xidReset").action is action
 
 
 def test_a_support_case_that_comes_back() -> None:

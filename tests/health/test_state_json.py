@@ -7,12 +7,12 @@ import json
 import pytest
 from msgspec import ValidationError
 
-from nodeagent.health.findings import Pod
+from nodeagent.health.findings import Moment, Pod
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import decode, encode
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.users import Usage, User
-from tests.health.rig import GPU, LOG, Node, gpu
+from tests.health.rig import EPOCH, GPU, LOG, START, Node, gpu
 from tests.health.test_check_table import RAISING
 
 
@@ -41,6 +41,14 @@ def test_a_restart_changes_no_judgement() -> None:
         node.read(resets=frozenset({GPU}))
     assert plain.causes() == restarted.causes() == {"hwSlowdown"}
     assert plain.state.repairs == restarted.state.repairs != ()
+
+
+def test_a_clock_at_its_beginning_loses_nothing() -> None:
+    """What was before 1970 by a clock that was never set is as old as that clock."""
+    node = Node(ahead=-EPOCH - START)
+    node.xid(95, source=LOG, at=START - 60.0)
+    assert _again(node.state) == node.state
+    assert node.one("xidReset").last == Moment(START - 60.0, 0.0)
 
 
 EMPTY = json.loads(encode(HealthState()))
