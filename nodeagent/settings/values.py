@@ -103,10 +103,19 @@ def _address(value: object) -> Address:
     bare = host.removeprefix("[").removesuffix("]")
     bracketed = host == f"[{bare}]"
     if not (colon and port.isascii() and port.isdigit() and int(port) < 2**16) or (
-        bracketed != (":" in bare) or re.search(r"[\s/\[\]]", bare)
+        bracketed != (":" in bare) or re.search(r"[\s/\[\]]", bare) or not _is_name(bare)
     ):
         raise ValueError("accepted: HOST:PORT such as 127.0.0.1:9470, [::1]:9470 or :9470")
     return Address(bare, int(port))
+
+
+def _is_name(host: str) -> bool:
+    """Whether it can be looked up: no part of it is empty or too long."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _whole_number(value: object) -> int:

@@ -237,6 +237,8 @@ WRONG: tuple[tuple[str, str], ...] = (
     ("resync: {interval: .inf}", "resync.interval: found"),
     ("resync: {interval: 5 parsecs}", 'resync.interval: found "5 parsecs" (accepted'),
     ("api: {listen: 9470}", "api.listen: found 9470 (accepted: HOST:PORT"),
+    ("metrics: {listen: 'gpu..node:9400'}", "metrics.listen: found"),
+    (f"api: {{listen: '{'a' * 64}:9470'}}", "api.listen: found"),
     ("api: {listen: '::1:9470'}", 'api.listen: found "::1:9470" (accepted: HOST:PORT'),
     ("api: {listen: 'localhost:70000'}", "api.listen: found"),
     ("nvidia_smi: 'a \"b'", "nvidia_smi: found"),
