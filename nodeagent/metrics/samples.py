@@ -160,14 +160,16 @@ _Series = tuple[int, Entity, Labels]
 
 
 class _Counted(Struct):
-    """`raw` is the last reading, `lost` what those before it had come to when they began anew."""
+    """`raw` is the last reading, `lost` what those before it had come to when they began anew. A
+    lower generation is no other instance: the reader began anew.
+    """
 
     generation: int
     raw: Number = 0
     lost: Number = 0
 
     def read(self, raw: Number, generation: int) -> Number:
-        if generation != self.generation or raw < self.raw:
+        if generation > self.generation or raw < self.raw:
             self.lost += self.raw
         self.generation, self.raw = generation, raw
         return self.lost + raw

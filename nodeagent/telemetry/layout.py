@@ -72,8 +72,11 @@ class InstanceTracker:
         return before != (self.mig, tuple(parts.values()))
 
     def forget(self) -> None:
-        """Drop all handles, which a restart of NVML has made invalid."""
+        """Drop all handles, which a restart of NVML has made invalid. The instances may be the
+        same, and count as such.
+        """
         self.parts, self.mig = {}, None
+        self._generations.clear()
 
 
 def _instances(gpu: GpuDevice, attempts: int = _ATTEMPTS) -> dict[int, tuple[Device, InstanceInfo]]:

@@ -55,6 +55,15 @@ def test_an_instance_made_anew_goes_on_where_the_labels_were() -> None:
     assert _run(counters, [10], _slice(8)) == [10]
 
 
+def test_a_reader_that_begins_anew_counts_nothing_twice() -> None:
+    """It counts generations from 0 on: the instance is the same, unless its counter fell."""
+    counters = MonotonicCounters(catalogue().fields)
+    assert _run(counters, [100], _slice(7, generation=2)) == [100]
+    assert _run(counters, [120], _slice(7)) == [120]
+    assert _run(counters, [10], _slice(7)) == [130]
+    assert _run(counters, [50], _slice(7, generation=1)) == [180]
+
+
 def test_gauges_stay_as_they_are() -> None:
     """A gauge may fall; so may the rate that dcgm-exporter calls a counter."""
     counters = MonotonicCounters(catalogue().fields)

@@ -126,6 +126,15 @@ async def test_the_same_instance_made_again_is_another(known: Driver) -> None:
     assert after.entity.generation == before.entity.generation + 1
 
 
+async def test_instances_outlive_a_restart_of_nvml(known: Driver) -> None:
+    """They are the same as before: their counters go on, and nothing that was read of them ends."""
+    gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
+    sampler = sampler_of(known, rows(FB_USED))
+    before = (await sampler.round()).slices[gpu.uuid]
+    await known.pool.restart()
+    assert (await sampler.round()).slices[gpu.uuid] == before
+
+
 @pytest.mark.parametrize("answer", ["INVALID_ARGUMENT", "NOT_FOUND"])
 async def test_an_instance_that_another_program_destroyed(answer: str) -> None:
     """Its handle is refused; in the same look the others are read, and it is not reported."""
