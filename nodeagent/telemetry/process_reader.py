@@ -7,6 +7,7 @@ own thread.
 from __future__ import annotations
 
 import resource
+import time
 from functools import lru_cache
 from typing import Final
 
@@ -66,6 +67,8 @@ class ProcessReader(Struct):
         """Percent of the GPU's time by pid, as far as it is known; nothing with MIG on."""
         if _UTILIZATION in self._refused:
             return {}
+        # By the wall clock, in microseconds; when that is set back, all is new again.
+        self._until = min(self._until, time.time_ns() // 1000)
         try:
             samples = call(_UTILIZATION, gpu.handle, self._until)
         except (GpuLost, DriverUnavailable) as error:

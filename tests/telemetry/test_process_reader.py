@@ -44,6 +44,19 @@ async def test_all_kinds_of_processes_with_memory_and_time() -> None:
     }
 
 
+async def test_a_clock_that_was_set_back_hides_no_work() -> None:
+    """The driver's samples have the time of day, and so has the last one that was read."""
+    with simulated("t4:1") as node:
+        _busy(node)
+        async with open_driver() as driver:
+            await driver.observe()
+            in_an_hour = time.time_ns() // 1000 + 3600 * 1_000_000
+            reader = ProcessReader(in_an_hour)
+            await _look(driver, reader)
+            look = await _look(driver, reader)
+    assert [process.multiprocessors for process in look.running[None]] == [30.0, None, 15.0]
+
+
 async def test_instances_have_their_own() -> None:
     """They are listed by the id of the GPU instance; their time is not reported there."""
     with simulated("h100-80gb:1") as node:
