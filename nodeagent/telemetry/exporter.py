@@ -105,6 +105,8 @@ class Exporter:
         sample = self._sample(who)
         active = activity(sample)
         self.readings = readings(sample, active)
+        known = {uuid for uuid, gpu in self._gpus.items() if now - gpu.at <= _LONGEST_GAP}
+        active = {device: part for device, part in active.items() if device[0] in known}
         self._accounts.observe(now, state.observed, who, active)
         if self._is_expected(now, within=2 * between):
             self._page = self._write(state, who, sample)

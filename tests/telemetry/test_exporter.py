@@ -21,7 +21,7 @@ from nodeagent.views.node_state import NodeState
 from nodeagent.views.shapes import Cluster, Pod
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
-USED, POWER, ENERGY = 252, 155, 156
+USED, POWER, ENERGY, UTILIZATION = 252, 155, 156, 203
 FIELDS = """DCGM_FI_DEV_FB_USED, gauge, Memory
 DCGM_FI_DEV_POWER_USAGE, gauge, Power
 DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, counter, Energy
@@ -234,6 +234,20 @@ def test_what_a_lost_gpu_said_ends() -> None:
     rig.sample({USED: ((WHOLE, 7),)})
     rig.exporter.take(SampleBatch(gone=("fast",)))
     assert rig.series("DCGM_FI_DEV_FB_USED") == []
+
+
+def test_what_a_gpu_does_that_is_not_sampled_is_not_known() -> None:
+    """Its last values are still exported; but it is not in use by them, nor idle."""
+    rig = Rig(whole(user(0, "a")))
+    rig.sample({UTILIZATION: ((WHOLE, 100),)})
+    last = GpuSample(GPU, WHOLE, rig.now, GpuReading(GPU.uuid))
+    for _ in range(60):
+        rig.now += 10
+        rig.exporter.take(SampleBatch(latest=(last,)))
+    ((_, used),) = (s.split("} ") for s in rig.series("nodeagent_gpu_seconds_used_total"))
+    ((_, held),) = (s.split("} ") for s in rig.series("nodeagent_gpu_seconds_held_total"))
+    assert (float(used), float(held)) == (120.0, 600.0)
+    assert rig.series("nodeagent_held_idle_seconds") == []
 
 
 def test_nothing_is_written_without_a_scraper() -> None:
