@@ -51,6 +51,15 @@ def test_replays_by_generation(generation: int, limit: float, lanes: int) -> Non
         assert node.causes() == expected
 
 
+def test_lanes_that_sleep_make_no_more_replays() -> None:
+    """The width falls while a GPU is idle, and its replays are those of the whole link."""
+    node = Node()
+    for minute in range(20):
+        widths = {"pcie_width": 1, "pcie_width_max": 16}
+        node.read(gpu(pcie_replays=minute * 4, pcie_generation_max=4, **widths), after=60.0)
+    assert node.causes() == set()
+
+
 @pytest.mark.parametrize(
     ("fabric", "evidence"),
     [

@@ -18,7 +18,7 @@ def pcie(view: GpuView) -> Iterator[Observation]:
     rate = view.trail("replays").rate(limits.REPLAY_WINDOW)
     raise_at = limits.REPLAYS_RAISE.get(generation or 0)
     if rate is not None and raise_at is not None:
-        a_minute = rate * 60 / (read.pcie_width or read.pcie_width_max or _WHOLE_LINK)
+        a_minute = rate * 60 / (read.pcie_width_max or read.pcie_width or _WHOLE_LINK)
         band = (raise_at, raise_at * limits.REPLAYS_CLEAR)
         yield Observation(
             "pcieReplays",
