@@ -195,7 +195,8 @@ def _correct(store: FindingStore, gpus: Mapping[str, GpuHistory]) -> None:
 # --- what is measured -----------------------------------------------------------------------------
 
 
-# What a complete reading of a GPU has no observation of cannot be read there at present.
+# What a complete reading of a GPU has no observation of, or one of a GPU that does not answer,
+# cannot be read there at present.
 _READ = frozenset(row.check.value for row in ROWS if End.GONE in row.ends) - {
     Check.GPU_COUNT,
     Check.DRIVER,
@@ -221,7 +222,7 @@ def _measure(
         checked[event.gpu].add(BY_CAUSE[xid_findings.cause_of(event)].check.value)
     for xid in reading.xids:
         checked[xid_findings.with_uuid(xid, state.gpus.items()).gpu].add(Check.XID.value)
-    complete = {gpu.uuid for gpu in reading.gpus if gpu.complete}
+    complete = {gpu.uuid for gpu in reading.gpus if gpu.complete or gpu.silent}
     unread = {uuid: _READ - observed[uuid] for uuid in complete}
     return {
         uuid: replace(past, checked=past.checked - unread.get(uuid, set()) | checked[uuid])
@@ -235,7 +236,8 @@ def _observations(
     for gpu in reading.gpus:
         past = state.gpus[gpu.uuid]
         view = GpuView(gpu, past, store.now.uptime, store.raised_on(gpu.uuid))
-        for observation in chain.from_iterable(check(view) for check in GPU_CHECKS):
+        checks = device.OF_SILENT if gpu.silent else GPU_CHECKS
+        for observation in chain.from_iterable(check(view) for check in checks):
             instance = observation.instance
             placement = None if instance is None else past.placements.get(instance)
             yield Place(gpu.uuid, instance, None, placement), observation

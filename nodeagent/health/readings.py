@@ -150,6 +150,11 @@ class GpuReading(Struct, frozen=True):
     nvlinks: tuple[LinkReading, ...] = ()
     fabric: Fabric | None = None
 
+    @property
+    def silent(self) -> bool:
+        """It was asked, and does not answer."""
+        return self.answer is not None and self.answer.silence is not None
+
 
 class XidSource(StrEnum):
     """What reported an event."""

@@ -270,3 +270,22 @@ def test_a_check_that_cannot_be_read_any_more_has_no_figure() -> None:
     node.read(gpu(complete=True, rows=replace(rows, failed=True)))
     node.read(gpu(complete=True, mig=True))
     assert samples(node, agent_metrics.GPU_HEALTH) == {("rowRemap", "0", GPU): 0.0}
+
+
+@pytest.mark.parametrize("action", [0, 1])
+@pytest.mark.parametrize("silence", Silence)
+def test_a_gpu_that_does_not_answer_has_no_figures(silence: Silence, action: int) -> None:
+    """But for whether it answers, where that is known, and what was found of it before."""
+    node = Node()
+    well = gpu(answer=Answer(), complete=True, temperature=50, slowdown_temperature=90,
+               ecc_uncorrected=1, held_by_heat=0, recovery_action=action)  # fmt: skip
+    for _ in range(8):
+        node.read(well, after=50.0)
+    checks = {check for check, *_ in samples(node, agent_metrics.GPU_HEALTH)}
+    assert checks == {"gpuAccess", "temperature", "ecc", "thermal", "recoveryAction"}
+    node.read(gpu(answer=Answer(silence, node.now)))
+    found = {check: n for (check, *_), n in samples(node, agent_metrics.GPU_HEALTH).items()}
+    assert found.pop("gpuAccess", None) in (0.0, None)
+    assert found == ({"ecc": 0.0, "recoveryAction": 0.0} if action else {"ecc": 0.5})
+    node.read(well)
+    assert {check for check, *_ in samples(node, agent_metrics.GPU_HEALTH)} >= {"temperature"}

@@ -62,6 +62,8 @@ def recovery(view: GpuView) -> Iterator[Observation]:
     if code is None:
         yield Observation("recoveryAction", None)
         return
+    if not code and view.gpu.silent:  # that it needs none was so before
+        return
     words, severity, action = recovery_of(code)
     yield Observation(
         "recoveryAction",
@@ -92,7 +94,8 @@ def inforom(view: GpuView) -> Iterator[Observation]:
     yield Observation("inforomCorrupt", view.gpu.inforom_corrupt, "its checksum is wrong")
 
 
-CHECKS: tuple[GpuCheck, ...] = (access, recovery, modes, inforom)
+OF_SILENT: tuple[GpuCheck, ...] = (access, recovery)  # the kernel log has the driver's word, too
+CHECKS: tuple[GpuCheck, ...] = (*OF_SILENT, modes, inforom)
 
 
 # --- the node as a whole ---
