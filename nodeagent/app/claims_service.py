@@ -136,7 +136,7 @@ class ClaimsService:
     def recorded(self) -> Collection[tuple[str, str]]:
         """Namespace and name of the claims of which it is known what they have."""
         named = {(one.namespace, one.name) for one in self.claims.records}
-        return named | self.view.attempts.under_way
+        return named | self.view.attempts.ending
 
     @property
     def problems(self) -> tuple[Problem, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -28,7 +30,7 @@ from tests.simulated_cluster.agent import (
     until_status,
 )
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer
+from tests.simulated_cluster.faults import Answer, Freeze
 from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.kubelet_claims import PodFailed
 from tests.simulated_cluster.scheduler import DRIVER
@@ -123,7 +125,8 @@ async def test_a_plan_and_pods_share_a_card(cluster: Cluster) -> None:
 
 async def test_a_slice_whose_record_is_lost_stays_its_pods(listing: Cluster) -> None:
     """The kubelet lists the claim of a pod that runs nothing on its slice at the moment. An agent
-    that has no record of it any more does not take the slice away for another plan.
+    that has no record of it any more does not take the slice away for another plan, nor while a
+    kubelet that was restarted has the claim prepared again.
     """
     api, kubelet, settings = listing.api, listing.kubelet, asks(listing.folder)
     api.annotate(NAME, **{PLAN: THREE})
@@ -140,6 +143,23 @@ async def test_a_slice_whose_record_is_lost_stays_its_pods(listing: Cluster) -> 
         blocked = await until_status(api, lambda found: found["phase"] == "Blocked")
         assert "pod team/train" in json.dumps(blocked)
         assert listing.slices() == [(4, 4)]
+        begun = api.faults.struck
+        api.faults.next(1, Freeze(), path="*/resourceclaims/train")
+        await kubelet.restart()
+        await until(lambda: listing.kubelet.plugins.get(DRIVER))
+        preparing = asyncio.create_task(kubelet.prepare("second", train))
+        await until(lambda: api.faults.struck > begun)
+        again = f"{SEVEN}# again"
+        api.annotate(NAME, **{PLAN: again})
+        digest = f"sha256:{hashlib.sha256(again.encode()).hexdigest()}"
+        found = await until_status(api, lambda found: found["digest"] == digest)
+        assert found["phase"] == "Blocked"
+        assert listing.slices() == [(4, 4)]
+        api.faults.clear()
+        with pytest.raises(PodFailed, match="not offered any more"):
+            await preparing
+        api.annotate(NAME, **{PLAN: SEVEN})
+        await kubelet.release("second")
         await kubelet.release("train")
         await until_status(api, in_sync(SEVEN))
         assert listing.slices() == [(0, 8)]

@@ -113,16 +113,16 @@ def test_what_nobody_asks_for_any_more_is_forgotten(jump: float) -> None:
     assert UID not in claim.attempts.newest(())
 
 
-def test_a_claim_is_under_way_until_its_release_is_known() -> None:
-    """While it is worked on, and for a while after its release, but not after a refusal."""
+def test_a_claim_is_ending_until_its_release_is_known() -> None:
+    """While it is released, and for a while after that, but not after a refusal."""
     claim, key = Clocked(), {("team", "trainer")}
     with claim.attempts.attempt(Operation.PREPARE, "team", "trainer", UID):
-        assert claim.attempts.under_way == key
-    assert claim.attempts.under_way == set()
+        assert claim.attempts.ending == set()
     claim.fail(Operation.RELEASE, StillInUse("pid 4711 uses it", remedy="end it"))
-    assert claim.attempts.under_way == set()
-    claim.work(Operation.RELEASE)
-    assert claim.attempts.under_way == key
+    assert claim.attempts.ending == set()
+    with claim.attempts.attempt(Operation.RELEASE, "team", "trainer", UID):
+        assert claim.attempts.ending == key
+    assert claim.attempts.ending == key
     claim.now += FORGOTTEN_AFTER + 1
     claim.attempts.newest(())
-    assert claim.attempts.under_way == set()
+    assert claim.attempts.ending == set()

@@ -86,12 +86,13 @@ class Attempts:
         self._report(operation, began, "")
 
     @property
-    def under_way(self) -> set[tuple[str, str]]:
-        """Namespace and name of the claims that are worked on now, and of those just released,
+    def ending(self) -> set[tuple[str, str]]:
+        """Namespace and name of the claims that are being released, and of those just released,
         which the kubelet lists until it has the answer.
         """
-        running = {(one.namespace, one.name) for one in self._newest.values() if one.running}
-        return running | self._released.keys()
+        running = (one for one in self._newest.values() if one.running)
+        ending = (one for one in running if one.operation is Operation.RELEASE)
+        return {(one.namespace, one.name) for one in ending} | self._released.keys()
 
     @property
     def keys(self) -> set[tuple[str, str]]:

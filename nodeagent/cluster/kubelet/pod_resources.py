@@ -99,7 +99,7 @@ class PodResourcesClient:
         return await asyncio.to_thread(holdings_in, await self._list())
 
     async def claimed_devices(self) -> tuple[Allocated, ...]:
-        """What pods have of this agent's own driver, from before a claim is prepared until its
+        """What pods have of this agent's own driver, from when a claim is prepared until its
         release was answered. Nothing where the kubelet does not list claims at all, as before 1.34.
         """
         return await asyncio.to_thread(allocated_in, await self._list())
