@@ -203,6 +203,24 @@ async def test_a_foreign_instance_is_named_and_stays(node: SimulatedNode, home: 
         assert laid_out(node) == [(0, 1)]
 
 
+async def test_a_foreign_instance_that_goes(node: SimulatedNode, home: Home) -> None:
+    """As the remedy says. The claim's own, which comes in its place with its id, is known."""
+    async with home.agent() as (claims, rig):
+        card = node.card(0)
+        await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-5")))
+        with node.changes():
+            foreign = card.create_instance(profile=19, place=(0, 1)).id
+        name = home.claim(1, (pool(rig), "mig-1g-10gb-0"))
+        with pytest.raises(StillInUse, match=r"1g.10gb at slice 0 \(of no claim\)"):
+            await claims.prepare(*name)
+        with node.changes():
+            card.state.instances[:] = [i for i in card.state.instances if i.id != foreign]
+        [device] = await claims.prepare(*name)
+        assert device.instance == foreign
+        await claims.release(UIDS[1])
+        assert laid_out(node) == [(5, 1)]
+
+
 async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> None:
     """A slice and a whole GPU; the user is named, and the end of it lets it go."""
     async with home.agent() as (claims, rig):

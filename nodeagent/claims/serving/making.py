@@ -32,7 +32,7 @@ def begun(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
     places = {placement for _, placement in here}
 
     def begun_device(device: ClaimedDevice) -> ClaimedDevice:
-        gone = device.instance is not None and device.placement not in places
+        gone = device.placement is not None and device.placement not in places
         if device.gpu == gpu.uuid and (device.before is None or gone):
             return replace(device, before=here, instance=None, compute=None, uuid="")
         return device
