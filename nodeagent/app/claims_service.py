@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from nodeagent.app.claim_view import ClaimReports, ClaimView
 from nodeagent.app.shared import Shared
-from nodeagent.claims.files.cdi_files import ToolkitEdits
+from nodeagent.claims.files.cdi_files import TOOLKIT_DIRS, ToolkitEdits
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
     from nodeagent.cluster.slice_publisher import SlicePublisher
 
-_TOOLKIT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _RETRY = 5.0  # seconds until sockets that could not be made are tried again
 _LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
 
@@ -102,7 +100,7 @@ class ClaimsService:
             fetch=self._fetch,
             observe=self._observed,
             capabilities=simulation.capabilities if simulation else capabilities,
-            toolkit=Edits if simulation else ToolkitEdits(_TOOLKIT_DIRS).read,
+            toolkit=Edits if simulation else ToolkitEdits(TOOLKIT_DIRS).read,
             daemons=ClaimDaemons(settings.mps.user, mps.run_dir, private_shm, poll_mps),
             terms=lambda gpu: self._offers.terms(
                 gpu, goals_of(states.newest.plan), self.claims.records

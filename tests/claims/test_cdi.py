@@ -27,6 +27,7 @@ from nodeagent.claims.files.cdi import (
     stale,
 )
 from nodeagent.claims.files.cdi_files import (
+    TOOLKIT_DIRS,
     NoToolkitEdits,
     ToolkitEdits,
     file_names,
@@ -285,6 +286,8 @@ def test_the_toolkits_edits(tmp_path: Path) -> None:
     assert edits.device_nodes[0].file_mode == 438
     assert toolkit.read() is edits
     first.mkdir()
+    publish(first, UID, b"{}")  # a claim's own is none of them
+    assert toolkit.read() is edits
     (first / "a.json").write_text('{"kind": "example.com/nvidia.com/gpu"}')
     (first / "b.json").write_text(json.dumps(TOOLKIT | {"containerEdits": {}}))
     (first / "c.json").write_text(json.dumps(TOOLKIT))
@@ -292,6 +295,18 @@ def test_the_toolkits_edits(tmp_path: Path) -> None:
     assert toolkit.read() == COMMON
     (first / "c.json").unlink()
     assert toolkit.read() == edits
+
+
+def test_a_document_of_an_earlier_driver(tmp_path: Path) -> None:
+    """One in /etc/cdi is passed over where the toolkit has generated another since the start of the
+    machine: runtimes prefer that, too.
+    """
+    folders = [tmp_path / folder.relative_to("/") for folder in TOOLKIT_DIRS]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    (tmp_path / "etc/cdi/nvidia.yaml").write_text(YAML)
+    (tmp_path / "var/run/cdi/nvidia.json").write_text(json.dumps(TOOLKIT))
+    assert ToolkitEdits(folders).read() == COMMON
 
 
 @pytest.mark.parametrize(

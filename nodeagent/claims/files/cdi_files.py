@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.files.cdi import LARGEST, file_name
+from nodeagent.claims.files.cdi import LARGEST, claim_of, file_name
 from nodeagent.claims.model import FileState
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.errors import DocumentError, NodeagentError
@@ -22,6 +22,8 @@ from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
 from nodeagent.files.state import read_own_file, read_regular_file
 
 TOOLKIT_KIND: Final = "nvidia.com/gpu"
+# Where runtimes look. What was generated since the machine's start wins, as it does for them.
+TOOLKIT_DIRS: Final = (Path("/var/run/cdi"), Path("/etc/cdi"))
 _MOST_NODES: Final = 30_000  # of the toolkit's; 8 GPUs with all their MIG devices have some 6,000
 _SUFFIXES = (".json", ".yaml")  # what the specification has runtimes read
 
@@ -108,8 +110,9 @@ class ToolkitEdits:
     def _marks(self) -> Iterator[_Mark]:
         for folder in self._folders:
             try:
-                paths = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
-                for path in paths:
+                # Without claims' own: these come and go meanwhile, and would change the marks.
+                paths = (path for path in folder.iterdir() if not claim_of(path.name))
+                for path in sorted(path for path in paths if path.suffix in _SUFFIXES):
                     found = path.lstat()
                     yield path, found.st_ino, found.st_ctime_ns, found.st_size
             except OSError:  # not there, or a file of it is gone just now
