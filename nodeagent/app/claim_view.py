@@ -113,6 +113,7 @@ class ClaimReports:
         self._history = ClaimHistory()
         self._events = ClaimEventPublisher(access, node, recent=recent)
         self._status = ClaimStatusPublisher(access)
+        self._shown: set[str] = set()  # uids of claims that were ready
 
     def observe(
         self,
@@ -128,10 +129,12 @@ class ClaimReports:
                 EventType(news.reason), message, claim=claim, gpu=news.gpu, facts={"uid": news.uid}
             )
         known = {(one.pool, one.device): one for one in health}
+        ready = {Phase.READY, Phase.RELEASING}
+        shown = [one for one in records if one.phase in ready or one.uid in self._shown]
+        self._shown = {one.uid for one in shown}
         self._status.publish(
             ClaimStatus(one.namespace, one.name, one.uid, device_statuses(one, known))
-            for one in records
-            if one.phase in {Phase.READY, Phase.RELEASING}
+            for one in shown
         )
 
     async def run(self) -> None:

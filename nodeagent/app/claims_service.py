@@ -324,7 +324,7 @@ class ClaimsService:
         state = self._states.newest
         return device_health(
             self.claims.records,
-            state.observed,
+            self._observation.node or state.observed,  # which may be older than a record
             self._health(),
             node_name=state.node,
             driver_error=state.driver_error,

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from nodeagent.simulation import SimulatedNode
 from tests.acceptance.test_claims import TEAM, Cluster, asks, cluster, folder, grpc_ends, listing
+from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import until_status
 from tests.simulated_cluster.kubelet_claims import Claim, PodFailed
+from tests.simulated_cluster.scheduler import DRIVER
 from tests.simulated_cluster.store import Key
 
 __all__ = ["cluster", "folder", "grpc_ends", "listing"]
@@ -161,3 +164,31 @@ async def test_the_container_is_named_as_soon_as_the_kubelet_lists_it(listing: C
         [seen] = await listed(listing)
         assert seen["pods"] == [{"namespace": TEAM, "name": "trainer", "container": "main"}]
         await listing.end(claim)
+
+
+def condition(cluster: Cluster) -> tuple[str, str]:
+    """The status and reason that the trainer's claim shows of its device."""
+    status = cluster.api.store.get(Key("resourceclaims", TEAM, "trainer"))["status"]
+    found = [one for device in status.get("devices", ()) for one in device["conditions"]]
+    return (found[0]["status"], found[0]["reason"]) if found else ("", "")
+
+
+@pytest.mark.full
+async def test_a_slice_that_is_gone_is_neither_healthy_nor_prepared(listing: Cluster) -> None:
+    """While it cannot be made again, which the agent tries by itself."""
+    settings = asks(listing.folder)
+    async with listing.agent(**settings):
+        claim = listing.pod("trainer", "1g.10gb")
+        assert claim
+        await listing.kubelet.prepare("trainer", claim)
+        await until(lambda: condition(listing) == ("True", "Prepared"))
+    with SimulatedNode(state=listing.folder / "node.json") as node:
+        node.inject("nvmlDeviceCreateGpuInstance*", error="NVML_ERROR_UNKNOWN", times=None)
+        with node.changes():
+            node.card(0).state.instances.clear()
+    async with listing.agent(**settings):
+        await until(lambda: condition(listing) == ("False", "Preparing"))
+        [device] = listing.kubelet.checkpoint[TEAM, "trainer"].devices[DRIVER]
+        health, _ = listing.kubelet.health(DRIVER, device.pool_name, device.device_name)
+        assert health in {"UNHEALTHY", "UNKNOWN"}
+        assert listing.slices() == []

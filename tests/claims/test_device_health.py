@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.model import ClaimRecord, Phase
 from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
 from nodeagent.health.findings import Finding, Moment, Place
 from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import new_finding
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Placement
+from nodeagent.structs import replace
 from tests.claims.samples import GPU, MIG_DEVICE, POOL, mig_device, mig_result, record
+from tests.claims.snapshots import instance
 
-HERE = Gpu(3, GPU, "H100", mig=MigMode(current=True, pending=True))
+HERE = Gpu(3, GPU, "H100", mig=MigMode(current=True, pending=True), instances=(instance(),))
 NODE = ObservedNode((HERE,))
 NOW = 1_700_000_000.0
 
@@ -32,7 +34,7 @@ def judged(
     """The one device of the claim, which lies at memory slice 4."""
     health = HealthState(findings=findings, gpus={GPU: GpuHistory(index=3)})
     (found,) = device_health(
-        [claim or record()],
+        [claim or record(mig_device(instance=7))],
         node,
         health,
         node_name="gpu-node-0",
@@ -74,6 +76,21 @@ def test_a_whole_gpu_is_as_well_as_its_sickest_part() -> None:
     """A claim that has all of it has the sick slices, too."""
     whole = record(mig_device(result=mig_result(device="gpu"), profile="", placement=None))
     assert judged(finding("eccUncorrected", Placement(0, 1)), claim=whole).health == "unhealthy"
+
+
+def test_a_device_that_is_gone() -> None:
+    """Of a claim that is ready: its slice, or the GPU that is in MIG mode now. One that is not
+    there yet is not in the list, from which the kubelet makes that it is not known.
+    """
+    whole = mig_device(result=mig_result(device="gpu"), profile="", placement=None)
+    empty = ObservedNode((replace(HERE, instances=(instance(8),)),))
+    for device, node in ((mig_device(instance=7), empty), (whole, NODE)):
+        found = judged(claim=record(device), node=node)
+        assert found.health == "unhealthy"
+        assert found.message.startswith(f"{device.result.device} of GPU 3 (H100) is gone; ")
+        for phase in (Phase.INTENT, Phase.RELEASING):
+            claim = record(device, phase=phase)
+            assert device_health([claim], node, node_name="n", now=NOW) == ()
 
 
 @pytest.mark.parametrize(

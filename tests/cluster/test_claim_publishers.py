@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
+from nodeagent.app.claim_view import ClaimReports
+from nodeagent.claims.model import Phase
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.claims.reporting.device_status import device_statuses
@@ -22,6 +24,7 @@ from nodeagent.cluster.claim_publishers import (
     ClaimStatusPublisher,
 )
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.reconcile.event_log import EventLog
 from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, result_json
 from tests.cluster.client.rig import kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
@@ -127,6 +130,29 @@ async def test_a_claims_status_has_its_devices(server: ApiServer, tmp_path: Path
             successor.publish([status(server)])
             await until(lambda: ready(server)[0] == "True")
     assert patches(server) == 3
+
+
+async def test_a_device_that_is_made_again_is_not_prepared(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """It was, and its claim's record says intent now; of one that was never ready nothing is said.
+    A claim on the way out follows.
+    """
+    one = record(mig_device(uuid="MIG-1"), uid=uid(server))
+    async with access(server, tmp_path) as api:
+        reports = ClaimReports(api, "node-1", lambda _: None, EventLog())
+
+        async def said(phase: Phase, *expected: str) -> None:
+            reports.observe((replace(one, phase=phase),), {}, (WELL,))
+            await until(lambda: ready(server)[:2] == expected)
+
+        async with running(reports.run()):
+            await said(Phase.INTENT, "", "")
+            await said(Phase.READY, "True", "Prepared")
+            assert patches(server) == 1
+            await said(Phase.INTENT, "False", "Preparing")
+            await said(Phase.READY, "True", "Prepared")
+            await said(Phase.RELEASING, "False", "Releasing")
 
 
 async def test_another_claim_of_the_name_stays_as_it_is(server: ApiServer, tmp_path: Path) -> None:

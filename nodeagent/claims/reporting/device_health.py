@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.serving.making import is_there
 from nodeagent.health.fencing import Fence, fences
 from nodeagent.health.findings import Finding, Severity
 from nodeagent.health.reporting import sentence
@@ -29,6 +30,7 @@ class DeviceHealth:
 
 
 _NO_HEALTH: Final = HealthState()
+_SHOWS: Final = "the agent makes it again, and `nodeagent claims` shows what keeps it from that"
 
 
 def device_health(
@@ -42,13 +44,14 @@ def device_health(
 ) -> tuple[DeviceHealth, ...]:
     """The health of each device that a claim has, by what is observed and found at `now`.
 
-    A device is unhealthy as soon as one of its memory slices, or its GPU, takes nothing new.
-    `driver_error` is empty while the driver answers.
+    A device is unhealthy as soon as one of its memory slices, or its GPU, takes nothing new, and
+    where a claim that is ready does not have it any more; nothing is said of one that is not there
+    yet. `driver_error` is empty while the driver answers.
     """
     remedies = HealthRemedies(node_name, in_cluster=True, observed=node)
     fenced = fences(health.findings, node).all
     found: dict[tuple[str, str], DeviceHealth] = {}
-    for device in (device for record in records for device in record.devices):
+    for record, device in ((one, device) for one in records for device in one.devices):
         if health.findings and (finding := _unhealthy(device, node, health, fenced)):
             known = health.gpus.get(finding.place.gpu)
             helps = remedies.of_finding(finding, known.index if known else None)
@@ -58,6 +61,12 @@ def device_health(
             status, message = "unknown", f"the driver does not answer: {driver_error}"
         else:
             status, message = _access(device, node)
+            gpu = node.gpu(device.gpu)
+            if gpu and status == "healthy" and not is_there(device, gpu):
+                if record.phase is not Phase.READY:
+                    continue
+                status = "unhealthy"
+                message = f"{device.result.device} of {gpu.title} is gone; {_SHOWS}"
         key = pool, name = device.result.pool, device.result.device
         found[key] = DeviceHealth(pool, name, status, now, message)
     return tuple(found.values())

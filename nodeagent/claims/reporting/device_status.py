@@ -58,8 +58,10 @@ def _status(
 ) -> DeviceStatus:
     key, data = device.result.key, _data(device)
     message = health.message[:LONGEST_MESSAGE] if health else ""
-    if record.phase is not Phase.READY:
+    if record.phase is Phase.RELEASING:
         return DeviceStatus(key, "False", "Releasing", "it is being released", data)
+    if record.phase is not Phase.READY:
+        return DeviceStatus(key, "False", "Preparing", "it is being made again", data)
     match health.health if health else "unknown":
         case "healthy":
             return DeviceStatus(key, "True", "Prepared", "", data)

@@ -63,16 +63,17 @@ def _is_its(instance: GpuInstance, device: ClaimedDevice) -> bool:
     return (instance.profile, instance.placement) == (device.profile, device.placement)
 
 
+def is_there(device: ClaimedDevice, gpu: Gpu) -> bool:
+    """Whether what stands for it is on its GPU, as that was read."""
+    if device.placement is None:
+        return device.result.admin_access or not gpu.in_mig_mode
+    return any(i.compute and _is_its(i, device) for i in gpu.instances)
+
+
 def require_there(record: ClaimRecord, gpu: Gpu) -> None:
     """Raise NodeagentError where a device of the claim's on the GPU is not there, as read back."""
     for device in record.devices:
-        if device.gpu != gpu.uuid:
-            continue
-        if device.placement is None:
-            missing = gpu.in_mig_mode and not device.result.admin_access
-        else:
-            missing = not any(i.compute and _is_its(i, device) for i in gpu.instances)
-        if missing:
+        if device.gpu == gpu.uuid and not is_there(device, gpu):
             anew = f"if none has it any more, run {record.reference.schedule_anew}; "
             by_plan = "" if device.is_held else f"the plan makes it; {anew}"
             raise NodeagentError(
