@@ -14,7 +14,7 @@ from tests.simulated_cluster.discovery import DISCOVERY
 from tests.simulated_cluster.faults import spoil
 from tests.simulated_cluster.journal import Request
 from tests.simulated_cluster.patching import patched
-from tests.simulated_cluster.refusals import Refused, invalid
+from tests.simulated_cluster.refusals import Refused, invalid, not_found
 from tests.simulated_cluster.selectors import selected
 from tests.simulated_cluster.store import GROUPS, KINDS, Key, Object
 from tests.simulated_cluster.watching import Stream, asked
@@ -244,7 +244,7 @@ class Routes:
     async def runtime_class(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in self._server.runtime_classes:
-            raise Refused(404, f'runtimeclasses.node.k8s.io "{name}" not found')
+            raise not_found("runtimeclasses.node.k8s.io", name)
         return web.json_response({"kind": "RuntimeClass", "metadata": {"name": name}})
 
     async def review(self, request: web.Request) -> web.Response:

@@ -147,11 +147,13 @@ class ClusterAccess:
         return answer
 
     async def find(self, request: Request) -> JsonObject | None:
-        """One object; None when there is none of this name."""
+        """One object; None when the API server says that there is none of this name."""
         try:
             return await self.send(request)
-        except faults.ObjectMissing:
-            return None
+        except faults.ObjectMissing as fault:
+            if fault.is_named:
+                return None
+            raise
 
     async def listed(self, request: Request) -> Listed:
         match {"items": None, **await self.send(request)}:

@@ -66,7 +66,13 @@ class NotAllowed(ClusterFault):
 
 
 class ObjectMissing(ClusterFault):
-    """What the request is about is not there (404)."""
+    """What the request is about is not there (404).
+
+    `is_named`: the API server says so of an object by its name. Otherwise it may be a proxy that
+    speaks, or a server that does not serve such objects.
+    """
+
+    is_named = False
 
 
 class WriteConflict(ClusterFault):
@@ -102,7 +108,10 @@ def from_status(
     kind = _KINDS.get(status, RequestRefused if 400 <= status < 500 else ClusterUnreachable)
     if budget := _budget(answer) if status == HTTPStatus.TOO_MANY_REQUESTS else "":
         kind, message = DisruptionRefused, f"{message}: {budget}"
-    return kind(message, remedy=kind.usual_remedy, retry_after=_retry_after(headers))
+    fault = kind(message, remedy=kind.usual_remedy, retry_after=_retry_after(headers))
+    if isinstance(fault, ObjectMissing):
+        fault.is_named = bool(_details(answer).get("name"))
+    return fault
 
 
 def from_error(error: Exception, *, purpose: str, server: str, cut: bool = False) -> ClusterFault:
@@ -164,12 +173,16 @@ def _reason(status: int, answer: Mapping[str, object]) -> str:
 
 def _budget(answer: Mapping[str, object]) -> str:
     """The server's message on the disruption budget that refuses; "" when none does."""
-    details = answer.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
+    causes = _details(answer).get("causes")
     for cause in causes if isinstance(causes, list) else ():
         if isinstance(cause, dict) and cause.get("reason") == "DisruptionBudget":
             return _words(cause.get("message")) or "a disruption budget"
     return ""
+
+
+def _details(answer: Mapping[str, object]) -> Mapping[str, object]:
+    details = answer.get("details")
+    return details if isinstance(details, dict) else {}
 
 
 def _answer(body: bytes | str) -> dict[str, object]:

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer
+from tests.simulated_cluster.faults import Answer, Fault, Html
 
 
 async def test_only_the_nodes_pods_are_listed(server: ApiServer, access: ClusterAccess) -> None:
@@ -26,6 +26,16 @@ async def test_one_pod(server: ApiServer, access: ClusterAccess) -> None:
     assert found is not None
     assert found["spec"]["nodeName"] == "n"
     assert await access.find(requests.get_pod("a", "q")) is None
+
+
+@pytest.mark.parametrize("fault", [Html(404), Html(404, "404 page not found"), Answer(404)])
+async def test_a_404_that_names_no_object(
+    server: ApiServer, access: ClusterAccess, fault: Fault
+) -> None:
+    """A proxy's, or of a server that does not serve such objects: that says nothing of this one."""
+    server.faults.next(1, fault)
+    with pytest.raises(faults.ObjectMissing):
+        await access.find(requests.get_claim("a", "p"))
 
 
 async def test_a_pod_is_deleted_only_if_it_is_the_one_that_was_meant(
