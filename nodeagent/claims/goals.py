@@ -11,8 +11,6 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import TimeSlice, WantedMps
 from nodeagent.structs import replace
 
-_NOBODY = "of no claim"
-
 
 def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -> DesiredGpu:
     """The claim's devices are there, shared as it says; what it only uses is left as it is."""
@@ -100,4 +98,4 @@ def _beside(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> Ite
         if place in owners:
             yield owners[place]
         elif not any(device.was_made_as(instance) for device in _own(record, gpu)):
-            yield Reserved(*place, _NOBODY)
+            yield Reserved(*place, "")

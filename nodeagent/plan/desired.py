@@ -171,8 +171,8 @@ class Reserved(Struct, frozen=True):
     """Room on a GPU that is not this goal's: what is there stays, and nothing of the goal comes.
 
     `placement` None is the whole GPU, `profile` is "" then. `owner` names who holds it, for the
-    reader, such as `claim team/trainer`. With `shared` the owner says how the GPU as a whole is
-    shared; what shares a device of an instance is the owner's in any case.
+    reader, such as `claim team/trainer`; "": no claim does. With `shared` the owner says how the
+    GPU as a whole is shared; what shares a device of an instance is the owner's in any case.
     """
 
     profile: str
@@ -183,7 +183,8 @@ class Reserved(Struct, frozen=True):
     def __str__(self) -> str:
         if self.placement is None:
             return f"the whole GPU ({self.owner})"
-        return f"{self.profile} at slice {self.placement.start} ({self.owner})"
+        owner = self.owner or "of no claim"
+        return f"{self.profile} at slice {self.placement.start} ({owner})"
 
 
 class DesiredGpu(Struct, frozen=True):

@@ -51,5 +51,11 @@ def without(gpu: Gpu, reserved: Sequence[Reserved]) -> Gpu:
 def in_the_way(gpu: Gpu, reserved: Sequence[Reserved], impossible: str, path: str) -> Problem:
     """What is reserved forbids `impossible` now."""
     message = f"{impossible} beside {', '.join(map(str, reserved))}"
-    remedy = "end its pods, `nodeagent claims` lists them, or request what fits beside it"
+    ways = []
+    if any(one.owner for one in reserved):
+        ways.append("end its pods, `nodeagent claims` lists them")
+    if not all(one.owner for one in reserved):
+        status = f"`nodeagent status --gpu {gpu.index}`"
+        ways.append(f"see with {status} what has no claim, and how it is removed")
+    remedy = ", or ".join([*ways, "request what fits beside it"])
     return Problem(Code.IN_USE, message, remedy, gpu.uuid, path)

@@ -211,8 +211,12 @@ async def test_a_foreign_instance_that_goes(node: SimulatedNode, home: Home) -> 
         with node.changes():
             foreign = card.create_instance(profile=19, place=(0, 1)).id
         name = home.claim(1, (pool(rig), "mig-1g-10gb-0"))
-        with pytest.raises(StillInUse, match=r"1g.10gb at slice 0 \(of no claim\)"):
+        with pytest.raises(StillInUse, match=r"1g.10gb at slice 0 \(of no claim\)") as caught:
             await claims.prepare(*name)
+        assert caught.value.remedy == (
+            "end its pods, `nodeagent claims` lists them, or see with `nodeagent status --gpu 0` "
+            "what has no claim, and how it is removed, or request what fits beside it"
+        )
         with node.changes():
             card.state.instances[:] = [i for i in card.state.instances if i.id != foreign]
         [device] = await claims.prepare(*name)
