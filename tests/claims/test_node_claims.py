@@ -241,6 +241,23 @@ async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> 
         assert home.records() == []
 
 
+async def test_a_release_that_is_finished_late(node: SimulatedNode, home: Home) -> None:
+    """What another program made meanwhile, in the same place and with the same id, stays."""
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
+        kept = home.cdi.rename(home.folder / "kept")
+        home.cdi.write_text("a file in the directory's place")
+        with pytest.raises(NodeagentError, match="cannot be used"):
+            await claims.release(UIDS[0])
+        assert laid_out(node) == []
+        with node.changes():
+            node.card(0).create_instance(profile=19, place=(0, 1))
+        home.cdi.unlink()
+        kept.rename(home.cdi)
+        await claims.release(UIDS[0])
+        assert (laid_out(node), home.records(), home.files()) == ([(0, 1)], [], [])
+
+
 async def test_the_next_agent_goes_on(node: SimulatedNode, home: Home) -> None:
     """With what was prepared, and with what an agent left half done when it was killed."""
     async with home.agent() as (claims, rig):

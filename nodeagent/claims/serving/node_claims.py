@@ -291,7 +291,12 @@ class NodeClaims:
             await self._dismiss(record, uuid, only_looks=True)
         for uuid in uuids:
             await self._dismiss(record, uuid)
-        await uncancelled(self._forget(record))
+        try:
+            await uncancelled(self._forget(record))
+        except NodeagentError:
+            # Whatever comes in its place now is not its, and has its ids as a rule.
+            await self._keep(without_ids(record))
+            raise
 
     async def _forget(self, record: ClaimRecord) -> None:
         await asyncio.to_thread(withdraw, self.places.cdi_dir, [file_name(record.uid)])
