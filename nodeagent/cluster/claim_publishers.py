@@ -136,7 +136,7 @@ class ClaimStatusPublisher:
         self._wanted: Mapping[str, ClaimStatus] = {}
         self._written: dict[str, ClaimStatus] = {}
         self._denied: dict[str, float] = {}  # by uid, until when in the loop's time
-        self._failed: set[str] = set()  # uids
+        self._failed: dict[str, None] = {}  # uids, that which failed last at the end
         self._changed = asyncio.Event()
         self._is_denied = False
 
@@ -145,7 +145,7 @@ class ClaimStatusPublisher:
         self._wanted = {one.uid: one for one in claims}
         self._written = {u: one for u, one in self._written.items() if u in self._wanted}
         self._denied = {u: until for u, until in self._denied.items() if u in self._wanted}
-        self._failed &= self._wanted.keys()
+        self._failed = {u: None for u in self._failed if u in self._wanted}
         if self._written != self._wanted:
             self._changed.set()
 
@@ -169,7 +169,11 @@ class ClaimStatusPublisher:
         clock = asyncio.get_running_loop().time
         begun = clock()
         # Where writing failed it comes last: that claim may be the only one that it fails for.
-        for uid, wanted in sorted(self._wanted.items(), key=lambda one: one[0] in self._failed):
+        failed = [uid for uid in self._failed if uid in self._wanted]
+        for uid in (*(u for u in self._wanted if u not in self._failed), *failed):
+            wanted = self._wanted.get(uid)
+            if wanted is None:  # released meanwhile
+                continue
             if self._written.get(uid) == wanted or self._denied.get(uid, begun) > begun:
                 continue
             try:
@@ -180,15 +184,16 @@ class ClaimStatusPublisher:
                 self._is_denied = True
                 self._denied[uid] = clock() + _DENIED_AGAIN
                 continue
-            except faults.ObjectMissing:
-                log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
             except faults.RequestRefused as fault:  # deallocated meanwhile, say
                 log.warning("a claim's status is not written", error=fault.message)
-            except faults.ClusterFault:
-                self._failed.add(uid)
-                raise
+            except faults.ClusterFault as fault:
+                if not (isinstance(fault, faults.ObjectMissing) and fault.is_named):
+                    self._failed.pop(uid, None)
+                    self._failed[uid] = None
+                    raise
+                log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
             self._backoff.reset()
-            self._failed.discard(uid)
+            self._failed.pop(uid, None)
             self._written[uid] = wanted
         # An older time is of one that was denied, and is wanted as it was before.
         again = min((until for until in self._denied.values() if until > begun), default=None)

@@ -234,6 +234,22 @@ async def test_what_fails_for_one_claim_holds_up_no_other(
 
 
 @pytest.mark.virtual_time
+async def test_what_failed_once_does_not_wait_for_what_fails_always(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Each claim that failed has its turn, whichever failed first."""
+    failing = replace(status(server), name="failing", uid=create_claim(server, "failing"))
+    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/"
+    server.faults.next(1000, Answer(500), verb="PATCH", path=f"{path}failing/status")
+    server.faults.next(1, Answer(409), verb="PATCH", path=f"{path}{NAME}/status")
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api, retry=(0.1, 0.2))
+        async with running(publisher.run()):
+            publisher.publish([failing, status(server)])
+            await until(lambda: ready(server)[0] == "True")
+
+
+@pytest.mark.virtual_time
 async def test_a_server_that_asks_for_patience_gets_it(server: ApiServer, tmp_path: Path) -> None:
     """Whatever changes meanwhile."""
     server.faults.next(1, Answer(429, retry_after=20), verb="PATCH")
