@@ -95,7 +95,8 @@ class ActivePlan:
         # What was read last: the newest update, or what the deferred plan is on this node.
         self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
-        self._refused: tuple[ReadPlan, DocumentError] | None = None  # the newest, when tried last
+        # Why the newest was, when tried last; as an error it would keep all that was observed.
+        self._refused: tuple[ReadPlan, Sequence[Problem]] | None = None
         self._unread: Refusal | None = None
         self._good: ReadPlan | None = None
         self._desired: DesiredNode | None = None
@@ -216,7 +217,7 @@ class ActivePlan:
                 self._require_answers(new, observed)
                 self._desired, node_plan = self._make(new, observed, numbers, policy)
             except DocumentError as error:
-                self._refused = new, error
+                self._refused = new, error.problems
                 refusal = Refusal(new.document.digest, error.problems)
             else:
                 self._good, self._numbers = new, numbers or numbers_of(observed)
@@ -243,9 +244,9 @@ class ActivePlan:
     def _require_answers(self, candidate: ReadPlan, observed: ObservedNode) -> None:
         """Raises as before where a GPU that it was refused for cannot be looked at now."""
         if self._refused and self._refused[0] is candidate:
-            silent = {gpu.uuid for gpu in observed.gpus if gpu.access is not Access.OK}
-            if not silent.isdisjoint(problem.gpu for problem in self._refused[1].problems):
-                raise self._refused[1]
+            silent = {gpu.uuid for gpu in observed.gpus if gpu.access is not Access.OK} - {""}
+            if not silent.isdisjoint(problem.gpu for problem in self._refused[1]):
+                raise DocumentError(self._refused[1])
 
     def _resolved(
         self, candidate: ReadPlan, observed: ObservedNode, numbers: Numbers

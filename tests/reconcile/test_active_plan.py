@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +106,29 @@ async def test_what_a_gpu_cannot_be_is_not_accepted_while_it_is_silent() -> None
     assert (judgement.accepted, judgement.refusal) == (None, refusal)
     plan.offer(PlanText(plan_text("{1g.10gb: 6}")))
     assert (await judged(plan, replace(node, gpus=(silent,)))).accepted
+
+
+async def test_a_refusal_that_lasts_takes_no_memory() -> None:
+    """However often a GPU is found silent, nothing of what was observed is kept."""
+    node, plan = await observe("h100-80gb:1"), made()
+    plan.offer(PlanText(plan_text("{1g.5gb: 7}")))
+    await judged(plan, node)
+    silent = replace(node.gpus[0], access=Access.UNKNOWN, access_reason="it hangs")
+    first, later = replace(node, gpus=(silent,)), replace(node, gpus=(silent,))
+    held = sys.getrefcount(first)
+    await judged(plan, first)
+    await judged(plan, later)
+    gc.collect()
+    assert sys.getrefcount(first) == held
+
+
+async def test_a_gpu_that_never_gave_its_uuid_keeps_no_plan_from_the_others() -> None:
+    """What was refused for a GPU that was not there is accepted with it."""
+    node, plan = await observe(), made()
+    nameless = replace(node.gpus[0], uuid="", access=Access.UNKNOWN, access_reason="it hangs")
+    plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
+    assert (await judged(plan, replace(node, gpus=(nameless,)))).refusal
+    assert (await judged(plan, replace(node, gpus=(nameless, node.gpus[1])))).accepted
 
 
 async def test_a_gpu_that_another_program_made_unfit_is_not_in_sync() -> None:
