@@ -12,6 +12,7 @@ Rules, in this order:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -131,8 +132,10 @@ def _repairs(
         for e in store.ended
         if e.mended and e.finding.check == "xid"
     ]
-    # A clock that was ahead and is set to right must not keep a repair for so much longer.
-    past = (replace(r, wall=min(r.wall, now.wall)) for r in before)
+    # A clock that was ahead and is set to right must not keep a repair for so much longer; one that
+    # is not set yet, as early after a boot, must not make it old.
+    latest = now.wall if now.wall >= limits.CLOCK_SET else math.inf
+    past = (replace(r, wall=min(r.wall, latest)) for r in before)
     young = [r for r in past if r.wall >= now.wall - limits.REPAIRS_MEMORY]
     return (*young, *new)[-_MOST_REPAIRS:]
 

@@ -56,3 +56,4 @@ HIT_SEEN: Final = 30.0  # seconds after which who uses a place was not hit by wh
 PODS_NAMED: Final = 50  # of a finding
 REPAIRS_BEFORE_INSPECTION: Final = 2  # resets or reboots for the same XID (gpud)
 REPAIRS_MEMORY: Final = 7 * 86400.0  # seconds a repair is remembered
+CLOCK_SET: Final = 1_577_836_800.0  # 2020 in seconds since 1970; a clock before was never set

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.health.findings import Action, End, Severity
 from nodeagent.health.readings import Answer, InstanceReading, Silence
-from tests.health.rig import GPU, LEFT, LOG, RIGHT, Node, ends, gpu, known
+from tests.health.rig import EPOCH, GPU, LEFT, LOG, RIGHT, Node, ends, gpu, known
 
 # --- instances ------------------------------------------------------------------------------------
 
@@ -134,6 +134,18 @@ def test_a_clock_that_is_set_back_keeps_repairs_no_longer(
     node.read(gpu(), after=after)
     node.xid(95)
     assert node.one("xidReset").action is action
+
+
+def test_a_clock_that_is_set_after_the_boot_forgets_no_repair() -> None:
+    """Without a battery it begins in 1970, and is right a minute later."""
+    node = Node()
+    node.xid(95, source=LOG)
+    node.reboot()
+    node.ahead = -EPOCH
+    node.reboot()
+    node.ahead = 0.0
+    node.read(after=60.0)
+    assert len(node.state.repairs) == 1
 
 
 def test_a_support_case_that_comes_back() -> None:
