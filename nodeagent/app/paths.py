@@ -193,8 +193,9 @@ class OwnFiles:
                 f"run namei -l {path} and repair the first path that it cannot show, or its "
                 "file system",
             )
-        for file in self._files:  # behind what finds their directory deleted, or another agent
-            file.review()
+        else:
+            for file in self._files:  # only where no other agent was found to have the directory
+                file.review()
         return list(dict.fromkeys(deleted))
 
     def _loss(self) -> Problem | None:

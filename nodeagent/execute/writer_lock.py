@@ -73,9 +73,8 @@ class WriterLock:
             if path in self._held:  # of a directory that is gone: its loss is reported once
                 os.close(self._held.pop(path))
             return
-        if flags is _DIRECTORY:  # who can open it can lock it, for ever; all may still pass
-            with suppress(OSError):  # not the agent's own, or on a read-only file system
-                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~0o006)
+        if flags is _DIRECTORY:
+            _close_to_others(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -102,6 +101,14 @@ class WriterLock:
             f"{who} already changes this node's GPUs (it holds {path})",
             remedy=f"change the running agent's plan, or stop the agent first: {stop}",
         )
+
+
+def _close_to_others(directory: int) -> None:
+    """Who can open it can lock it, for ever; all may still pass. One for all, as /tmp, stays so."""
+    mode = stat.S_IMODE(os.fstat(directory).st_mode)
+    if not mode & stat.S_ISVTX:
+        with suppress(OSError):  # not the agent's own, or on a read-only file system
+            os.fchmod(directory, mode & ~0o006)
 
 
 @contextmanager

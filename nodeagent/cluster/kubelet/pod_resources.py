@@ -123,7 +123,8 @@ class PodResourcesClient:
             raise KubeletError(
                 f"the kubelet does not list {listed(map(str, sorted(missing)))}, which runs here, "
                 "so it does not know all its pods yet",
-                remedy=_STARTING,
+                remedy=f"{_STARTING}. A pod that was deleted by force is not listed again: end "
+                "what is left of it, or reboot the node",
             )
 
     async def _answer(self) -> bytes:
