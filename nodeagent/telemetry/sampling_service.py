@@ -191,9 +191,13 @@ class SamplingService:
     # --- processes --------------------------------------------------------------------------------
 
     async def _follow_processes(self) -> None:
+        loop, between = asyncio.get_running_loop(), max(_PROCESSES, self._interval)
+        # Half way between two rounds of samples, which pass a GPU over that is busy.
+        due = loop.time() + self._interval / 2
         while True:
             await self.list_processes()
-            await asyncio.sleep(max(_PROCESSES, self._interval))
+            due = max(due + between, loop.time())
+            await asyncio.sleep(due - loop.time())
 
     async def list_processes(self) -> None:
         looks = await asyncio.gather(*map(self._processes_of, range(self._driver.pool.gpu_count)))

@@ -93,6 +93,20 @@ KEPT: tuple[Episode, ...] = (
             Step(Plan(({"3g.40gb": 2},)), 45.0),
         ),
     ),
+    # Processes were listed at the moment of each round of samples, which passed a GPU over then:
+    # for a minute it had no metrics.
+    Episode(
+        seed=40023,
+        boards="h100-80gb:2",
+        strict=True,
+        steps=(
+            Step(Plan(({"7g.80gb": 1}, {"2g.20gb": 1, "3g.40gb": 1})), 45.0),
+            Step(Plan(({"1g.10gb": 7}, {})), 0.5),
+            Step(Plan(({"1g.10gb": 2}, {"1g.10gb": 3, "4g.40gb": 1})), 0.5),
+            Step(Plan(({"1g.10gb": 1, "2g.20gb": 3}, {"3g.40gb": 2})), 0.0),
+            Step(Kill(2, 0.0, "nvmlGpuInstanceDestroy"), 0.0),
+        ),
+    ),
     # A daemon was frozen and replaced; the judge took it for well, as the agent had said that all
     # is as planned before it could notice.
     Episode(
