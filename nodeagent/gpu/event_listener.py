@@ -223,7 +223,7 @@ class EventListener:
             since = self._drained
             return [XidEvent(xid, *of, instance=instance, compute=compute, since=since)]
         kind = _KINDS.get(data.eventType)
-        return [GpuEvent(kind, gpu, now, instance, compute)] if kind else []
+        return [GpuEvent(kind, gpu, now, instance, compute, self._drained)] if kind else []
 
     def _bindings(self, sets: _Sets) -> list[Binding]:
         if sets.system is None:

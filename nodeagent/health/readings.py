@@ -202,13 +202,14 @@ class GpuEventKind(StrEnum):
 
 
 class GpuEvent(Struct, frozen=True):
-    """One of them; `at` is uptime in seconds."""
+    """One of them; `at` is uptime in seconds. It may have been earlier, from `since` on."""
 
     kind: GpuEventKind
     gpu: str
     at: float
     instance: int | None = None
     compute: int | None = None
+    since: float | None = None
 
 
 class NodeReading(Struct, frozen=True):

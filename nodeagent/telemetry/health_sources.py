@@ -4,6 +4,7 @@ agent's own MIG changes, whose events are no news.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.gpu.event_listener import Binding, Event
@@ -131,6 +132,7 @@ def _number(address: str) -> int | None:
     return (domain & 0xFFFF) << 16 | bus << 8 | device
 
 
+_REMEMBERED = 16  # times of work on one GPU; more than fall into a wait for events that hangs
 _ECHO = 5.0  # seconds after a step of ours in which NVML may still report what it changed
 
 
@@ -147,15 +149,16 @@ class OwnChanges:
 
     def __init__(self, uptime: Callable[[], float]) -> None:
         self._uptime = uptime
-        self._at_work: dict[str, tuple[float, float]] = {}  # from when to when, by GPU
+        self._at_work: dict[str, deque[list[float]]] = {}  # from when to when, by GPU
         self._given_up: set[str] = set()  # GPUs whose last step failed, perhaps for its deadline
 
     def begin(self, step: Step) -> None:
         if _changes_mig(step):
             now = self._uptime()
-            began, ended = self._at_work.get(step.gpu, (now, 0.0))
-            goes_on = now <= ended + _ECHO  # events of the last step may still be to come
-            self._at_work[step.gpu] = (began if goes_on else now, float("inf"))
+            times = self._at_work.setdefault(step.gpu, deque(maxlen=_REMEMBERED))
+            if not times or now > times[-1][1] + _ECHO:
+                times.append([now, 0.0])
+            times[-1][1] = float("inf")  # events of the last step may still be to come
             self._given_up.discard(step.gpu)
 
     def end(self, step: Step, *, done: bool) -> None:
@@ -168,11 +171,11 @@ class OwnChanges:
         """It answers, so that no call of a step is in the driver."""
         if gpu in self._given_up:
             self._given_up.remove(gpu)
-            began, _ = self._at_work[gpu]
-            self._at_work[gpu] = (began, self._uptime())
+            self._at_work[gpu][-1][1] = self._uptime()
 
     def caused(self, event: GpuEvent) -> bool:
         if event.kind is not GpuEventKind.FOREIGN_MIG_CHANGE:
             return False
-        began, ended = self._at_work.get(event.gpu, (float("inf"), 0.0))
-        return began <= event.at <= ended + _ECHO
+        since = event.at if event.since is None else event.since
+        times = self._at_work.get(event.gpu, ())
+        return any(began <= event.at and since <= ended + _ECHO for began, ended in times)

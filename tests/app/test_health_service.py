@@ -127,6 +127,21 @@ async def test_a_change_that_comes_after_its_step_failed_is_no_news(tmp_path: Pa
     assert rig.causes() == ["migChanged"]
 
 
+async def test_a_change_that_is_heard_late_is_no_news(tmp_path: Path) -> None:
+    """While the wait for events hung the agent was at work; NVML does not say when it was."""
+    rig = Rig(tmp_path)
+    await rig.part.load()
+    rig.see()
+    step, began = SetMigMode(GPU, True, "the plan asks for it"), rig.uptime
+    rig.part.begin_step(step)
+    rig.part.end_step(step, done=True)
+    event = GpuEvent(GpuEventKind.FOREIGN_MIG_CHANGE, GPU, began + 60.0, since=began)
+    rig.take(gpu(), after=60.0, events=(event,))
+    assert rig.causes() == []
+    rig.take(gpu(), after=60.0, events=(replace(event, at=began + 120.0, since=began + 60.0),))
+    assert rig.causes() == ["migChanged"]
+
+
 # --- fences ---------------------------------------------------------------------------------------
 
 

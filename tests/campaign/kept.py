@@ -107,6 +107,17 @@ KEPT: tuple[Episode, ...] = (
             Step(Kill(2, 0.0, "nvmlGpuInstanceDestroy"), 0.0),
         ),
     ),
+    # The wait for events hung, and what the agent had changed meanwhile was said to be another's.
+    Episode(
+        seed=50084,
+        boards="h100-80gb:1",
+        strict=False,
+        steps=(
+            Step(Hang("nvmlEventSetWait*", 0), 0.0),
+            Step(Plan(({"1g.10gb": 3, "4g.40gb": 1},)), 0.0),
+            Step(Leave(5), 10.0),
+        ),
+    ),
     # A daemon was frozen and replaced; the judge took it for well, as the agent had said that all
     # is as planned before it could notice.
     Episode(
