@@ -234,23 +234,6 @@ async def test_a_long_list_does_not_stop_the_loop(tmp_path: Path) -> None:
     assert longest < at_once / 3
 
 
-async def test_building_the_client_does_not_stop_the_loop(
-    server: ApiServer, tmp_path: Path
-) -> None:
-    """Reading files and making a TLS context happens beside it: the loop turns meanwhile."""
-    turns = 0
-
-    async def turning() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access, running(turning()):
-        await access.listed(requests.list_node("n"))
-    assert turns > 100
-
-
 async def test_a_server_that_cannot_be_found(tmp_path: Path) -> None:
     """The message names the server and says in words what is wrong, without a user or password."""
     async with ClusterAccess(kubeconfig(tmp_path, "http://me:pw@127.0.0.1:9/path")) as access:
