@@ -109,7 +109,7 @@ class Observer:
         if not failure and _silent(gpus) and clock() < until:  # it may be no hang, but in passing
             # Without persistence mode, to close NVML costs a card its mode and its instances.
             gpus, failure = await self._observe_all()
-        if failure or _silent(gpus):
+        if failure or _silent(gpus) or not self.pool.is_started:
             try:
                 if await self.pool.restart():
                     gpus, failure = await self._observe_all()

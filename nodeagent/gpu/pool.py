@@ -91,6 +91,11 @@ class GpuPool:
     def present(self) -> Sequence[GpuDevice]:
         return self._gpus[: self.gpu_count]
 
+    @property
+    def is_started(self) -> bool:
+        """Whether NVML was. One that only said that it is down answers for GPUs, but not `ask`."""
+        return self._started
+
     def find(self, uuid: str) -> GpuDevice | None:
         return next((gpu for gpu in self._gpus if gpu.uuid == uuid), None)
 

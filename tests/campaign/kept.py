@@ -118,6 +118,19 @@ KEPT: tuple[Episode, ...] = (
             Step(Leave(5), 10.0),
         ),
     ),
+    # NVML said that it is down and was not, and could not be started then: GPUs went on to answer,
+    # and the driver was said to hang for ever.
+    Episode(
+        seed=60044,
+        boards="h100-80gb:2",
+        strict=True,
+        steps=(
+            Step(Occupy(5), 0.1),
+            Step(Fault("*", "UNINITIALIZED", 1000), 2.0),
+            Step(Leave(1), 0.1),
+            Step(Plan(({"1g.10gb": 2}, {"3g.40gb": 2})), 45.0),
+        ),
+    ),
     # A daemon was frozen and replaced; the judge took it for well, as the agent had said that all
     # is as planned before it could notice.
     Episode(
