@@ -184,7 +184,8 @@ class ClientWatch:
             tasks = [(daemon, group.create_task(self._judged(daemon, now))) for daemon in daemons]
         found = [(daemon, task.result()) for daemon, task in tasks]
         # Kept while the process is there: a server that is busy does not list its clients.
-        self._seen = {k: t for k, t in self._seen.items() if not is_gone(ProcessIdentity(*k[1:]))}
+        for key in await asyncio.to_thread(_gone, tuple(self._seen)):
+            self._seen.pop(key, None)
         self._report_new(found, now)
         spared = frozenset[int]().union(*(daemon.own_pids for daemon in daemons))
         for daemon, clients in found:
@@ -286,3 +287,8 @@ def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[ClientSt
         known.get(pid) or ClientState(pid, findings=() if pid else (_NO_PID,))
         for _, pid in daemon.clients
     )
+
+
+def _gone(clients: Sequence[ClientKey]) -> list[ClientKey]:
+    """Those whose processes have ended. Blocks on /proc."""
+    return [key for key in clients if is_gone(ProcessIdentity(*key[1:]))]
