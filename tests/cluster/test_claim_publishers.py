@@ -63,6 +63,13 @@ def create_claim(server: ApiServer, name: str) -> str:
     return str(made["metadata"]["uid"])
 
 
+def one_that_fails(server: ApiServer, status_code: int, times: int) -> ClaimStatus:
+    """Of a claim whose status the server refuses to write so often."""
+    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/failing/status"
+    server.faults.next(times, Answer(status_code), verb="PATCH", path=path)
+    return replace(status(server), name="failing", uid=create_claim(server, "failing"))
+
+
 @asynccontextmanager
 async def access(server: ApiServer, folder: Path) -> AsyncIterator[ClusterAccess]:
     """A way to it."""
@@ -193,9 +200,7 @@ async def test_what_is_not_permitted_of_one_claim_holds_up_no_other(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """A policy may deny one claim: the others are written, and their changes, within a moment."""
-    denied = replace(status(server), name="denied", uid=create_claim(server, "denied"))
-    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/denied/status"
-    server.faults.next(100, Answer(403), verb="PATCH", path=path)
+    denied = one_that_fails(server, 403, 100)
     clock = asyncio.get_running_loop().time
     begun = clock()
     async with access(server, tmp_path) as api:
@@ -218,9 +223,7 @@ async def test_what_fails_for_one_claim_holds_up_no_other(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """A webhook of its namespace may be down: it is tried again, after the others."""
-    failing = replace(status(server), name="failing", uid=create_claim(server, "failing"))
-    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/failing/status"
-    server.faults.next(10, Answer(500), verb="PATCH", path=path)
+    failing = one_that_fails(server, 500, 10)
     async with access(server, tmp_path) as api:
         publisher = ClaimStatusPublisher(api, retry=(0.1, 0.2))
         async with running(publisher.run()):
@@ -238,10 +241,9 @@ async def test_what_failed_once_does_not_wait_for_what_fails_always(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """Each claim that failed has its turn, whichever failed first."""
-    failing = replace(status(server), name="failing", uid=create_claim(server, "failing"))
-    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/"
-    server.faults.next(1000, Answer(500), verb="PATCH", path=f"{path}failing/status")
-    server.faults.next(1, Answer(409), verb="PATCH", path=f"{path}{NAME}/status")
+    failing = one_that_fails(server, 500, 1000)
+    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/{NAME}/status"
+    server.faults.next(1, Answer(409), verb="PATCH", path=path)
     async with access(server, tmp_path) as api:
         publisher = ClaimStatusPublisher(api, retry=(0.1, 0.2))
         async with running(publisher.run()):
