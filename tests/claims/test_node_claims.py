@@ -258,6 +258,24 @@ async def test_a_release_that_is_finished_late(node: SimulatedNode, home: Home) 
         assert (laid_out(node), home.records(), home.files()) == ([(0, 1)], [], [])
 
 
+async def test_a_release_that_fails_on_its_second_gpu(node: SimulatedNode, home: Home) -> None:
+    """What another program made on the first one meanwhile, with the same id, stays."""
+    async with home.agent() as (claims, rig):
+        first, last = sorted((0, 1), key=lambda index: rig.gpu(index).uuid)
+        places = [(pool(rig, index), "mig-1g-10gb-0") for index in (first, last)]
+        await claims.prepare(*home.claim(0, *places))
+        fault = node.inject("nvmlComputeInstanceDestroy", error="UNKNOWN", times=None, gpu=last)
+        with pytest.raises(NodeagentError):
+            await claims.release(UIDS[0])
+        assert (laid_out(node, first), laid_out(node, last)) == ([], [(0, 1)])
+        with node.changes():
+            node.card(first).create_instance(profile=19, place=(0, 1))
+        node.clear_faults(fault)
+        await claims.release(UIDS[0])
+        assert (laid_out(node, first), laid_out(node, last)) == ([(0, 1)], [])
+        assert home.files() == home.records() == []
+
+
 async def test_the_next_agent_goes_on(node: SimulatedNode, home: Home) -> None:
     """With what was prepared, and with what an agent left half done when it was killed."""
     async with home.agent() as (claims, rig):

@@ -15,10 +15,12 @@ from nodeagent.structs import replace
 _MOST = 8  # processes in one command; the rest are named when these are gone
 
 
-def without_ids(record: ClaimRecord) -> ClaimRecord:
-    """Without ids, which count in one run of the machine alone."""
+def without_ids(record: ClaimRecord, gpu: str | None = None) -> ClaimRecord:
+    """Without ids, which count in one run of the machine alone; of one GPU, by its UUID, or all."""
     devices = (
         replace(device, before=None, instance=None, compute=None, uuid="")
+        if gpu in (None, device.gpu)
+        else device
         for device in record.devices
     )
     return replace(record, devices=tuple(devices))

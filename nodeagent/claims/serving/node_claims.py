@@ -289,13 +289,14 @@ class NodeClaims:
         # What is refused on one GPU is not begun on another: a pod may have the claim all the same.
         for uuid in uuids if len(uuids) > 1 else ():
             await self._dismiss(record, uuid, only_looks=True)
-        for uuid in uuids:
-            await self._dismiss(record, uuid)
         try:
+            for uuid in uuids:
+                await self._dismiss(record, uuid)
+                # Whatever comes in its place now is not its, and has its ids as a rule.
+                record = without_ids(record, uuid)
             await uncancelled(self._forget(record))
         except NodeagentError:
-            # Whatever comes in its place now is not its, and has its ids as a rule.
-            await self._keep(without_ids(record))
+            await self._keep(record)
             raise
 
     async def _forget(self, record: ClaimRecord) -> None:
