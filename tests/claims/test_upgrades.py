@@ -87,7 +87,8 @@ async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
         assert problem.message == message
         assert problem.remedy == (
             "start the release that wrote it; or check with nvidia-smi mig -lgi that the claim's "
-            f"instances are gone, and rm {path}"
+            "instances are gone, and with nodeagent mps status that its MPS daemon is (nodeagent "
+            f"mps drain DEVICE ends it), and rm {path}"
         )
         for asked in (claims.prepare(*names[0]), claims.release(UIDS[0])):
             with pytest.raises(NodeagentError) as refused:

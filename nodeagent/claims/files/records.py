@@ -64,7 +64,8 @@ class UnreadableRecord:
     def remedy(self) -> str:
         return (
             "start the release that wrote it; or check with nvidia-smi mig -lgi that the claim's "
-            f"instances are gone, and rm {self.path}"
+            "instances are gone, and with nodeagent mps status that its MPS daemon is (nodeagent "
+            f"mps drain DEVICE ends it), and rm {self.path}"
         )
 
 
