@@ -62,8 +62,9 @@ def untrue(
             yield f"status shows {listed} on GPU {card.index}, and there are {there}"
         if (shown.get("mig", {}).get("current") == "enabled") is not card.state.mig:
             yield f"status shows MIG as {shown.get('mig')} on GPU {card.index}"
-        users = [user["pid"] for part in (shown, *instances) for user in part["users"]]
-        if sorted(set(users)) != sorted({process.pid for process in card.state.processes}):
+        # A pod that has it by the kubelet's list is shown without a pid.
+        users = [user.get("pid") for part in (shown, *instances) for user in part["users"]]
+        if set(users) != {process.pid for process in card.state.processes}:
             yield f"status shows the users {users} of GPU {card.index}"
     daemons = {one["device"]: [one["pid"]] for one in status.get("mps", ()) if one.get("pid")}
     if daemons != processes.daemons(folder):

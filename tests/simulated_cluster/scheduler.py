@@ -30,13 +30,21 @@ class Scheduler:
         """A claim that waits for its allocation."""
         return self._api.store.create("resourceclaims", namespace, {"metadata": {"name": name}})
 
-    def allocate(self, namespace: str, name: str, wanted: Callable[[Device], bool]) -> str:
-        """Give the claim the first device that fits; its name, "" when none does."""
+    def allocate(
+        self,
+        namespace: str,
+        name: str,
+        wanted: Callable[[Device], bool],
+        parameters: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Give the claim the first device that fits; its name, "" when none does. `parameters`:
+        what its class has configured for the driver.
+        """
         pools = complete_pools(self._api.store.all("resourceslices"))
         found = first_fit(pools, set(self._allocated()), wanted)
         if found is None:
             return ""
-        self._write(namespace, name, *found)
+        self._write(namespace, name, *found, parameters)
         return found[1]
 
     def delete(self, namespace: str, name: str) -> None:
@@ -49,11 +57,22 @@ class Scheduler:
             for result in allocation["devices"]["results"] if allocation else ():
                 yield result["pool"], result["device"]
 
-    def _write(self, namespace: str, name: str, pool: str, device: str) -> None:
+    def _write(
+        self,
+        namespace: str,
+        name: str,
+        pool: str,
+        device: str,
+        parameters: Mapping[str, Any] | None,
+    ) -> None:
         result = {"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}
+        devices: dict[str, Any] = {"results": [result]}
+        if parameters is not None:
+            opaque = {"driver": DRIVER, "parameters": parameters}
+            devices["config"] = [{"source": "FromClass", "requests": ["gpu"], "opaque": opaque}]
 
         def allocated(claim: dict[str, Any]) -> dict[str, Any]:
-            return {**claim, "status": {"allocation": {"devices": {"results": [result]}}}}
+            return {**claim, "status": {"allocation": {"devices": devices}}}
 
         self._api.store.change(Key("resourceclaims", namespace, name), allocated)
 

@@ -1,7 +1,8 @@
 """What a cluster does with pods that ask for a GPU, for trying out: on one Node, one device a pod.
 
 A pod with a limit such as `nvidia.com/mig-1g.10gb: 1` gets a claim, the claim a device, and the
-kubelet has it prepared; when the pod is deleted it is released. What does not fit waits.
+kubelet has it prepared; when the pod is deleted it is released. What does not fit waits. With a
+limit such as `nvidia.com/mig-1g.10gb.shared: 1` the device is shared by MPS.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from tests.simulated_cluster.scheduler import Device, Scheduler
 NAMESPACE = "default"
 RETRY = 1.0  # seconds; the real kubelet waits some 10
 
+SHARED = ".shared"  # how the resource of a device class ends that configures MPS
+
 _PREFIX = "nvidia.com/"
+_CONFIGURATION = {
+    "apiVersion": "gpu.nodeagent.io/v1",
+    "kind": "DeviceConfig",
+    "mps": {"clients": {"threads": 50}},
+}
 
 
 class Workloads:
@@ -60,11 +68,13 @@ class Workloads:
             if leaving:
                 self._leaving[name].set()
             return
-        wanted = _wanted(pod)
-        if wanted is None or leaving or pod["status"]["phase"] != "Pending":
+        asked = asked_by(pod)
+        if not asked or leaving or pod["status"]["phase"] != "Pending":
             return
         uid = self._scheduler.claim(NAMESPACE, name)["metadata"]["uid"]
-        device = self._scheduler.allocate(NAMESPACE, name, wanted)
+        wanted = _wanted(asked.removesuffix(SHARED))
+        parameters = _CONFIGURATION if asked.endswith(SHARED) else None
+        device = self._scheduler.allocate(NAMESPACE, name, wanted, parameters)
         if device:
             self._waiting.discard(name)
             self._leaving[name] = asyncio.Event()
@@ -114,17 +124,19 @@ class Workloads:
         return False
 
 
-def _wanted(pod: dict[str, Any]) -> Callable[[Device], bool] | None:
-    """What the device class of the pod's first GPU resource takes; None where it asks for none."""
-    resources = [
+def asked_by(pod: dict[str, Any]) -> str:
+    """The pod's first GPU resource; "" where it asks for none."""
+    resources = (
         name.removeprefix(_PREFIX)
         for container in pod["spec"]["containers"]
         for name in container.get("resources", {}).get("limits", {})
         if name.startswith(_PREFIX)
-    ]
-    if not resources:
-        return None
-    asked: str = resources[0]
+    )
+    return next(resources, "")
+
+
+def _wanted(asked: str) -> Callable[[Device], bool]:
+    """What the device class of a resource takes."""
 
     def wanted(device: Device) -> bool:
         attributes: dict[str, dict[str, str]] = device["attributes"]

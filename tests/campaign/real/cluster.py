@@ -18,12 +18,15 @@ from tests.simulated_cluster.faults import Answer, Fault, Freeze, Html, Reset
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import DraKubelet
 from tests.simulated_cluster.kubelet_plugins import SCAN
-from tests.simulated_cluster.workloads import NAMESPACE, Workloads
+from tests.simulated_cluster.workloads import NAMESPACE, SHARED, Workloads, asked_by
 
 T = TypeVar("T")
 
 TOKEN = "token-of-the-campaign"
-PROFILES = ("1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb")
+_ASKED = (  # the ends of resources' names, for even pods and for odd ones
+    *("mig-1g.10gb", "gpu", "mig-2g.20gb", "mig-3g.40gb"),
+    *("mig-1g.10gb", f"gpu{SHARED}", f"mig-2g.20gb{SHARED}", "mig-3g.40gb"),
+)
 FAULTS: dict[str, Fault] = {
     "409": Answer(409),
     "410": Answer(410),
@@ -33,11 +36,10 @@ FAULTS: dict[str, Fault] = {
     "reset": Reset(),
     "freeze": Freeze(),
 }
-_RESOURCE = "nvidia.com/mig-"
+_RESOURCE = "nvidia.com/"
 _GOING_AWAY = "gpu.nodeagent.io/withdrawn"  # for ten minutes
 _GOING = ("pods", "resourceclaims")
 _SOON = 60.0  # seconds that anything here may take
-_CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
 _LAYOUT = "nodeagent.io/layout"
 LISTING, KUBELET = "pod-resources", "kubelet"  # folders of the kubelet's sockets
 
@@ -153,7 +155,7 @@ class Cluster:
         """One that asks for a device."""
         self._pods += 1
         name = f"pod-{self._pods}"
-        resource = f"{_RESOURCE}{PROFILES[profile % len(PROFILES)]}"
+        resource = f"{_RESOURCE}{_ASKED[(profile + 4 * self._pods) % len(_ASKED)]}"
         container = {"name": "main", "image": "none", "resources": {"limits": {resource: 1}}}
         spec = {"containers": [container]}
         self._do(lambda: self._api.add_pod(name, phase="Pending", spec=spec))
@@ -183,8 +185,8 @@ class Cluster:
     # --- what is so -------------------------------------------------------------------------------
 
     def prepared(self) -> dict[str, tuple[str, str]]:
-        """The uids of the claims of the pods that run, and the profiles that they asked for, by the
-        pods' names.
+        """The uids of the claims of the pods that run, and what they asked for, a profile or `gpu`,
+        shared or not, by the pods' names.
         """
         return dict(self._do(lambda: list(self._prepared())))
 
@@ -196,30 +198,33 @@ class Cluster:
         for pod in self._api.store.all("pods", NAMESPACE):
             name = pod["metadata"]["name"]
             if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
-                (resource,) = pod["spec"]["containers"][0]["resources"]["limits"]
-                yield name, (claims[name], resource.removeprefix(_RESOURCE))
+                yield name, (claims[name], asked_by(pod).removeprefix("mig-"))
 
-    def waiting(self, gone: str) -> list[str]:
+    def shared(self) -> dict[str, str]:
+        """The claims of the pods that run and share their devices, by the pods' names."""
+        return {pod: uid for pod, (uid, ask) in self.prepared().items() if ask.endswith(SHARED)}
+
+    def waiting(self, planned: str, *, rebooted: bool) -> list[str]:
         """Pods that do not run, though there are devices for them; the node, where it has none.
-        Those on the GPU `gone` do not count: what they had went with a reboot, and a newer plan
-        makes others.
+        Some on the GPU that is `planned` do not count: those that share, as its devices are shared
+        as the plan says; and all after a reboot, as a newer plan makes others than they had.
         """
-        return self._do(lambda: list(self._waiting(f"{NAME}/{gone}".lower())))
+        return self._do(lambda: list(self._waiting(f"{NAME}/{planned}".lower(), rebooted)))
 
-    def _waiting(self, gone: str) -> Iterator[str]:
+    def _waiting(self, planned: str, rebooted: bool) -> Iterator[str]:
         if not self._api.store.all("resourceslices"):
             yield "the node offers no devices"
         claims = self._api.store.all("resourceclaims", NAMESPACE)
-        allocated = {
-            one["metadata"]["name"]
+        pools = {
+            one["metadata"]["name"]: device["pool"]
             for one in claims
             if "allocation" in one.get("status", {})
             for device in one["status"]["allocation"]["devices"]["results"]
-            if device["pool"] != gone
         }
         for pod in self._api.store.all("pods", NAMESPACE):
             name, phase = pod["metadata"]["name"], pod["status"]["phase"]
-            if phase == "Pending" and name in allocated:
+            excused = rebooted or asked_by(pod).endswith(SHARED)
+            if phase == "Pending" and name in pools and not (pools[name] == planned and excused):
                 yield f"{name} does not run"
 
     def pods_and_claims(self) -> list[str]:
@@ -273,12 +278,23 @@ class ThreadedCluster(Cluster):
         self._loop.close()
 
 
-def capabilities(folder: Path, uid: str) -> list[int]:
-    """What a container with this claim gets of MIG, by its CDI file; raises OSError."""
+def device_files(folder: Path, uid: str) -> list[str]:
+    """Those that a container with this claim gets, by its CDI file; raises OSError."""
+    edits = _container_edits(folder, uid)
+    return [node["path"] for one in edits for node in one.get("deviceNodes", ())]
+
+
+def environment(folder: Path, uid: str) -> dict[str, str]:
+    """What a container with this claim gets; raises OSError."""
+    variables = (text for one in _container_edits(folder, uid) for text in one.get("env", ()))
+    return dict(text.split("=", 1) for text in variables)
+
+
+def device_shared(folder: Path, uid: str) -> str:
+    """Whose MPS daemon a container with this claim asks; raises OSError."""
+    return Path(environment(folder, uid)["CUDA_MPS_PIPE_DIRECTORY"]).parent.name
+
+
+def _container_edits(folder: Path, uid: str) -> list[dict[str, Any]]:
     text = (folder / "cdi" / f"nodeagent.io-claim_{uid}.json").read_text()
-    nodes = [
-        node["path"]
-        for device in json.loads(text)["devices"]
-        for node in device["containerEdits"].get("deviceNodes", ())
-    ]
-    return [int(p.removeprefix(_CAPABILITY)) for p in nodes if p.startswith(_CAPABILITY)]
+    return [device["containerEdits"] for device in json.loads(text)["devices"]]

@@ -180,8 +180,9 @@ class Player:
         if cluster := machine.cluster:
             if judge.claims_spoiled:
                 self._mend_claims(cluster)
-            planned = node.cards[0].identity.uuid if self._was_rebooted else ""
-            self._wait(lambda: cluster.waiting(planned), invariants.CLAIM)
+            planned, rebooted = node.cards[0].identity.uuid, self._was_rebooted
+            self._wait(lambda: cluster.waiting(planned, rebooted=rebooted), invariants.CLAIM)
+            self._wait(judge.unserved, invariants.NOT_SO)
             cluster.delete_pods()
         for card in node.cards:
             self._recover(card.index)
@@ -215,8 +216,11 @@ class Player:
             cluster.delete_pods()
             for file in (*(machine.own / "claims").glob("*"), *self._cdi_files()):
                 file.unlink()
+            processes.end_all()  # MPS daemons of claims
+            shutil.rmtree(machine.home.folder / "run/mps", ignore_errors=True)
             card = self._node.cards[-1]
-            with self._node.looks():  # the agent made some in its last moments
+            with self._node.changes():  # the agent made some in its last moments
+                card.state.compute_mode = 0
                 instances = len(card.state.instances)
             for number in range(instances):
                 node_actions.change_behind_its_back(self._node, card.index, number, create=False)
@@ -243,6 +247,9 @@ class Player:
     def _damage(self, directory: str, how: str, number: int) -> None:
         machine = self._machine
         machine.judge.claims_spoiled |= directory in {CDI, RECORDS}
+        if directory == "run":  # a daemon that no client can find any more is replaced
+            machine.forget_daemons()
+            machine.daemons_spoiled = True
         self._records_spoiled |= directory == RECORDS
         with suppress(OSError):  # the agent writes there at the same time
             node_actions.damage(machine.home.folder / directory, how, number)

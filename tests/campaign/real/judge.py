@@ -19,11 +19,13 @@ from tests.acceptance.agent_home import Home
 from tests.campaign import invariants, pages, processes, truth
 from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
-from tests.campaign.real.cluster import TOKEN, Cluster, capabilities
+from tests.campaign.real.cluster import TOKEN, Cluster, device_files, device_shared
 from tests.campaign.real.published import untrue
 from tests.campaign.real.rest import leftovers
 from tests.campaign.real.surroundings import WallClock
+from tests.simulated_cluster.workloads import SHARED
 
+_GPU, _CAPABILITY = "/dev/nvidia", "/dev/nvidia-caps/nvidia-cap"
 _PAGES = ("/v1/status", "/v1/events", "/metrics")
 
 
@@ -38,13 +40,14 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A program under MPS. `daemon`: the pid of the one that it may not lose, None when something
-    happened to the daemons since it came.
+    """A program under MPS, of a `pod` or not. `daemon`: the pid of the one that it may not lose,
+    None when something happened to the daemons since it came.
     """
 
     program: SimulatedClient
     device: str
     daemon: int | None
+    pod: str = ""
 
 
 def parts_of(node: SimulatedNode, gpu: int, pid: int) -> tuple[int, ...] | None:
@@ -66,11 +69,11 @@ class Judge:
     """Of one node. `plans` are all that were ever asked for, by their digests. `changed`: when
     another than the agent changed cards, daemons or the plan last. `in_sync`: the plan of which the
     agent said since then that the node is so, and it was. `prepared`: the serials of the instances
-    of each claim that a pod had, by its uid. `claims_spoiled`: whether another than the agent
-    changed CDI files or records of claims, and it need not have noticed yet. `is_sick`: whether the
-    agent may hold a GPU for unhealthy. `is_ours`: whether the
-    agent in force is today's. Of an earlier one what it does is judged, not what it says or how it
-    fails: that was mended since.
+    of each claim that a pod had, or a number below zero for its GPU as a whole, by its uid.
+    `claims_spoiled`: whether another than the agent changed CDI files or records of claims, and it
+    need not have noticed yet. `is_sick`: whether the agent may hold a GPU for unhealthy. `is_ours`:
+    whether the agent in force is today's. Of an earlier one what it does is judged, not what it
+    says or how it fails: that was mended since.
     """
 
     def __init__(
@@ -146,8 +149,9 @@ class Judge:
             return ""
         if wrong := self.differences(plan):  # and no claims beside it
             return "; ".join(wrong)
-        if any(card.state.instances for card in self._node.cards[len(plan.layouts) :]):
-            return "instances of claims are left"
+        for card in self._node.cards[len(plan.layouts) :]:
+            if card.state.instances or card.state.compute_mode:
+                return f"GPU {card.index} is as claims had it"
         if left := self._cluster.pods_and_claims():
             return f"there are {left}"
         published = self._cluster.published()
@@ -247,7 +251,8 @@ class Judge:
         found, owners = list[str](), dict[int, str]()
         running = self._cluster.prepared() if self._cluster else {}
         with self._node.looks():
-            for pod, (uid, profile) in running.items():
+            for pod, (uid, asked) in running.items():
+                profile = asked.removesuffix(SHARED)
                 try:
                     parts = self._claimed(uid)
                 except (OSError, ValueError, LookupError) as error:
@@ -262,29 +267,52 @@ class Judge:
                     found.append(f"{pod} has {profiles} for {profile}, with {others}")
         return found
 
+    def unserved(self) -> list[str]:
+        """Pods that run and share their devices, and have no daemon there."""
+        daemons, modes = processes.daemons(self._home.folder), dict[str, int]()
+        with self._node.looks():
+            for gpu in truth.gpus(self._node):
+                modes |= gpu.modes
+        found = []
+        for pod, uid in self._cluster.shared().items() if self._cluster else ():
+            device = device_shared(self._home.folder, uid)
+            pids, mode = daemons.get(device, []), modes.get(device)
+            if len(pids) != 1 or mode != truth.EXCLUSIVE:
+                found.append(f"{pod} shares {device} in mode {mode} by the daemons {pids}")
+        return found
+
     def _profiles(self, parts: Collection[int]) -> list[str]:
-        """Of the GPU instances among these serials."""
+        """Of the GPU instances among these parts; `gpu` for a whole one."""
         instances = ((card, i) for card in self._node.cards for i in card.state.instances)
-        return [card.profile(i.profile).name for card, i in instances if i.serial in parts]
+        profiles = [card.profile(i.profile).name for card, i in instances if i.serial in parts]
+        return profiles + ["gpu" for part in parts if part < 0]
 
     def _lost_instances(self) -> Iterator[str]:
         """Of pods that run, whatever their CDI files say."""
         running = self._cluster.prepared() if self._cluster else {}
         with self._node.looks():
             pairs = chain.from_iterable(card.mig_devices() for card in self._node.cards)
-            there = {part.serial for pair in pairs for part in pair}
+            there = {part.serial for pair in pairs for part in pair} | self._whole_gpus()
         for pod, (uid, _) in running.items():
             if lost := set(self.prepared.get(uid, ())) - there:
                 yield f"{pod} lost its instances {sorted(lost)}"
 
     def _claimed(self, uid: str) -> list[int]:
-        """The serials of a claim's instances that there are; raises OSError."""
-        numbers, folder, found = self._node.capabilities(), self._home.folder, list[int]()
-        for gpu, gpu_instance, compute in map(numbers.__getitem__, capabilities(folder, uid)):
+        """The serials of a claim's instances that there are, or its whole GPU; raises OSError."""
+        files, known = device_files(self._home.folder, uid), self._node.capabilities()
+        numbers = [int(f.removeprefix(_CAPABILITY)) for f in files if f.startswith(_CAPABILITY)]
+        if not numbers:
+            return [w for w in self._whole_gpus() if f"{_GPU}{-1 - w}" in files]
+        found = list[int]()
+        for gpu, gpu_instance, compute in map(known.__getitem__, numbers):
             for instance, part in self._node.cards[gpu].mig_devices():
                 if (instance.id, part.id) == (gpu_instance, compute):
                     found += [instance.serial, part.serial]
         return found
+
+    def _whole_gpus(self) -> set[int]:
+        """Those out of MIG mode, as numbers that no serial is."""
+        return {-1 - card.index for card in self._node.cards if not card.state.mig}
 
     def read_log(self) -> None:
         """What it logged since the last look, but for a line that is not whole."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from nodeagent.simulation.mps.installation import install, programs_in
 from tests.acceptance.agent_home import USER, Home
 from tests.campaign import invariants, node_actions, processes
 from tests.campaign.episode import WORKING, Episode, FullDisk, JumpClock
-from tests.campaign.real.cluster import ThreadedCluster
+from tests.campaign.real.cluster import ThreadedCluster, device_shared, environment
 from tests.campaign.real.judge import Client, Judge, User, parts_of
 from tests.campaign.real.releases import settings_of
 from tests.campaign.real.surroundings import Disks, WallClock
@@ -71,6 +72,7 @@ class Machine:
         self.clients: list[Client] = []
         self.daemons_spoiled = False  # and may have to be replaced
         self.served = 0  # clients that daemons accepted so far
+        self._started = set[str]()  # pods whose program came
         self.interrupted = 0  # times that an agent was ended in the middle of a change
         self.judge = Judge(self.home, self.node, self.cluster, self.clock)
         self.clear_faults()
@@ -171,8 +173,10 @@ class Machine:
         if not places:
             return
         device = places[number % len(places)]
-        if self._connect(device):
-            return
+        with suppress(UsageError, OSError):
+            uuid = uuid_of(device, self.node)
+            if self._connect(uuid, self.home.env_of(uuid, "replica-0")):
+                return
         program = subprocess.Popen(["sleep", "1000"])
         try:
             with self.node.changes():
@@ -183,19 +187,26 @@ class Machine:
             program.kill()
             program.wait()
 
-    def _connect(self, place: str) -> bool:
+    def _follow_pods(self, cluster: ThreadedCluster) -> None:
+        """The programs of pods that share their devices come and go with these."""
+        shared = cluster.shared()
+        for client in [one for one in self.clients if one.pod and one.pod not in shared]:
+            self.clients.remove(client)
+            client.program.close()
+        for pod in shared.keys() - self._started:
+            with suppress(OSError):  # a person deleted its CDI file
+                device = device_shared(self.home.folder, shared[pod])
+                self._connect(device, environment(self.home.folder, shared[pod]), pod)
+            self._started.add(pod)
+
+    def _connect(self, device: str, environment: dict[str, str], pod: str = "") -> bool:
         """Whether a program could come that runs under MPS."""
-        try:
-            device = uuid_of(place, self.node)
-            environment = self.home.env_of(device, "replica-0")
-        except (UsageError, OSError):
-            return False
         before = self._daemon(device)
         if before is None:
             return False
         pipes = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
         program = SimulatedClient(
-            pipes, uid=USER, environment=environment, state=self.home.state, device=place
+            pipes, uid=USER, environment=environment, state=self.home.state, device=device
         )
         try:
             if not program.wait_until_connected():  # it would go on without MPS
@@ -208,7 +219,7 @@ class Machine:
         self.served += 1
         after = self._daemon(device)
         stays = after == before and not self.daemons_spoiled
-        self.clients.append(Client(program, device, after if stays else None))
+        self.clients.append(Client(program, device, after if stays else None, pod))
         return True
 
     def _daemon(self, device: str) -> int | None:
@@ -245,6 +256,8 @@ class Machine:
             last = self.home.said().strip().splitlines()[-1:]
             what = f"exit code {agent.returncode}: {''.join(last)}"
             self.judge.violate_ours(invariants.CRASH, what)
+        if self.cluster:
+            self._follow_pods(self.cluster)
         self.judge.look(self.users, self.clients)
 
 
