@@ -113,7 +113,7 @@ campaign: $(DEV)  ## random days of the agent on a simulated node, and what came
 	$(BIN)/python -m tests.campaign $(or $(SEEDS),1-1000) $(ARGS)
 
 campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS=1-100 ARGS='--earlier COMMIT')
-	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
+	$(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
 
 soak: $(DEV)  ## a day of the agent in one process on virtual time, and whether anything of it grows (HOURS=24 SEED=1)
 	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.campaign.soak $(or $(HOURS),24) $(or $(SEED),1)

@@ -141,6 +141,7 @@ def _wanted(asked: str) -> Callable[[Device], bool]:
     def wanted(device: Device) -> bool:
         attributes: dict[str, dict[str, str]] = device["attributes"]
         profile = attributes.get("gpu.nvidia.com/profile", {}).get("string", "")
-        return asked == (f"mig-{profile.replace('+', '.')}" if profile else "gpu")
+        kind = attributes.get("gpu.nvidia.com/type", {}).get("string", "")
+        return asked == (f"mig-{profile.replace('+', '.')}" if profile else kind)
 
     return wanted

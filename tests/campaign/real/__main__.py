@@ -8,6 +8,7 @@ agent from them.
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 
@@ -20,6 +21,8 @@ from tests.campaign.real.releases import release
 from tests.campaign.real.surroundings import clock_library
 
 PLAYER = "tests.campaign.real"
+# Programs of another user are forked beside gRPC's threads, and end at once in gRPC's handlers.
+_ENVIRONMENT = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
 
 
 def main() -> int:
@@ -38,4 +41,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if not _ENVIRONMENT.items() <= os.environ.items():  # read as gRPC is imported
+        os.environ.update(_ENVIRONMENT)
+        os.execv(sys.executable, [sys.executable, "-m", PLAYER, *sys.argv[1:]])
     sys.exit(main())

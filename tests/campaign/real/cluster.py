@@ -23,9 +23,10 @@ from tests.simulated_cluster.workloads import NAMESPACE, SHARED, Workloads, aske
 T = TypeVar("T")
 
 TOKEN = "token-of-the-campaign"
+PART = "mps"  # a share of a GPU out of MIG mode
 _ASKED = (  # the ends of resources' names, for even pods and for odd ones
     *("mig-1g.10gb", "gpu", "mig-2g.20gb", "mig-3g.40gb"),
-    *("mig-1g.10gb", f"gpu{SHARED}", f"mig-2g.20gb{SHARED}", "mig-3g.40gb"),
+    *(PART, f"gpu{SHARED}", f"mig-2g.20gb{SHARED}", "mig-3g.40gb"),
 )
 FAULTS: dict[str, Fault] = {
     "409": Answer(409),
@@ -100,6 +101,7 @@ class Cluster:
             "NODEAGENT_KUBELET_SOCKET": f"{self._folder}/{LISTING}/kubelet.sock",
             "NODEAGENT_KUBELET_DEADLINE": "1s",
             "NODEAGENT_DRA_MODE": "dynamic",
+            "NODEAGENT_DRA_SHARE": "20Gi",
             "NODEAGENT_KUBELET_DIR": f"{self._folder}/{KUBELET}",
         }
 
@@ -186,7 +188,7 @@ class Cluster:
 
     def prepared(self) -> dict[str, tuple[str, str]]:
         """The uids of the claims of the pods that run, and what they asked for, a profile or `gpu`,
-        shared or not, by the pods' names.
+        shared or not, or PART, by the pods' names.
         """
         return dict(self._do(lambda: list(self._prepared())))
 
@@ -202,16 +204,17 @@ class Cluster:
 
     def shared(self) -> dict[str, str]:
         """The claims of the pods that run and share their devices, by the pods' names."""
-        return {pod: uid for pod, (uid, ask) in self.prepared().items() if ask.endswith(SHARED)}
+        prepared = self.prepared().items()
+        return {pod: uid for pod, (uid, ask) in prepared if ask == PART or ask.endswith(SHARED)}
 
-    def waiting(self, planned: str, *, rebooted: bool) -> list[str]:
+    def waiting(self, planned: str) -> list[str]:
         """Pods that do not run, though there are devices for them; the node, where it has none.
-        Some on the GPU that is `planned` do not count: those that share, as its devices are shared
-        as the plan says; and all after a reboot, as a newer plan makes others than they had.
+        Those on the GPU that is `planned` do not count: a newer plan may have no room for what they
+        were allocated, and how its devices are shared is the plan's.
         """
-        return self._do(lambda: list(self._waiting(f"{NAME}/{planned}".lower(), rebooted)))
+        return self._do(lambda: list(self._waiting(f"{NAME}/{planned}".lower())))
 
-    def _waiting(self, planned: str, rebooted: bool) -> Iterator[str]:
+    def _waiting(self, planned: str) -> Iterator[str]:
         if not self._api.store.all("resourceslices"):
             yield "the node offers no devices"
         claims = self._api.store.all("resourceclaims", NAMESPACE)
@@ -223,8 +226,7 @@ class Cluster:
         }
         for pod in self._api.store.all("pods", NAMESPACE):
             name, phase = pod["metadata"]["name"], pod["status"]["phase"]
-            excused = rebooted or asked_by(pod).endswith(SHARED)
-            if phase == "Pending" and name in pools and not (pools[name] == planned and excused):
+            if phase == "Pending" and pools.get(name, planned) != planned:
                 yield f"{name} does not run"
 
     def pods_and_claims(self) -> list[str]:

@@ -100,7 +100,6 @@ class Player:
         self._plan = Plan(tuple({} for _ in ours))  # the newest that is one
         self._is_written = False
         self._records_spoiled = False
-        self._was_rebooted = False
 
     def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
         """Do it, at once."""
@@ -180,8 +179,8 @@ class Player:
         if cluster := machine.cluster:
             if judge.claims_spoiled:
                 self._mend_claims(cluster)
-            planned, rebooted = node.cards[0].identity.uuid, self._was_rebooted
-            self._wait(lambda: cluster.waiting(planned, rebooted=rebooted), invariants.CLAIM)
+            planned = node.cards[0].identity.uuid
+            self._wait(lambda: cluster.waiting(planned), invariants.CLAIM)
             self._wait(judge.unserved, invariants.NOT_SO)
             cluster.delete_pods()
         for card in node.cards:
@@ -304,7 +303,6 @@ class Player:
             shutil.rmtree(machine.home.folder / volatile, ignore_errors=True)
         if machine.cluster:
             machine.cluster.reboot()
-        self._was_rebooted = True
         machine.judge.prepared.clear()  # claims get other instances now
         machine.judge.touch()
         machine.start()

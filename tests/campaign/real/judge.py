@@ -19,7 +19,7 @@ from tests.acceptance.agent_home import Home
 from tests.campaign import invariants, pages, processes, truth
 from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
-from tests.campaign.real.cluster import TOKEN, Cluster, device_files, device_shared
+from tests.campaign.real.cluster import PART, TOKEN, Cluster, device_files, device_shared
 from tests.campaign.real.published import untrue
 from tests.campaign.real.rest import leftovers
 from tests.campaign.real.surroundings import WallClock
@@ -252,7 +252,9 @@ class Judge:
         running = self._cluster.prepared() if self._cluster else {}
         with self._node.looks():
             for pod, (uid, asked) in running.items():
-                profile = asked.removesuffix(SHARED)
+                owner, profile = pod, asked.removesuffix(SHARED)
+                if asked == PART:  # of a GPU that others may have parts of, too
+                    owner, profile = PART, "gpu"
                 try:
                     parts = self._claimed(uid)
                 except (OSError, ValueError, LookupError) as error:
@@ -261,7 +263,7 @@ class Judge:
                 had = self.prepared.setdefault(uid, parts)
                 if not parts or had != parts:
                     found.append(f"{pod} has instances {parts} and had {had}")
-                others = {owners.setdefault(part, pod) for part in parts} - {pod}
+                others = {owners.setdefault(part, owner) for part in parts} - {owner}
                 profiles = self._profiles(parts)
                 if others or profiles != [profile]:
                     found.append(f"{pod} has {profiles} for {profile}, with {others}")
