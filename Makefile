@@ -116,7 +116,7 @@ campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS
 	$(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
 
 soak: $(DEV)  ## a day of the agent in one process on virtual time, and whether anything of it grows (HOURS=24 SEED=1)
-	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.campaign.soak $(or $(HOURS),24) $(or $(SEED),1)
+	$(BIN)/python -m tests.campaign.soak $(or $(HOURS),24) $(or $(SEED),1)
 
 bench: $(RUN)  ## print the tables of benchmarks
 	$(BIN)/python -m bench

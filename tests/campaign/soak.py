@@ -68,10 +68,11 @@ _NOT_HERE = Kill | Restart | Reboot | Pause | JumpClock  # it is one life; gRPC'
 _MOST = {"descriptors": 0.5, "tasks": 0.5, "threads": 0.5}  # more in an hour, which are noise
 _IN_USE = "malloc, given out, KiB"
 _MOST_KIB = 8.0  # of it; a hundred bytes that each scrape leaves are 23
-_FULL = 12.0  # hours after which all that is bounded is full
+_FULL = 12.0  # hours after which nearly all that is bounded is full
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # sets are in another order each time
     "PYTHONMALLOC": "malloc",
+    "GRPC_VERBOSITY": "ERROR",
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mmap_threshold=131072",
 }
 _SPOILT = (*FAULTS, "cut", "restart", "expire")

@@ -20,7 +20,7 @@ RETRY = 1.0  # seconds; the real kubelet waits some 10
 
 SHARED = ".shared"  # how the resource of a device class ends that configures MPS
 
-_PREFIX = "nvidia.com/"
+PREFIX = "nvidia.com/"
 _CONFIGURATION = {
     "apiVersion": "gpu.nodeagent.io/v1",
     "kind": "DeviceConfig",
@@ -127,10 +127,10 @@ class Workloads:
 def asked_by(pod: dict[str, Any]) -> str:
     """The pod's first GPU resource; "" where it asks for none."""
     resources = (
-        name.removeprefix(_PREFIX)
+        name.removeprefix(PREFIX)
         for container in pod["spec"]["containers"]
         for name in container.get("resources", {}).get("limits", {})
-        if name.startswith(_PREFIX)
+        if name.startswith(PREFIX)
     )
     return next(resources, "")
 

@@ -18,7 +18,7 @@ from tests.simulated_cluster.faults import Answer, Fault, Freeze, Html, Reset
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import DraKubelet
 from tests.simulated_cluster.kubelet_plugins import SCAN
-from tests.simulated_cluster.workloads import NAMESPACE, SHARED, Workloads, asked_by
+from tests.simulated_cluster.workloads import NAMESPACE, PREFIX, SHARED, Workloads, asked_by
 
 T = TypeVar("T")
 
@@ -37,7 +37,6 @@ FAULTS: dict[str, Fault] = {
     "reset": Reset(),
     "freeze": Freeze(),
 }
-_RESOURCE = "nvidia.com/"
 _GOING_AWAY = "gpu.nodeagent.io/withdrawn"  # for ten minutes
 _GOING = ("pods", "resourceclaims")
 _SOON = 60.0  # seconds that anything here may take
@@ -157,7 +156,7 @@ class Cluster:
         """One that asks for a device."""
         self._pods += 1
         name = f"pod-{self._pods}"
-        resource = f"{_RESOURCE}{_ASKED[(profile + 4 * self._pods) % len(_ASKED)]}"
+        resource = f"{PREFIX}{_ASKED[(profile + 4 * self._pods) % len(_ASKED)]}"
         container = {"name": "main", "image": "none", "resources": {"limits": {resource: 1}}}
         spec = {"containers": [container]}
         self._do(lambda: self._api.add_pod(name, phase="Pending", spec=spec))
@@ -286,7 +285,7 @@ def device_files(folder: Path, uid: str) -> list[str]:
     return [node["path"] for one in edits for node in one.get("deviceNodes", ())]
 
 
-def environment(folder: Path, uid: str) -> dict[str, str]:
+def environment_of(folder: Path, uid: str) -> dict[str, str]:
     """What a container with this claim gets; raises OSError."""
     variables = (text for one in _container_edits(folder, uid) for text in one.get("env", ()))
     return dict(text.split("=", 1) for text in variables)
@@ -294,7 +293,7 @@ def environment(folder: Path, uid: str) -> dict[str, str]:
 
 def device_shared(folder: Path, uid: str) -> str:
     """Whose MPS daemon a container with this claim asks; raises OSError."""
-    return Path(environment(folder, uid)["CUDA_MPS_PIPE_DIRECTORY"]).parent.name
+    return Path(environment_of(folder, uid)["CUDA_MPS_PIPE_DIRECTORY"]).parent.name
 
 
 def _container_edits(folder: Path, uid: str) -> list[dict[str, Any]]:

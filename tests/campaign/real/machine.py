@@ -20,7 +20,7 @@ from nodeagent.simulation.mps.installation import install, programs_in
 from tests.acceptance.agent_home import USER, Home
 from tests.campaign import invariants, node_actions, processes
 from tests.campaign.episode import WORKING, Episode, FullDisk, JumpClock
-from tests.campaign.real.cluster import ThreadedCluster, device_shared, environment
+from tests.campaign.real.cluster import ThreadedCluster, device_shared, environment_of
 from tests.campaign.real.judge import Client, Judge, User, parts_of
 from tests.campaign.real.releases import settings_of
 from tests.campaign.real.surroundings import Disks, WallClock
@@ -196,7 +196,7 @@ class Machine:
         for pod in shared.keys() - self._started:
             with suppress(OSError):  # a person deleted its CDI file
                 device = device_shared(self.home.folder, shared[pod])
-                self._connect(device, environment(self.home.folder, shared[pod]), pod)
+                self._connect(device, environment_of(self.home.folder, shared[pod]), pod)
             self._started.add(pod)
 
     def _connect(self, device: str, environment: dict[str, str], pod: str = "") -> bool:
