@@ -87,7 +87,7 @@ class NodePublisher:
         self._source: NodeSource | None = None
         self._leftover = Wanted()
         self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last reported
-        self._farewell_until = 0.0  # in the loop's time
+        self._farewell: asyncio.TimerHandle | None = None
         self._view: NodeView | None = None
         self._answered = False  # with the Node, or that there is none
         self._since: datetime | None = None
@@ -122,10 +122,10 @@ class NodePublisher:
         before, self._source = self._source, source
         if before is not None and self._view is not None:
             self._leftover = before.withdrawal(self._view)
+            if self._farewell is not None:
+                self._farewell.cancel()
             loop = asyncio.get_running_loop()
-            self._farewell_until = loop.time() + self._intervals.farewell
-            # At its end too: who writes such a key an hour later is another program.
-            loop.call_at(self._farewell_until, self.refresh)
+            self._farewell = loop.call_later(self._intervals.farewell, self._end_farewell)
         if source is not None and self._answered:
             source.observe(self._view)
         self.refresh()
@@ -265,6 +265,13 @@ class NodePublisher:
         self._shown = self._state
         self.refresh()
 
+    def _end_farewell(self) -> None:
+        """Now, and not with the next news: who writes such a key an hour later is another program.
+        A timer may go off a moment before its time, so that it is not compared with the clock.
+        """
+        self._farewell = None
+        self.refresh()
+
     def refresh(self) -> None:
         """Want what is to be there now; nothing is sent when it is there already."""
         if self._state is None or self._view is None:
@@ -280,7 +287,7 @@ class NodePublisher:
         answer = Wanted()
         if self._source is not None and not self._hooks.leaves_answer:
             answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
-        if asyncio.get_running_loop().time() >= self._farewell_until:
+        if self._farewell is None:
             self._leftover = Wanted(
                 _those_of(self._leftover.annotations, self._view.annotations),
                 _those_of(self._leftover.labels, self._view.labels),
