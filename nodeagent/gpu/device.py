@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import pynvml
@@ -31,6 +32,9 @@ from nodeagent.structs import replace
 _RESETLESS_SINCE = (9, 0)  # compute capability; Hopper and later change MIG mode at once
 # Some drivers count fewer instances of a profile than fit (seen on A30), so lists get spare room.
 _SPARE_ROOM = 16
+_PROFILE_KINDS = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
+_COMPUTE_KINDS = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
+_KINDS_LIMIT = 32  # where a driver never says that its list has ended
 
 # What a driver that gives no names calls special kinds of profiles.
 _ATTRIBUTES = {
@@ -113,6 +117,7 @@ class GpuDevice:
                 minor=_read(handle, "nvmlDeviceGetMinorNumber", None),
                 memory=supported(lambda: nvml.memory(handle).total, 0),
                 compute_capability=_read(handle, "nvmlDeviceGetCudaComputeCapability", (0, 0)),
+                cuda_version=_cuda_version(),
                 passthrough=_read(handle, "nvmlDeviceGetVirtualizationMode", 0)
                 == pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH,
             )
@@ -194,7 +199,9 @@ class GpuDevice:
         asked again once it is on.
         """
         if not self.profiles and self._none_offered_with != mode.current:
-            self._ask_for(range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
+            self._ask_for(range(_PROFILE_KINDS))
+            if self.profiles:
+                self.profiles += tuple(_beyond(_PROFILE_KINDS, self._read_known))
             self._none_offered_with = None if self.profiles else mode.current
             if not self.profiles:
                 nvml.uuid(self.handle)  # raises where it was the handle that failed
@@ -211,13 +218,16 @@ class GpuDevice:
         self._denied_once = frozenset(kind for kind, answer in answers.items() if answer is None)
 
     def _read_profile(self, kind: int) -> GpuInstanceProfile | None:
-        handle = self.handle
         try:
-            profile = nvml.gpu_instance_profile(handle, kind)
+            return self._read_known(kind)
         except DriverError as error:
             if not _is_no(error):
                 raise
             return None
+
+    def _read_known(self, kind: int) -> GpuInstanceProfile:
+        handle = self.handle
+        profile = nvml.gpu_instance_profile(handle, kind)
         name = profile_name(profile, self.identity().memory)
         no_places: tuple[Placement, ...] = ()
         places = supported(lambda: nvml.gpu_instance_placements(handle, profile.id), no_places)
@@ -235,7 +245,7 @@ class GpuDevice:
         """How instances of `profile` can be divided: asked once, of the first one there is."""
         if profile.id not in self._compute:
             kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices <= profile.slices]
-            found = tuple(self._read_compute(instance, kinds))
+            found = tuple(self._read_compute(profile, instance, kinds))
             if not found:
                 return ()
             self._compute[profile.id] = found
@@ -253,7 +263,7 @@ class GpuDevice:
         known = self._compute.get(profile.id) or self._whole.get(profile.id)
         if not known:
             kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices == profile.slices]
-            known = tuple(self._read_compute(instance, kinds, places=False))
+            known = tuple(self._read_compute(profile, instance, kinds, places=False))
             if known:
                 self._whole[profile.id] = known
         return tuple(compute for compute in known if compute.slices == profile.slices)
@@ -268,10 +278,18 @@ class GpuDevice:
         return bool(known) and max(compute.max_count for compute in known) == 1
 
     def _read_compute(
-        self, instance: GpuInstanceHandle, kinds: Iterable[int], *, places: bool = True
+        self,
+        profile: GpuInstanceProfile,
+        instance: GpuInstanceHandle,
+        kinds: Iterable[int],
+        *,
+        places: bool = True,
     ) -> list[ComputeInstanceProfile]:
         answers = [self._read_compute_profile(instance, kind, places=places) for kind in kinds]
         found = [compute for compute in answers if compute]
+        if all(compute.slices != profile.slices for compute in found):
+            newer = _beyond(_COMPUTE_KINDS, partial(nvml.compute_profile, instance))
+            found += (_placed(compute, instance) if places else compute for compute in newer)
         if not found:
             nvml.gpu_instance_info(instance)  # raises where it was the handle that failed
         return found
@@ -280,12 +298,30 @@ class GpuDevice:
         self, instance: GpuInstanceHandle, kind: int, *, places: bool
     ) -> ComputeInstanceProfile | None:
         profile = _twice(lambda: nvml.compute_profile(instance, kind), None, _is_no)
-        if profile is None or not places:
-            return profile
-        return replace(
-            profile,
-            placements=supported(lambda: nvml.compute_placements(instance, profile.id), ()),
-        )
+        return _placed(profile, instance) if profile and places else profile
+
+
+def _placed(profile: ComputeInstanceProfile, instance: GpuInstanceHandle) -> ComputeInstanceProfile:
+    no_places: tuple[Placement, ...] = ()
+    places = supported(lambda: nvml.compute_placements(instance, profile.id), no_places)
+    return replace(profile, placements=places)
+
+
+def _beyond(first: int, read: Callable[[int], Value]) -> Iterator[Value]:
+    """What a driver newer than pynvml lists from that kind on, to the end of its own list."""
+    for kind in range(first, _KINDS_LIMIT):
+        try:
+            yield read(kind)
+        except DriverError as error:
+            if error.code == INVALID_ARGUMENT:
+                return
+            if not is_unsupported(error):
+                raise
+
+
+def _cuda_version() -> tuple[int, int]:
+    number = int(supported(lambda: nvml.call("nvmlSystemGetCudaDriverVersion_v2"), 0))
+    return number // 1000, number % 1000 // 10
 
 
 def _read(device: Device, function: str, otherwise: Other) -> Any:

@@ -210,14 +210,15 @@ class Gpu(Struct, frozen=True):
     """One physical GPU.
 
     `pci_device_id` and `pci_subsystem_id` are 32 bits, device high and vendor low, as in
-    `0x233010DE`. `memory` in bytes. `mig` is None where the card has no MIG. `usage` holds the
-    processes on the GPU outside any instance. `mps` is the daemon of the GPU as a whole, which
-    there is only outside MIG mode. `compute_mode` and `time_slice` are None while not known (a
-    GPU in MIG mode has neither); `earlier_mode` and `earlier_time_slice` are what they were before
-    the agent changed them, None when it did not. `numa_node` is the one whose processors and
-    memory are nearest; None when not known. `nvlink` is None when the card has none, or while not
-    known. `health_limits` come from the health checks, not from the driver. When `access` is not
-    OK, the rest is what was last known (perhaps nothing) and must not be acted upon.
+    `0x233010DE`. `memory` in bytes. `cuda_version` is the driver's, (0, 0) while not known. `mig`
+    is None where the card has no MIG. `usage` holds the processes on the GPU outside any instance.
+    `mps` is the daemon of the GPU as a whole, which there is only outside MIG mode. `compute_mode`
+    and `time_slice` are None while not known (a GPU in MIG mode has neither); `earlier_mode` and
+    `earlier_time_slice` are what they were before the agent changed them, None when it did not.
+    `numa_node` is the one whose processors and memory are nearest; None when not known. `nvlink` is
+    None when the card has none, or while not known. `health_limits` come from the health checks,
+    not from the driver. When `access` is not OK, the rest is what was last known (perhaps nothing)
+    and must not be acted upon.
     """
 
     index: int
@@ -229,6 +230,7 @@ class Gpu(Struct, frozen=True):
     minor: int | None = None
     memory: int = 0
     compute_capability: tuple[int, int] = (0, 0)
+    cuda_version: tuple[int, int] = (0, 0)
     access: Access = Access.OK
     access_reason: str = ""
     mig: MigMode | None = None

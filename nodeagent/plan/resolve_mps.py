@@ -41,7 +41,9 @@ from nodeagent.structs import Struct
 REPLICA = "replica"  # the name of the one share that `replicas` means
 
 VOLTA = (7, 0)  # the compute capability from which MPS can limit clients
-_CONTEXTS = 60  # of one device, from CUDA 13.1 on; 48 before, which is not known here
+# Clients of one device at once (NVIDIA's MPS guide).
+_CONTEXTS = 60
+_CONTEXTS_BEFORE_CUDA_13_1 = 48
 _CONTEXTS_BEFORE_VOLTA = 16
 
 
@@ -97,7 +99,11 @@ def _check_capability(
         )
         remedy = "write clients: {}, which limits no client, or use timeSlice"
         on.refuse(Code.UNSUPPORTED, message, remedy, path)
-    most = _CONTEXTS_BEFORE_VOLTA if before_volta else _CONTEXTS
+    most = _CONTEXTS
+    if before_volta:
+        most = _CONTEXTS_BEFORE_VOLTA
+    elif (0, 0) < gpu.cuda_version < (13, 1):
+        most = _CONTEXTS_BEFORE_CUDA_13_1
     if slices:  # the driver lowers it in proportion to the compute instance (NVIDIA's MPS guide)
         whole = max((p.slices for p in gpu.profiles), default=slices)
         most = max(1, most * slices // whole)

@@ -62,16 +62,6 @@ async def test_each_gpu_is_asked_once() -> None:
         assert await reader.read(gpus) == first
 
 
-async def test_an_answer_that_failed_in_passing_is_asked_for_again() -> None:
-    """A pod that selects its device by CUDA's version would not start before NVML does again."""
-    async with driver_of("h100-80gb") as (driver, node):
-        gpus = (await driver.observe()).gpus
-        reader = FactsReader(driver.pool, None)
-        node.inject("nvmlSystemGetCudaDriverVersion_v2", error="UNKNOWN", times=1)
-        assert (await reader.read(gpus))[gpus[0].uuid].cuda_driver_version == ""
-        assert (await reader.read(gpus))[gpus[0].uuid].cuda_driver_version == "13.2"
-
-
 @pytest.mark.parametrize("missing", [BRAND, "nvmlSystemGetCudaDriverVersion_v2"])
 async def test_what_a_driver_does_not_say_is_left_out(missing: str) -> None:
     """The rest is there."""

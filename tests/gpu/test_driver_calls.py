@@ -103,7 +103,7 @@ async def test_a_fresh_process_recuts_a_gpu_with_few_calls() -> None:
             await recut(driver, AFTER)
         found = calls(node)
         assert {name: found[name] for name in CHANGES} == CHANGES
-        assert total(found, "*GetGpuInstanceProfileInfo*") == 18  # each kind once
+        assert total(found, "*GetGpuInstanceProfileInfo*") == 19  # each kind once, and the end
         assert total(found, "*RunningProcesses*") == 3 * 3  # both looks, and before the first goes
         assert total(found, "*MemoryInfo*") == 1
         assert not total(found, "*ComputeMode")

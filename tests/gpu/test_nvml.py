@@ -105,6 +105,7 @@ PARAMETERS = {
         "eventData",
         "eventDataSize",
     ],
+    "nvmlSystemGetCudaDriverVersion_v2": [],
     "nvmlSystemGetDriverVersion": [],
     "nvmlSystemGetProcessName": ["pid"],
     "nvmlSystemRegisterEvents": ["version", "eventTypes", "setHandle"],

@@ -46,6 +46,7 @@ async def test_a_gpus_identity_is_read(driver: Driver) -> None:
     assert (first.minor, second.minor) == (0, 1)
     assert 79 * GIB < first.memory < 80 * GIB
     assert first.compute_capability == (9, 0)
+    assert first.cuda_version == (13, 2)
     assert first.mig == MigMode(current=False, pending=False)
     assert not first.mode_change_needs_reset
     assert not first.passthrough
@@ -385,3 +386,12 @@ async def test_adding_a_part_and_switching_off_are_seen(driver: Driver) -> None:
     gpu = await driver.observe_gpu(gpu.uuid)
     assert gpu.mig == MigMode(current=False, pending=False)
     assert gpu.instances == ()
+
+
+async def test_profiles_of_a_newer_driver_are_found() -> None:
+    """Kinds beyond those that pynvml counts: of GPU instances, and of compute instances in them."""
+    changes = {"kind": 19, "compute": {"1": {"id": 10}}}
+    with simulated("h100-80gb", overrides={"h100-80gb": {"profiles": {"2g.20gb": changes}}}):
+        async with Driver(observe_deadline=30, step_deadline=30) as driver:
+            gpu = await laid_out(driver, 0, at2="2g.20gb")
+    assert layout(gpu) == {Placement(2, 2): ("2g.20gb",)}

@@ -221,6 +221,13 @@ def test_more_clients_than_a_device_serves(entry: str, most: int) -> None:
     assert problem.remedy == f"write at most {most}"
 
 
+def test_drivers_before_cuda_13_1_serve_fewer_clients() -> None:
+    """48 on a whole card; an unknown version is taken for a new one."""
+    older = replace(BARE, cuda_version=(13, 0))
+    problem = refused("devices: [1], mps: {replicas: 49}", node=ObservedNode((older,)))
+    assert "at most 48 " in problem.message
+
+
 def test_everything_wrong_is_reported_at_once() -> None:
     """Limits, users and profiles, each with its place."""
     with pytest.raises(DocumentError) as caught:

@@ -43,7 +43,6 @@ class FactsReader:
         self._pool = pool
         self._sysfs = sysfs
         self._session = 0
-        self._cuda: str | None = None  # until the driver has answered
         self._known: dict[str, GpuFacts] = {}  # by UUID, as far as the driver has answered
 
     async def read(self, gpus: Iterable[Gpu]) -> dict[str, GpuFacts]:
@@ -51,9 +50,6 @@ class FactsReader:
         if self._session != self._pool.session:
             self._session = self._pool.session
             self._known.clear()
-            self._cuda = None
-        if self._cuda is None:
-            self._cuda = await self._cuda_version()
         found: dict[str, GpuFacts] = {}
         for gpu in gpus:
             if gpu.uuid and gpu.access is Access.OK:
@@ -62,14 +58,14 @@ class FactsReader:
 
     async def _read(self, gpu: Gpu) -> GpuFacts:
         root = await asyncio.to_thread(pcie_root, self._sysfs, gpu) if self._sysfs else ""
-        facts = GpuFacts(self._pool.driver_version, self._cuda or "", pcie_root=root)
+        cuda = ".".join(map(str, gpu.cuda_version)) if gpu.cuda_version > (0, 0) else ""
+        facts = GpuFacts(self._pool.driver_version, cuda, pcie_root=root)
         try:
             facts = replace(facts, brand=await self._brand(gpu))
         except DriverError as error:
             if not is_unsupported(error):
                 return facts  # not kept, so it is asked again
-        if self._cuda is not None:
-            self._known[gpu.uuid] = facts
+        self._known[gpu.uuid] = facts
         return facts
 
     async def _brand(self, gpu: Gpu) -> str:
@@ -79,17 +75,6 @@ class FactsReader:
 
         what = "asking for its brand"
         return await self._pool.visit(gpu.index, brand, what=what, deadline=_DEADLINE)
-
-    async def _cuda_version(self) -> str | None:
-        try:
-            number = await self._pool.ask(
-                lambda: nvml.call("nvmlSystemGetCudaDriverVersion_v2"),
-                what="asking for CUDA's version",
-                deadline=_DEADLINE,
-            )
-        except DriverError as error:
-            return "" if is_unsupported(error) else None
-        return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def pcie_root(sysfs: Path, gpu: Gpu) -> str:

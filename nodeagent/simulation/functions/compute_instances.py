@@ -147,7 +147,8 @@ def nvmlComputeInstanceGetInfo(
 
 def _profile_of_kind(view: GpuInstanceDevice, kind: int, engines: int) -> ComputeProfile:
     """NVML's enumeration of compute profiles is also their id."""
-    if kind >= pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT:
+    newest = max(profile.id for profile in view.profile.compute)
+    if kind > max(newest, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT - 1):
         raise Refused(Code.INVALID_ARGUMENT)
     if engines >= pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT:
         raise Refused(Code.INVALID_ARGUMENT)

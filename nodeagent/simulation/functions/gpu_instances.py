@@ -134,7 +134,8 @@ def nvmlGpuInstanceGetInfo(
 
 def _profile_of_kind(session: Session, gpu: Device, kind: int) -> GpuProfile:
     _require_reported(session, gpu)
-    if kind >= pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
+    newest = max(profile.kind for profile in gpu.card.board.profiles)
+    if kind > max(newest, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT - 1):
         raise Refused(Code.INVALID_ARGUMENT)
     profile = gpu.card.board.profile_of_kind(kind)
     if profile is None:
