@@ -147,7 +147,8 @@ class PlanDocument(Struct, frozen=True):
 class WantedInstance(Struct, frozen=True):
     """One MIG device that should exist: `slices` of compute in a GPU instance of `profile`.
 
-    `profile` is the canonical name of one of the card's own profiles.
+    `profile` is the canonical name of one of the card's own profiles; `written` is its name in the
+    plan where the plan spells it differently.
     """
 
     profile: str
@@ -155,6 +156,7 @@ class WantedInstance(Struct, frozen=True):
     start: int | None
     path: str
     mps: WantedMps | None = None
+    written: str = ""
 
 
 class Layout(Struct, frozen=True):

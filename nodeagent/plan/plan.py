@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.desired import DesiredGpu, Layout
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import (
@@ -82,6 +82,13 @@ class GpuPlan(Struct, frozen=True):
             not isinstance(step, _SHARING) and not (waits and isinstance(step, SetMigMode))
             for step in self.steps
         )
+
+    @property
+    def respelled(self) -> dict[str, str]:
+        """The card's names of profiles that the plan spells differently, by the plan's."""
+        layout = self.goal and self.goal.mig
+        wanted = layout.instances if isinstance(layout, Layout) else ()
+        return {instance.written: instance.profile for instance in wanted if instance.written}
 
 
 class NodePlan(Struct, frozen=True):

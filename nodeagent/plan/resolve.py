@@ -158,7 +158,10 @@ def _wanted(on: OnGpu, entry: InstanceEntry, mps: MpsEntry | None) -> list[Wante
     wanted = None
     if mps is not None:
         wanted = wanted_mps(on, mps, memory=profile.memory, device=device, slices=slices)
-    return [WantedInstance(profile.name, slices, entry.start, entry.path, wanted)] * entry.count
+    written = "" if name.gpu_instance == ProfileName.parse(profile.name) else str(name.gpu_instance)
+    return [
+        WantedInstance(profile.name, slices, entry.start, entry.path, wanted, written)
+    ] * entry.count
 
 
 def _refuse_profile(on: OnGpu, entry: InstanceEntry, found: Sequence[GpuInstanceProfile]) -> None:

@@ -22,6 +22,10 @@ def _gpu_body(plan: GpuPlan, width: int, policy: Policy) -> tuple[Line, ...]:
     warning = plan.verdict in {Verdict.APPLICABLE, Verdict.IN_SYNC, Verdict.BLOCKED}
     return (
         line(verdict_span(plan.verdict, partly=bool(plan.problems))),
+        *(
+            line(dim(f"{written} is what this card's driver calls {name}"))
+            for written, name in plan.respelled.items()
+        ),
         *picture(plan, width, policy),
         *numbered_steps(plan),
         *problem_lines(plan.problems, Tone.WARNING if warning else Tone.BAD),

@@ -110,6 +110,7 @@ def _gpu_plan(plan: GpuPlan, came: GpuOutcome | None = None) -> shapes.GpuPlan:
         name=before.name,
         verdict=plan.verdict,
         mig=shapes.ModeChange(before=mode_shape(before), after=mode) if before.mig else None,
+        respelled=plan.respelled or None,
         before=_places(before),
         after=_places(after),
         steps=[_result(r) for r in came.steps] if came else [_step(s) for s in plan.steps],

@@ -243,6 +243,13 @@ class GpuPlan(Shape, frozen=True, kw_only=True):
     name: str = ""
     verdict: Verdict
     mig: ModeChange | None = None
+    respelled: (
+        Annotated[
+            dict[str, str],
+            Meta(description="profiles as the plan spells them: as the GPU's driver does"),
+        ]
+        | None
+    ) = None
     before: list[Place]
     after: list[Place]
     steps: list[Step]

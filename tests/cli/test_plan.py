@@ -103,6 +103,14 @@ def test_does_not_fit_is_code_1(h100: Program) -> None:
     assert h100.on("plan", "-o", "json", "-f", path).json["verdict"] == "unsatisfiable"
 
 
+def test_another_drivers_spelling_is_shown(h100: Program) -> None:
+    """A profile that this driver calls differently is taken, and said."""
+    path = h100.plan("{devices: [0], mig: {1c.3g.39gb: 1, 3g.39gb: 1}}")
+    assert "3g.39gb is what this card's driver calls 3g.40gb" in h100.on("plan", "-f", path).out
+    [gpu] = h100.on("plan", "-o", "json", "-f", path).json["gpus"]
+    assert gpu["respelled"] == {"3g.39gb": "3g.40gb"}
+
+
 def test_no_mig_is_code_1(program: Program) -> None:
     """A card without MIG cannot be split."""
     program.node("t4:1")
