@@ -12,9 +12,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from nodeagent.structs import Struct, field
 LONGEST_JOB = 6
 
 Result = TypeVar("Result")
-_Queue = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+_Queue = SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]
 
 
 # What each thread is doing in the driver just now. A deadline is for one call: a GPU that answers
@@ -197,13 +197,9 @@ class Worker:
     def _begin(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
         if self._thread is None:
             self._thread = self._started_thread()
-        done: Future[Result] = Future()
-        done.set_running_or_notify_cancel()  # so that no caller cancels what the thread ends
-        result = asyncio.wrap_future(done)
-        # Retrieved, so that asyncio does not log a failure after the caller has left.
-        result.add_done_callback(lambda result: result.cancelled() or result.exception())
+        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._overdue = None
-        self._jobs.put((function, done))
+        self._jobs.put((function, result))
         return result
 
     def _started_thread(self) -> threading.Thread:
@@ -291,10 +287,18 @@ def _work(jobs: _Queue, progress: CallProgress) -> None:
         function, result = job
         progress.restart()
         try:
-            result.set_result(function())
+            deliver = partial(result.set_result, function())
         except BaseException as error:  # noqa: BLE001  # it is raised where the call was made
-            result.set_exception(error)
-        del job, function, result  # which must not stay alive until the next job
+            deliver = partial(_fail, result, error)
+        with suppress(RuntimeError):  # the loop is closed
+            result.get_loop().call_soon_threadsafe(deliver)
+        del job, function, result, deliver  # which must not stay alive until the next job
+
+
+def _fail(result: asyncio.Future[Any], error: BaseException) -> None:
+    result.set_exception(error)
+    # Retrieved at once, so that asyncio does not log it where the caller or the loop has ended.
+    result.exception()
 
 
 def _late(message: str, call: str = "") -> DeadlineExceeded:

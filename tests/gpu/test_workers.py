@@ -45,6 +45,24 @@ async def test_a_call_raises_what_the_function_raises(worker: Worker) -> None:
         await worker.call(lambda: 1 // 0, what="dividing", deadline=30)
 
 
+def test_a_failure_that_arrives_with_the_loop_s_end_is_retrieved(
+    worker: Worker, held: threading.Event
+) -> None:
+    """Else asyncio logs it in the midst of whatever runs when it is collected."""
+    loop = asyncio.new_event_loop()
+    call = loop.create_task(worker.call(lambda: held.wait() / 0, what="dividing", deadline=30))
+    loop.call_later(0, call.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(call)
+    (thread,) = (t for t in threading.enumerate() if worker.name in t.name)
+    held.set()
+    worker.close()
+    thread.join()
+    loop.call_soon(loop.stop)  # in the round in which the failure arrives
+    loop.run_forever()
+    loop.close()
+
+
 async def test_where_no_thread_can_be_started(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
