@@ -10,6 +10,7 @@ appears as /opt/stage; WORDS come before the program. Python and this checkout s
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -57,6 +58,10 @@ def furnish(stage: str, plan: str) -> None:
     mount("-t", "tmpfs", "tmpfs", "/opt")
     Path("/opt/stage").mkdir()
     mount("--bind", stage, "/opt/stage")
+    # As a network namespace's below /run: a mount that is covered, and none can reach it.
+    mount("-t", "tmpfs", "tmpfs", "/run")
+    Path("/run/a namespace").mkdir()
+    mount("-t", "tmpfs", "tmpfs", "/run/a namespace")
     for place in ("/run", "/tmp", "/var/tmp"):
         mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
     for tree, file in held:
@@ -85,9 +90,23 @@ def protect(unit: dict[str, list[str]]) -> None:
             mount("--bind", str(folder), str(folder))
             writable.append(str(folder))
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = line.split()[4]
-        if not any(point == one or point.startswith(f"{one}/") for one in writable):
+        words = line.split()
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), words[4])
+        below = any(point == one or point.startswith(f"{one}/") for one in writable)
+        if not below and is_reachable(point, words[0]):
             mount("-o", "remount,bind,ro", point)
+
+
+def is_reachable(point: str, mount_id: str) -> bool:
+    """Whether this mount is what the path leads to: others lie over those of the machine."""
+    try:
+        file = os.open(point, os.O_PATH)
+    except OSError:  # covered, or of a user who lets no other in (FUSE)
+        return False
+    try:
+        return f"mnt_id:\t{mount_id}\n" in Path(f"/proc/self/fdinfo/{file}").read_text()
+    finally:
+        os.close(file)
 
 
 def main() -> None:

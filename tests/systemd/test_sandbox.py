@@ -141,6 +141,7 @@ def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None
     listen = f"{own_host()}:9417"
     with running(AGENT, stage, tmp_path / "trace", NODEAGENT_API_LISTEN=listen) as process:
         until(lambda: _phase(listen) == "InSync" or process.poll() is not None)
+        assert process.poll() is None, process.communicate()[0]
         agent = _agent_of(process.pid)
         with pytest.raises(OSError, match="Read-only"):
             Path(f"/proc/{agent}/root/etc/nodeagent/new").touch()
