@@ -29,8 +29,13 @@ async def test_task():
 def test_pynvml():
     pynvml.nvmlLib = object()
 
+async def test_failure():
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.create_future().set_exception, OSError("not awaited"))
+
 def test_setting():
-    assert "NODEAGENT_PLAN_FILE" not in os.environ
+    assert os.environ.keys().isdisjoint({"NODEAGENT_PLAN_FILE", "http_proxy", "LANG", "TZ"})
+    assert time.localtime(0).tm_hour == 0
 
 def test_connection():
     with socket.socket() as s:
@@ -47,14 +52,17 @@ def test_the_guards_catch_each_kind_of_leak(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leaks and outward connections fail with a message that names them; orderly tests pass."""
-    monkeypatch.setenv("NODEAGENT_PLAN_FILE", "/somewhere")
+    for name in ("NODEAGENT_PLAN_FILE", "http_proxy", "LANG"):
+        monkeypatch.setenv(name, "/somewhere")
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
     monkeypatch.setenv("COLUMNS", "160")
     pytester.makeconftest(CONFTEST.replace("GRACE = 60.0", "GRACE = 0.1"))
     pytester.makepyfile(CASES)
     result = pytester.runpytest_subprocess("--asyncio-mode=auto", "-p", "no:cacheprovider", "-v")
-    result.assert_outcomes(passed=6, failed=1, errors=4)
+    result.assert_outcomes(passed=7, failed=1, errors=5)
     for test, words in {
         "thread": "the test left threads*",
+        "failure": "the test left what was never retrieved: *Future*",
         "process": "the test left processes*sleep*",
         "task": "the test left tasks*",
         "pynvml": "the test left pynvml with another library*",
