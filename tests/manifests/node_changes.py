@@ -161,7 +161,7 @@ DENIED = (
     Change("others' taints", tainted(TAINT), "are the agent's"),
     Change("no taints", {"spec": {"taints": None}}, "are the agent's"),
     Change("who runs here", tainted(*OTHERS, {**TAINT, "effect": "NoExecute"}), "are the agent's"),
-    Change("the pods' network", {"spec": {"podCIDR": "10.9.0.0/24"}}, "only change unschedulable"),
+    Change("the provider's id", {"spec": {"providerID": "x://1"}}, "only change unschedulable"),
     Change("a cordon without a mark", {"spec": {"unschedulable": True}}, "only under its mark"),
     Change(
         "the end of another's cordon",

@@ -127,6 +127,7 @@ class RealApiServer:
             f"--cert-dir={self._folder / 'certificates'}",
             f"--token-auth-file={self._folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",
+            "--allow-privileged",  # for the DaemonSet
             "--service-cluster-ip-range=10.0.0.0/24",
             "--service-account-issuer=https://127.0.0.1",
             f"--service-account-key-file={key}",
