@@ -15,7 +15,7 @@ import yaml
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 OVERLAYS = ("dra", "gpu-operator", "nos", "plain", "simulated")
-OLDEST = (1, 21)  # the first kubectl whose kustomize knows components
+OLDEST = (1, 27)  # the first kubectl whose kustomize knows sortOptions
 
 Document = dict[str, Any]
 
@@ -46,6 +46,7 @@ def with_components(folder: Path, name: str, components: Iterable[str]) -> tuple
     content = {
         "resources": [f"{from_there}/overlays/{name}"],
         "components": [f"{from_there}/components/{one}" for one in components],
+        "sortOptions": {"order": "fifo"},
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     return render(folder)

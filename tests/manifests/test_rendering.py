@@ -7,7 +7,7 @@ import json
 import os
 import textwrap
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import kubernetes_validate
@@ -199,40 +199,27 @@ def test_policies_and_rights_speak_of_the_account_that_the_pods_have(name: str) 
         one(documents, binding["roleRef"]["kind"], binding["roleRef"]["name"])
 
 
-def test_a_right_comes_with_its_policy() -> None:
-    """Who may change Nodes or claims, tell Events, delete or evict pods is held to a policy that
-    comes along with the right; what is in the base comes along with each component.
+@rendered
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_right_comes_after_its_policy(name: str, tmp_path: Path) -> None:
+    """Who may change Nodes or claims, tell Events, delete or evict pods is held to a policy that is
+    applied before, also where components are added.
     """
-    cases: list[str] = [
-        "base",
-        "components/dra",
-        "components/evictions",
-        "components/plugin-pod-deletion",
-    ]
-    for folder in cases:
-        documents = [d for path in _whole_files() if path.startswith(folder) for d in written(path)]
-        base = [d for path in _whole_files() if path.startswith("base") for d in written(path)]
-        held = {
-            (resource, operation)
-            for policy in (*base, *documents)
-            if policy["kind"] == "ValidatingAdmissionPolicy"
-            for rule in policy["spec"]["matchConstraints"]["resourceRules"]
-            for resource in rule["resources"]
-            for operation in rule["operations"]
-        }
-        operations = {
-            "patch": "UPDATE",
-            "update": "UPDATE",
-            "create": "CREATE",
-            "delete": "DELETE",
-        }
-        changes = {
-            (resource, operations[verb])
-            for role in documents
-            if role["kind"] in {"Role", "ClusterRole"}
-            for rule in role["rules"]
-            for resource in rule["resources"]
-            for verb in set(rule["verbs"]) - {"get", "list", "watch", "associated-node:patch"}
-        }
-        assert changes
-        assert changes <= held
+    components = TOGETHER[0] if name == "gpu-operator" else ()
+    documents = with_components(tmp_path, name, components)
+    operations = {"patch": "UPDATE", "update": "UPDATE", "create": "CREATE", "delete": "DELETE"}
+    held: set[tuple[str, str]] = set()
+    for document in documents:
+        if document["kind"] == "ValidatingAdmissionPolicyBinding":
+            policy = one(documents, "ValidatingAdmissionPolicy", document["spec"]["policyName"])
+            assert documents.index(policy) < documents.index(document)
+            for rule in policy["spec"]["matchConstraints"]["resourceRules"]:
+                held |= set(product(rule["resources"], rule["operations"]))
+        elif document["kind"] in {"Role", "ClusterRole"}:
+            assert {
+                (resource, operations[verb])
+                for rule in document["rules"]
+                for resource in rule["resources"]
+                for verb in set(rule["verbs"]) - {"get", "list", "watch", "associated-node:patch"}
+            } <= held
+    assert held
