@@ -23,7 +23,7 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import layout_of
 from nodeagent.plan.problems import Problem
-from nodeagent.plan.steps import SetMigMode, Step
+from nodeagent.plan.steps import ResetGpu, SetMigMode, Step
 from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()
@@ -96,18 +96,20 @@ async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Execu
     before, earlier = plan.before, layout_of(plan.before, plan.goal)
     seen = await run.observe()
     back = terms.plan_for(earlier, seen)  # no steps where the GPU does not answer
+    # What was pending before is left so, and what a reset failed to make current: the next reset or
+    # reboot is what it waits for.
+    waits = run.reset_failed or seen.mig == before.mig
     steps = tuple(
         replace(step, reason="restores the earlier layout")
         for step in back.steps
-        # What was pending before is left so: the next reset or reboot is what it waits for.
-        if not (isinstance(step, SetMigMode) and seen.mig == before.mig)
+        if not (waits and isinstance(step, SetMigMode | ResetGpu))
     )
     restoring = StepRun(replace(back, steps=steps), terms)
     if steps and not terms.stop.is_set():
         await restoring.take_all()
         seen = await run.observe()
     found = [*run.alone, failure, *restoring.alone]
-    if not _is_back(before, earlier, seen, terms):
+    if not _is_back(earlier, seen, terms, waits=waits):
         found.append(not_restored(before, seen, restoring.failure or restoring.pending))
     return GpuOutcome(
         plan,
@@ -115,17 +117,15 @@ async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Execu
         seen,
         _new(plan.problems, found),
         restoring.reports,
-        turned_back=True,
+        turned_back=not run.reset_failed or bool(steps),
     )
 
 
-def _is_back(before: Gpu, earlier: DesiredGpu, seen: Gpu, terms: Execution) -> bool:
+def _is_back(earlier: DesiredGpu, seen: Gpu, terms: Execution, *, waits: bool) -> bool:
     rest = terms.plan_for(earlier, seen)
-    # A mode that was pending before and still is may be planned away, but nothing was lost.
+    # A mode that waits for a reset may be planned away, but nothing was lost.
     return rest.verdict is Verdict.IN_SYNC or (
-        seen.mig == before.mig
-        and bool(rest.steps)
-        and all(isinstance(step, SetMigMode) for step in rest.steps)
+        waits and bool(rest.steps) and all(isinstance(step, SetMigMode) for step in rest.steps)
     )
 
 

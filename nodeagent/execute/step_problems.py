@@ -57,7 +57,7 @@ def reset_pending(seen: Gpu, *, enabled: bool) -> Problem:
         Code.RESET_REQUIRED,
         f"MIG mode of {gpu_words(seen)} is set but becomes "
         f"{'enabled' if enabled else 'disabled'} only with a GPU reset",
-        idle_reset_remedy(seen.pci_bus_id),
+        idle_reset_remedy(seen),
         seen.uuid,
     )
 

@@ -83,8 +83,8 @@ class StepRun:
     """One list of steps of one GPU, and how it went.
 
     `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
-    on before the GPU is reset. `alone` are failures that did not end it. `plan` is replaced when a
-    mode change had another result than planned.
+    on before the GPU is reset. `alone` are failures that did not end it. `reset_failed`: the MIG
+    mode is left pending. `plan` is replaced when a mode change had another result than planned.
     """
 
     def __init__(self, plan: GpuPlan, terms: Execution) -> None:
@@ -93,6 +93,7 @@ class StepRun:
         self.failure: Problem | None = None
         self.pending: Problem | None = None
         self.left = False
+        self.reset_failed = False
         self._terms = terms
         self._made = MadeDevices(plan.before)
         self._reports: dict[int, StepReport] = {}
@@ -165,8 +166,13 @@ class StepRun:
         if error is None:
             self._made.note(step)
             return
-        seen = await self.observe() if isinstance(error, GpuInUse) else self.plan.before
+        again = isinstance(error, GpuInUse) or isinstance(step, ResetGpu)
+        seen = await self.observe() if again else self.plan.before
         problem = step_failed(step, error, seen)
+        if isinstance(step, ResetGpu):
+            self.reset_failed = True
+            if seen.no_reset and self.plan.goal:  # what the next plan says, too
+                problem = next(iter(self._terms.plan_for(self.plan.goal, seen).problems), problem)
         if isinstance(step, _SHARING) and not isinstance(error, GpuLost):
             self.alone.append(problem)
             self._made.note_failure(step)

@@ -50,6 +50,7 @@ _ATTRIBUTES = {
     pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "+me.all",
 }
 _GIB = 1 << 30
+_VIRTUAL = "it is a virtual machine"
 
 Value = TypeVar("Value")
 Other = TypeVar("Other")
@@ -64,6 +65,7 @@ class GpuDevice:
         self.index = index
         self.worker = Worker(f"GPU {index}")
         self.uuid = ""  # stays until another is read
+        self.no_reset = ""  # a reset has shown it, and NVML is started anew around each
         self.gpm_samples: tuple[int, list[object]] = (-1, [])  # by session of NVML, for readers
         self.forget()
 
@@ -91,7 +93,7 @@ class GpuDevice:
             uuid = nvml.uuid(handle)
             if uuid != self.uuid:
                 self.forget()
-                self.uuid = uuid
+                self.uuid, self.no_reset = uuid, ""
             self._handle = handle
         return self._handle
 
@@ -118,8 +120,10 @@ class GpuDevice:
                 memory=supported(lambda: nvml.memory(handle).total, 0),
                 compute_capability=_read(handle, "nvmlDeviceGetCudaComputeCapability", (0, 0)),
                 cuda_version=_cuda_version(),
-                passthrough=_read(handle, "nvmlDeviceGetVirtualizationMode", 0)
-                == pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH,
+                no_reset=_VIRTUAL
+                if _read(handle, "nvmlDeviceGetVirtualizationMode", 0)
+                == pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
+                else "",
             )
         return self._identity
 
@@ -130,6 +134,7 @@ class GpuDevice:
         return replace(
             self._identity,
             mode_change_needs_reset=bool(self.needs_reset),
+            no_reset=self.no_reset or self._identity.no_reset,
             profiles=self.profiles,
         )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, assert_never
 
-from nodeagent.errors import DriverError, GpuInUse, NodeagentError
+from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, NodeagentError
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import about
@@ -226,7 +226,10 @@ class Driver(Observer):
                 )
             try:
                 await reset_gpu(self.nvidia_smi, before.pci_bus_id, deadline=self.step_deadline)
-            except DriverError as error:
+            except (DeadlineExceeded, GpuInUse) as error:
+                raise about(name, error) from error
+            except DriverError as error:  # it will say the same tomorrow
+                gpu.no_reset = error.message
                 raise about(name, error) from error
             finally:
                 await self.pool.start()
@@ -235,7 +238,8 @@ class Driver(Observer):
         if not answers(after):
             raise other_than_planned(f"{name} was reset, but then {after.access_reason}")
         if after.mig and after.mig.current != after.mig.pending:
-            raise other_than_planned(f"{name} was reset, but its MIG mode is still pending")
+            gpu.no_reset = "nvidia-smi reported a reset, but the MIG mode is still pending"
+            raise other_than_planned(f"{name}: {gpu.no_reset}")
 
     async def _enumerate(self, step: Step) -> None:
         """A GPU that was never listed is looked for."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
 from nodeagent.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED
 from nodeagent.plan.shares import TimeSlice
 
@@ -119,19 +120,25 @@ async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: flo
     """Run `nvidia-smi --gpu-reset -i ADDRESS` to its end, at most `deadline` seconds.
 
     NVML must be shut down in this process: the driver resets only a GPU that no process has open.
-    Raises DriverError with the program's output; a program that is late is killed.
+    Raises GpuInUse where something has it open, and DriverError with the program's output where
+    it refuses for another reason; a program that is late is killed.
     """
-    remedy = (  # a reboot alone does not: the mode that was set for the reset is taken back
-        "`fuser -v /dev/nvidia*` shows what has the GPU open (monitoring agents and display "
-        "servers too): end it; or set `reset: never`, let the plan set the mode, and reboot"
-    )
-    await run_nvidia_smi(
-        nvidia_smi,
-        ["--gpu-reset", "-i", pci_bus_id],
-        deadline=deadline,
-        failure="ResetFailed",
-        remedy=lambda _: remedy,
-    )
+    try:
+        await run_nvidia_smi(
+            nvidia_smi,
+            ["--gpu-reset", "-i", pci_bus_id],
+            deadline=deadline,
+            failure="ResetFailed",
+            remedy=lambda _: "reboot this machine",
+        )
+    except DriverError as error:
+        if re.search(r"\bin use\b|being used", error.message, re.IGNORECASE):
+            remedy = (
+                "`fuser -v /dev/nvidia*` shows what has the GPU open (monitoring agents and "
+                "display servers too): end it, or reboot"
+            )
+            raise GpuInUse(error.message, call=error.call, remedy=remedy) from error
+        raise
 
 
 async def read_time_slice(

@@ -80,7 +80,7 @@ def _enable(gpu: Gpu, path: str, policy: Policy) -> _Steps:
     if not gpu.mode_change_needs_reset:
         return (on,)
     steps: _Steps = () if gpu.mig.pending else (on,)
-    if policy.reset_when_idle and not gpu.passthrough:
+    if policy.reset_when_idle and not gpu.no_reset:
         return (*steps, _reset(gpu))
     if not steps:
         raise PlanRefused(reset_required(gpu, path, policy, enable=True))
@@ -93,10 +93,8 @@ def _disable(gpu: Gpu, path: str, policy: Policy) -> _Steps:
         return ()
     if not gpu.mig.current:  # switching on was pending; taking that back needs no reset
         return (SetMigMode(gpu.uuid, False, "switching MIG on was pending"),)
-    if gpu.mode_change_needs_reset and gpu.passthrough:
-        raise PlanRefused(_mode_cannot_return(gpu, path))
     _require_idle(gpu, path, "off")
-    resets = gpu.mode_change_needs_reset and policy.reset_when_idle
+    resets = gpu.mode_change_needs_reset and policy.reset_when_idle and not gpu.no_reset
     # Without the reset the instances would be gone for nothing.
     if gpu.mode_change_needs_reset and not resets and (gpu.instances or not gpu.mig.pending):
         raise PlanRefused(reset_required(gpu, path, policy, enable=False))
@@ -137,13 +135,9 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
     Where the plan does not set it (instances would be destroyed for nothing), the remedy does.
     """
     unset = not enable and bool(gpu.instances) and gpu.mig is not None and gpu.mig.pending
-    reset = reset_remedy(gpu.pci_bus_id, mode_off_first=unset)
-    if gpu.passthrough:
-        remedy = "reboot the virtual machine: the GPU cannot be reset from inside it"
-    elif policy.reset_when_idle:
-        remedy = reset
-    else:
-        remedy = f"while the GPU is idle, {reset}; or allow it with the setting `reset: whenIdle`"
+    remedy = reset_remedy(gpu, mode_off_first=unset)
+    if not (policy.reset_when_idle or gpu.no_reset):
+        remedy = f"while the GPU is idle, {remedy}; or allow it with the setting `reset: whenIdle`"
     message = f"MIG mode of {gpu.title} goes {'on' if enable else 'off'} only at a GPU reset"
     return Problem(Code.RESET_REQUIRED, message, remedy, gpu.uuid, path)
 
@@ -152,15 +146,6 @@ def not_mig_capable(gpu: Gpu, path: str) -> Problem:
     """MIG is asked of a card that has none."""
     remedy = "name only GPUs with MIG (nodeagent profiles shows them), or select by model"
     return Problem(Code.NOT_MIG_CAPABLE, f"{gpu.title} has no MIG", remedy, gpu.uuid, path)
-
-
-def _mode_cannot_return(gpu: Gpu, path: str) -> Problem:
-    message = (
-        f"MIG mode of {gpu.title} is not switched off: in this virtual machine the GPU cannot be "
-        "reset, so it could not be switched on again"
-    )
-    remedy = "switch it off from the hypervisor's side, or leave the GPU out of the plan"
-    return Problem(Code.MODE_CANNOT_RETURN, message, remedy, gpu.uuid, path)
 
 
 # --- the layout -------------------------------------------------------------------------------

@@ -43,9 +43,7 @@ _DEFAULT_POLICY = Policy()
 _Place = TypeVar("_Place", Gpu, ComputeInstance)
 
 # What no waiting changes; any other refusal is one of the moment.
-_UNSATISFIABLE = frozenset(
-    {Code.NOT_MIG_CAPABLE, Code.MODE_CANNOT_RETURN, Code.UNKNOWN_PROFILE, Code.DOES_NOT_FIT}
-)
+_UNSATISFIABLE = frozenset({Code.NOT_MIG_CAPABLE, Code.UNKNOWN_PROFILE, Code.DOES_NOT_FIT})
 
 
 def plan(

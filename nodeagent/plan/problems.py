@@ -25,7 +25,6 @@ class Code(StrEnum):
     # the moment
     IN_USE = "InUse"
     RESET_REQUIRED = "ResetRequired"
-    MODE_CANNOT_RETURN = "ModeCannotReturn"
     GPU_UNKNOWN = "GpuUnknown"
     GPU_LOST = "GpuLost"
     GPU_UNHEALTHY = "GpuUnhealthy"  # nothing new is placed on unhealthy parts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage
 
 # For users that the driver counts and does not name.
@@ -43,16 +44,18 @@ def in_use_remedy(*usages: Usage) -> str:
     return f"{SHOW_USERS}: end it, or wait for its end"
 
 
-def reset_remedy(pci_bus_id: str, *, mode_off_first: bool = False) -> str:
+def reset_remedy(gpu: Gpu, *, mode_off_first: bool = False) -> str:
     """How to reset an idle GPU by hand; `mode_off_first`: nothing has asked the driver for it yet.
 
     The driver resets no GPU that anything has open, an agent included.
     """
-    first = f"`nvidia-smi -i {pci_bus_id} -mig 0` and " if mode_off_first else ""
+    first = f"first run `nvidia-smi -i {gpu.pci_bus_id} -mig 0`, then " if mode_off_first else ""
+    if gpu.no_reset:
+        return f"{first}reboot this machine: it cannot reset the GPU ({gpu.no_reset})"
     return (
-        "stop all that has it open, the agent too (`systemctl stop nodeagent`, in a cluster the "
-        f"Node's label nodeagent.io/off), run {first}`nvidia-smi --gpu-reset -i {pci_bus_id}` and "
-        "start it again, or reboot"
+        f"{first}stop all that has it open, the agent too (`systemctl stop nodeagent`, in a "
+        f"cluster the Node's label nodeagent.io/off), run `nvidia-smi --gpu-reset -i "
+        f"{gpu.pci_bus_id}` and start it again, or reboot"
     )
 
 
@@ -63,9 +66,11 @@ def silent_remedy(*, lost: bool) -> str:
     return "look at `dmesg | grep NVRM`; if it lasts, reboot the node"
 
 
-def idle_reset_remedy(pci_bus_id: str) -> str:
+def idle_reset_remedy(gpu: Gpu) -> str:
     """How to reset a GPU that may be in use, by hand or by the agent."""
+    if gpu.no_reset:
+        return reset_remedy(gpu)
     return (
-        f"end what uses the GPU, {reset_remedy(pci_bus_id)}; or allow it with the setting "
+        f"end what uses the GPU, {reset_remedy(gpu)}; or allow it with the setting "
         "`reset: whenIdle`"
     )

@@ -164,6 +164,8 @@ class EventReporter:
             self._changed(EventType.APPLIED, outcome)
             return
         for problem in outcome.problems or (unready if done else ()):
+            if after is not None and problem in after.problems:
+                continue  # an obstacle, from now on
             kind = EventType.BLOCKED if problem.code is Code.IN_USE else EventType.FAILED
             self._events.add(
                 kind,

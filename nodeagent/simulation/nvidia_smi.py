@@ -169,12 +169,16 @@ def _reset(node: SimulatedNode, card: Card) -> int:
     if card.state.failure == Code.GPU_IS_LOST:
         print(f"Unable to reset GPU {address}: GPU is lost. Reboot the system to recover it.")
         return int(Code.GPU_IS_LOST)
-    if node.switches.passthrough:
+    how = "NOT_SUPPORTED" if node.switches.passthrough else node.switches.gpu_reset
+    if how == "NOT_SUPPORTED":
         print(f"Resetting GPU {address} is not supported.")
         return int(Code.NOT_SUPPORTED)
+    if how == "NO_PERMISSION":
+        print(f"Unable to reset GPU {address}: Insufficient Permissions")
+        return int(Code.NO_PERMISSION)
     in_use = node.switches.reset_needs_nvml_closed and node.store.nvml_is_open_elsewhere()
     try:
-        if not in_use:
+        if not in_use and how == "works":
             node.reset(card.index)
     except Refused:
         in_use = True

@@ -13,6 +13,7 @@ from nodeagent.errors import UsageError
 _CHOICES = {
     "ampere_mode": ("pending", "whenIdle"),
     "hopper_mode": ("whenIdle", "pending"),
+    "gpu_reset": ("works", "NOT_SUPPORTED", "NO_PERMISSION", "in vain"),
     "stale_handles": ("INVALID_ARGUMENT", "NOT_FOUND"),
     "missing_mig_index": ("NOT_FOUND", "INVALID_ARGUMENT"),
     "compute_mode_of_mig_parent": ("NOT_SUPPORTED", "INVALID_ARGUMENT", "DEFAULT"),
@@ -78,6 +79,10 @@ class Switches(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     gpm_of_mig_parent: bool = False
     """Whether a GPU in MIG mode gives GPM samples of the whole GPU."""
+
+    gpu_reset: str = "works"
+    """What `nvidia-smi --gpu-reset` comes to: it may not be supported here, not be permitted, or
+    report success `in vain`: a MIG mode that waits for it is pending as before."""
 
     reset_needs_nvml_closed: bool = True
     """`nvidia-smi` cannot reset a GPU while another process has NVML initialised."""

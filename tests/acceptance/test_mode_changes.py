@@ -187,16 +187,23 @@ CASES = {
             Case(way, RESET, OFF, before="enabled") for way in ("command", "reboot", "setting")
         ],
         "mode off, instances": [
-            Case(way, RESET, OFF, before=ON) for way in ("command", "setting")
+            Case(way, RESET, OFF, before=ON) for way in ("command", "reboot", "setting")
         ],
         "mode on, on an H100 that waits": [
             Case("command", RESET, "{1g.10gb: 2}", "h100-80gb:1", SLOW_H100),
             Case("setting", RESET, "{1g.10gb: 2}", "h100-80gb:1", SLOW_H100),
         ],
         "mode off, on an H100 that waits": [
-            Case("command", RESET, OFF, "h100-80gb:1", SLOW_H100, "{1g.10gb: 2}"),
+            Case(way, RESET, OFF, "h100-80gb:1", SLOW_H100, "{1g.10gb: 2}")
+            for way in ("command", "reboot")
         ],
         "mode on, in a virtual machine": [Case("reboot", RESET, ON, switches=VIRTUAL)],
+        "mode off, in a virtual machine": [
+            Case("reboot", RESET, OFF, switches=VIRTUAL, before="enabled")
+        ],
+        "mode off, instances, in a virtual machine": [
+            Case("reboot", RESET, OFF, switches=VIRTUAL, before=ON)
+        ],
         "mode on, in use": [
             Case("end", Code.IN_USE, "{1g.10gb: 1}", "h100-80gb:1", meanwhile=occupied("0"))
         ],
@@ -262,7 +269,9 @@ def test_a_remedy_followed_once_leads_to_the_goal(
         case "command":
             home.run(re.findall(r"`((?:nvidia-smi|systemctl) [^`]+)`", remedy))
         case "reboot":
-            assert "reboot" in remedy
+            first, reboot, _ = remedy.partition("reboot")
+            assert reboot
+            home.run(re.findall(r"first run `(nvidia-smi [^`]+)`, then", first))
             home.on_node(lambda node: node.reboot())
         case "setting":
             assert "`reset: whenIdle`" in remedy
@@ -272,6 +281,28 @@ def test_a_remedy_followed_once_leads_to_the_goal(
     again = home.apply(case.mig, reset=reset)
     assert (again.code, again.problems) == (0, []), f"{remedy}\n{again.report}"
     assert again.report["verdictAfter"] == "inSync"
+
+
+@pytest.mark.parametrize("how", ["NOT_SUPPORTED", "NO_PERMISSION", "in vain"])
+@pytest.mark.parametrize(("before", "mig"), [("", ON), ("enabled", OFF), (ON, OFF)])
+def test_a_machine_that_resets_no_gpu_keeps_the_mode_for_its_reboot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, before: str, mig: str
+) -> None:
+    """The mode stays pending, whatever is tried again, and the instances are back meanwhile."""
+    home = Home(tmp_path, capsys, "a100-40gb:1", Switches(gpu_reset=how))
+    if before:
+        assert home.apply(before).code == 1
+        home.on_node(lambda node: node.reboot())
+        assert home.apply(before).code == 0
+    for _ in range(2):
+        waits = home.apply(mig, reset="whenIdle")
+        assert (waits.code, [p["code"] for p in waits.problems]) == (1, [RESET]), waits.report
+        assert "reboot this machine" in waits.problems[0]["remedy"]
+        state = SimulatedNode(state=home.state).card(0).state
+        found = (state.mig, state.pending, len(state.instances))
+        assert found == (mig is OFF, mig is ON, 2 if before is ON else 0)
+    home.on_node(lambda node: node.reboot())
+    assert home.apply(mig).code == 0
 
 
 @pytest.mark.parametrize(

@@ -124,17 +124,18 @@ async def test_a_driver_that_keeps_the_pending_mode_is_in_use(on: bool) -> None:
         assert [problem.code for problem in outcome.problems] == [Code.IN_USE]
 
 
+@pytest.mark.parametrize("program", ["false", "/nowhere/nvidia-smi"])
 @pytest.mark.parametrize("on", [True, False])
 async def test_a_mode_that_waited_for_a_reset_before_the_plan_waits_after_one_that_failed(
-    on: bool,
+    on: bool, program: str
 ) -> None:
     """Who set it may be about to reboot; and each way forth and back is written to the card."""
     with simulated("a100-40gb:1") as node:
         gpu = await observed(node, on=on)
         made = plan(wanting(on=not on, gpu=gpu), ObservedNode((gpu,)), RESETS)
-        driver = Driver(observe_deadline=5, step_deadline=5, nvidia_smi=["false"])
+        driver = Driver(observe_deadline=5, step_deadline=5, nvidia_smi=[program])
         async with driver, asyncio.timeout(LIMIT):
             outcome = (await execute(made, driver, parallel=1, policy=RESETS)).gpus[0]
-        assert [problem.code for problem in outcome.problems] == [Code.STEP_FAILED]
+        assert [problem.code for problem in outcome.problems] == [Code.RESET_REQUIRED]
         assert outcome.after.mig == gpu.mig
         assert node.journal.total("nvmlDeviceSetMigMode") == 0

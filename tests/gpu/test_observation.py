@@ -49,7 +49,7 @@ async def test_a_gpus_identity_is_read(driver: Driver) -> None:
     assert first.cuda_version == (13, 2)
     assert first.mig == MigMode(current=False, pending=False)
     assert not first.mode_change_needs_reset
-    assert not first.passthrough
+    assert not first.no_reset
     assert first.access is Access.OK
 
 
@@ -95,7 +95,7 @@ async def test_whether_a_mode_change_needs_a_reset_is_reported_or_follows_from_t
 
 async def test_passthrough_is_seen() -> None:
     """There a reset does not do; the machine must be rebooted."""
-    assert (await first_gpu("a100-40gb", Switches(passthrough=True))).passthrough
+    assert (await first_gpu("a100-40gb", Switches(passthrough=True))).no_reset
 
 
 async def test_drivers_that_hide_profiles_while_mig_is_off_are_asked_again_when_it_is_on() -> None:

@@ -261,14 +261,6 @@ def test_disable_on_ampere_keeps_instances_without_reset() -> None:
     assert [DestroyGpuInstance, SetMigMode, ResetGpu] == kinds(allowed.steps)
 
 
-def test_mode_that_could_not_return() -> None:
-    """Where a virtual machine cannot reset its GPU, MIG is not switched off."""
-    gpu = replace(card("a100-40gb"), passthrough=True)
-    result = plan_gpu(OFF, gpu, Policy(reset_when_idle=True))
-    assert Verdict.UNSATISFIABLE is result.verdict
-    assert Code.MODE_CANNOT_RETURN is result.problems[0].code
-
-
 def test_pending_changes_are_taken_back() -> None:
     """A mode change that waits for a reset and that the plan does not want is cancelled."""
     going_off = replace(

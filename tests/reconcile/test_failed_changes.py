@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from nodeagent.plan.observed import Access
+from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.simulation import simulated
+from nodeagent.simulation import Switches, simulated
+from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import Phase, not_ready
 from tests.rig import CREATE, Rig, plan_text, running
 
@@ -73,6 +77,28 @@ async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path)
             assert len(rig.reported(EventType.FAILED)) == 1
             rig.offer(plan_text("{1g.10gb: 7}") + b"# again, please\n")
             await rig.settle(Phase.IN_SYNC)
+
+
+@pytest.mark.parametrize("how", ["NOT_SUPPORTED", "in vain"])
+async def test_a_reset_that_is_refused_for_good_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The MIG mode is set once and stays pending; after a reboot the plan is applied."""
+    state = tmp_path / "node.json"
+    monkeypatch.setenv(STATE_VARIABLE, str(state))
+    with simulated("a100-40gb:1", state=state, switches=Switches(gpu_reset=how)) as node:
+        async with running(Rig(tmp_path, retry=0, policy=Policy(reset_when_idle=True))) as rig:
+            rig.offer("{1g.5gb: 1}")
+            await rig.settle(Phase.BLOCKED)
+            for _ in range(3):
+                await rig.round()
+                assert (rig.state.phase, rig.codes) == (Phase.BLOCKED, {Code.RESET_REQUIRED})
+            assert node.journal.total("nvmlDeviceSetMigMode") == 1
+            assert len(rig.reported(EventType.STEP_FAILED)) == 1
+            assert not rig.reported(EventType.FAILED, EventType.RESTORED)
+            node.reboot()
+            await rig.round()
+            assert rig.state.phase is Phase.IN_SYNC
 
 
 # --- GPUs and drivers that do not answer ----------------------------------------------------------

@@ -178,7 +178,7 @@ def _reset_required(gpu: Gpu) -> Problem:
     return Problem(
         Code.RESET_REQUIRED,
         f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset",
-        idle_reset_remedy(gpu.pci_bus_id),
+        idle_reset_remedy(gpu),
         gpu.uuid,
     )
 

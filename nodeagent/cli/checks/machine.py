@@ -47,7 +47,7 @@ def _gpu_finding(gpu: Gpu) -> PreflightFinding:
         return warning(
             check,
             f"{name}: MIG mode goes {word} at the next GPU reset",
-            f"while it is idle, {reset_remedy(gpu.pci_bus_id)}",
+            f"while it is idle, {reset_remedy(gpu)}",
         )
     if not gpu.profiles:
         return warning(
