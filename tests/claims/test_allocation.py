@@ -200,9 +200,16 @@ def test_one_that_does_not_count_is_checked_too() -> None:
 
 def test_an_administrators_device_is_left_as_it_is() -> None:
     """No configuration concerns it."""
-    claim = claim_json(result_json(adminAccess=True), config=[config_json(mps(5))])
+    claim = claim_json(result_json(device="gpu", adminAccess=True), config=[config_json(mps(5))])
     [found] = allocation(claim).results
     assert found.configuration is None
+
+
+@pytest.mark.parametrize("device", [MIG_DEVICE, "mps-8gi-0"])
+def test_an_administrator_sees_whole_gpus_alone(device: str) -> None:
+    """A part goes with the claim that it was made for, and nothing would make it again."""
+    found = refused(claim_json(result_json(device=device, adminAccess=True)))
+    assert f"request gpu has admin access to {device}, but admin access is to whole GPUs" in found
 
 
 def test_two_devices_with_mps_in_one_request() -> None:

@@ -72,7 +72,7 @@ def test_devices_that_a_claim_may_have(terms: Terms, device: str, *, fixed: bool
 def test_devices_that_are_not_offered_any_more(
     terms: Terms, gpu: Gpu, device: str, why: str
 ) -> None:
-    """The claim is refused, by name and with the reason; an administrator may look at any."""
+    """The claim is refused, by name and with the reason; an administrator may look at the GPU."""
     with pytest.raises(ClaimRefused) as refused:
         terms.admit(result(device), gpu, CLAIM)
     assert str(CLAIM) in refused.value.message
@@ -82,7 +82,7 @@ def test_devices_that_are_not_offered_any_more(
         "have its pods scheduled again: `kubectl delete pod -n team $(kubectl get resourceclaim "
         "-n team trainer -o jsonpath='{.status.reservedFor[*].name}')`"
     )
-    assert not terms.admit(result(device, admin_access=True), gpu, CLAIM)
+    assert not terms.admit(result("gpu", admin_access=True), gpu, CLAIM)
 
 
 def test_the_plan_says_how_its_devices_are_shared() -> None:

@@ -118,7 +118,7 @@ def beside_claims(
         return goal
     for record in records:
         for device in record.devices:
-            if device.gpu == gpu.uuid and device.fixed and not device.result.admin_access:
+            if device.gpu == gpu.uuid and device.fixed:
                 used = Reserved(device.profile, device.placement, record.title)
                 goal = _keeping(goal, gpu, used)
     return goal

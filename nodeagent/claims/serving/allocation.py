@@ -145,6 +145,13 @@ class _Reader:
                     f"results[{number}].{key}", f"found {shown(value)}, which is not a valid name"
                 )
         admin = bool(one.admin_access)
+        if admin and one.device != WHOLE_GPU:
+            raise ClaimRefused(
+                f"{self.claim}: request {one.request} has admin access to {one.device}, but admin "
+                "access is to whole GPUs alone: a part of one goes with its claim",
+                remedy=f"request a whole GPU (deviceClassName: {DRIVER}) with adminAccess, or drop "
+                "adminAccess, in spec.devices.requests of the claim or its template",
+            )
         result = Result(
             one.request,
             one.pool,
@@ -280,9 +287,8 @@ class _Reader:
 
 
 def _has_mps(result: Result) -> bool:
-    """Also a share of a GPU without a configuration; an administrator is no client."""
-    is_share = share_named(result.device) is not None and not result.admin_access
-    return is_share or isinstance(result.configuration, MpsEntry)
+    """Also a share of a GPU without a configuration."""
+    return share_named(result.device) is not None or isinstance(result.configuration, MpsEntry)
 
 
 def _size(parameters: object) -> int:

@@ -45,7 +45,7 @@ def intended(
         place = part if isinstance(part, Place) else None
         profile, mps = place.profile if place else None, None
         entry = result.configuration if isinstance(result.configuration, MpsEntry) else None
-        if isinstance(part, GpuShare) and not result.admin_access:
+        if isinstance(part, GpuShare):
             mps = daemons.wanted_share(entry, gpu, part, claim)
         elif entry:
             mps = daemons.wanted(entry, gpu, profile, claim)
