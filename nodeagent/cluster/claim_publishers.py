@@ -25,7 +25,7 @@ import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.claims.reporting.claim_news import ClaimNews
-from nodeagent.claims.reporting.device_status import DeviceStatus, entries, read_shown
+from nodeagent.claims.reporting.device_status import DeviceStatus, ShownClaim, entries, read_shown
 from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
@@ -184,7 +184,7 @@ class ClaimStatusPublisher:
                 self._is_denied = True
                 self._denied[uid] = clock() + _DENIED_AGAIN
                 continue
-            except faults.RequestRefused as fault:  # deallocated meanwhile, say
+            except faults.RequestRefused as fault:
                 log.warning("a claim's status is not written", error=fault.message)
             except faults.ClusterFault as fault:
                 if not (isinstance(fault, faults.ObjectMissing) and fault.is_named):
@@ -202,9 +202,8 @@ class ClaimStatusPublisher:
 
     async def _write(self, wanted: ClaimStatus) -> None:
         namespace, name = wanted.namespace, wanted.name
-        found = await self._access.find(requests.get_claim(namespace, name))
-        shown = await asyncio.to_thread(read_shown, found)
-        if shown is None or shown.uid != wanted.uid:
+        shown = await self._shown(wanted)
+        if shown is None:
             return
         there = {key: status for key, (status, _) in shown.devices.items()}
         if there == {one.key: one for one in wanted.devices}:
@@ -216,4 +215,16 @@ class ClaimStatusPublisher:
             "metadata": {"name": name, "namespace": namespace, "uid": wanted.uid},
             "status": {"devices": devices},
         }
-        await self._access.send(requests.apply_claim_devices(namespace, name, body))
+        try:
+            await self._access.send(requests.apply_claim_devices(namespace, name, body))
+        except faults.RequestRefused:  # as of devices that it was allocated a moment ago
+            if await self._shown(wanted) is not None:
+                raise
+
+    async def _shown(self, wanted: ClaimStatus) -> ShownClaim | None:
+        """What the claim shows now; None where it is gone, or has not these devices any more."""
+        found = await self._access.find(requests.get_claim(wanted.namespace, wanted.name))
+        shown = await asyncio.to_thread(read_shown, found)
+        if shown is None or shown.uid != wanted.uid:
+            return None
+        return shown if shown.allocated.issuperset(one.key for one in wanted.devices) else None

@@ -28,7 +28,7 @@ from nodeagent.reconcile.event_log import EventLog
 from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, result_json
 from tests.cluster.client.rig import kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer
+from tests.simulated_cluster.faults import Answer, Freeze
 from tests.simulated_cluster.store import Key
 
 TEAM, NAME = "team", "trainer"
@@ -284,6 +284,25 @@ async def test_failures_are_of_one_claim_or_pass(
                 await until(lambda: ready(server)[0] == "True")
             publisher.publish([status(server, SICK)])
             await until(lambda: ready(server)[0] == "False")
+
+
+async def test_a_pod_that_ends_right_after_its_start(server: ApiServer, tmp_path: Path) -> None:
+    """Its claim is deallocated while its status is written: that is no fault."""
+    server.faults.next(1, Freeze(), verb="PATCH")
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api)
+        async with running(publisher.run()):
+            with structlog.testing.capture_logs() as logs:
+                publisher.publish([status(server)])
+                await until(lambda: server.faults.struck)
+                server.store.change(KEY, lambda claim: {**claim, "status": {}})
+                server.faults.thaw()
+                last = replace(status(server), name="last", uid=create_claim(server, "last"))
+                publisher.publish([last])
+                written = Key("resourceclaims", TEAM, "last")
+                await until(lambda: server.store.get(written)["status"].get("devices"))
+    assert shown(server) == {}
+    assert [one for one in logs if one["log_level"] == "warning"] == []
 
 
 # --- Events ---------------------------------------------------------------------------------------

@@ -37,9 +37,12 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShownClaim:
-    """What the API server has: the claim's uid, and since when each condition is as it is."""
+    """What the API server has: the claim's uid, the devices that it is allocated, and since when each
+    condition is as it is.
+    """
 
     uid: str
+    allocated: frozenset[Key]
     devices: Mapping[Key, tuple[DeviceStatus, str]]
 
 
@@ -119,16 +122,32 @@ class _Condition(Struct, rename="camel"):
     last_transition_time: str = ""
 
 
-class _Device(Struct):
+class _Allocated(Struct):
     driver: str
     pool: str
     device: str
     share_id: str | None = field(name="shareID", default=None)
+
+    @property
+    def key(self) -> Key:
+        return self.pool, self.device, self.share_id or ""
+
+
+class _Device(_Allocated):
     conditions: tuple[_Condition, ...] = ()
     data: Any = None
 
 
+class _Devices(Struct):
+    results: Annotated[tuple[_Allocated, ...], Meta(max_length=_MOST_DEVICES)] = ()
+
+
+class _Allocation(Struct):
+    devices: _Devices = field(default_factory=_Devices)
+
+
 class _Status(Struct, rename="camel"):
+    allocation: _Allocation | None = None
     devices: Annotated[tuple[_Device, ...], Meta(max_length=_MOST_DEVICES)] = ()
 
 
@@ -144,13 +163,15 @@ def read_shown(claim: object | None) -> ShownClaim | None:
         found = convert(claim, _Claim)
     except (ValidationError, RecursionError):
         return None
+    allocation = found.status.allocation or _Allocation()
     own = [one for one in found.status.devices if one.driver == DRIVER]
     return ShownClaim(
         found.metadata.uid,
+        frozenset(one.key for one in allocation.devices.results if one.driver == DRIVER),
         {
-            (one.pool, one.device, one.share_id or ""): (
+            one.key: (
                 DeviceStatus(
-                    (one.pool, one.device, one.share_id or ""),
+                    one.key,
                     ready.status,
                     ready.reason,
                     ready.message,
