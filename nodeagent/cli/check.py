@@ -108,7 +108,8 @@ def _plan(
 ) -> tuple[PreflightFinding, PlanDocument | None]:
     if source == "file" or node is None:
         return files.file_finding(settings.plan)
-    return files.node_finding(node, source, settings.plan)
+    for_claims = settings.dra.mode != "off"
+    return files.node_finding(node, source, settings.plan, for_claims=for_claims)
 
 
 def _mps(

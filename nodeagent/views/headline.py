@@ -20,7 +20,7 @@ from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.devices import device_words, gpu_of, located
 from nodeagent.views.health_remedies import HealthRemedies
-from nodeagent.views.node_state import SHOWN_ONLY, WAITING, NodeState, Phase
+from nodeagent.views.node_state import FOR_CLAIMS, SHOWN_ONLY, WAITING, NodeState, Phase
 from nodeagent.views.shapes import Headline
 from nodeagent.views.shapes import HeadlineSeverity as Severity
 
@@ -94,7 +94,7 @@ def _notes(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
         yield _of_finding(INFO, finding, state, remedies)
     if not state.observed.gpus:
         yield Headline(INFO, "The node has no GPUs.", code="NoGpus")
-    if state.phase is Phase.NO_PLAN:
+    if state.phase is Phase.NO_PLAN and state.claims is None:
         text = "No plan was given. The GPUs are left as they are."
         yield Headline(INFO, text, code=Phase.NO_PLAN.value)
     # Such as while a fresh node's first plan is applied; nothing may call these GPUs healthy.
@@ -105,6 +105,9 @@ def _notes(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
 def _all_well(state: NodeState) -> Headline:
     count = len(state.observed.gpus)
     gpus = "its GPU is" if count == 1 else f"its {count} GPUs are"
+    if state.phase is Phase.NO_PLAN:
+        text = f"{_sentence(FOR_CLAIMS)[:-1]}, and {gpus} healthy."
+        return Headline(Severity.OK, text, code=Phase.NO_PLAN.value)
     text = f"The node is as the plan says, and {gpus} healthy."
     return Headline(Severity.OK, text, code=Phase.IN_SYNC.value)
 

@@ -56,6 +56,7 @@ SHOWN_ONLY = frozenset(
 
 
 _NOTHING_SEEN = ObservedNode()
+FOR_CLAIMS = "no plan: the GPUs are for claims"
 
 
 class Refusal(Struct, frozen=True):
@@ -118,7 +119,7 @@ class NodeState(Struct, frozen=True):
     def sentence(self) -> str:
         """The state in one line for people."""
         if self.phase is Phase.NO_PLAN:
-            return self.note or "no plan yet"
+            return self.note or "no plan yet" if self.claims is None else FOR_CLAIMS
         if self.phase is Phase.IN_SYNC:
             return f"the node is as the plan says{f'; {self.note}' if self.note else ''}"
         if self.problems:

@@ -230,7 +230,11 @@ def test_a_claim_that_only_uses_changes_nothing() -> None:
 def test_what_does_not_bind_the_plan() -> None:
     """Claims of administrators, on other GPUs, and GPUs that do not answer."""
     goal = wanted(H100, ONE)
-    whole = {"result": mig_result(device="gpu", admin_access=True), "profile": "", "placement": None}
+    whole = {
+        "result": mig_result(device="gpu", admin_access=True),
+        "profile": "",
+        "placement": None,
+    }
     looking = mig_device(gpu=H100.uuid, **whole)
     for one in (record(looking), fixed_record(replace(H100, uuid="GPU-2"), ("1g.10gb", 3))):
         assert beside_claims(goal, H100, (), [one]) == goal

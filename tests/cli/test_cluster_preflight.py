@@ -234,6 +234,8 @@ async def test_what_the_node_asks_for(
     found, _ = await asyncio.to_thread(node_finding, node, source, plan)
     assert found.level == level
     assert word in found.message
+    found, _ = await asyncio.to_thread(node_finding, node, source, plan, for_claims=True)
+    assert found.level == ("ok" if level == "warning" else level)
 
 
 async def test_the_kubelet(tmp_path: Path) -> None:

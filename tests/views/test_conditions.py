@@ -96,6 +96,12 @@ def test_without_a_plan_nothing_is_missing() -> None:
     )
 
 
+def test_without_a_plan_a_node_may_be_for_claims() -> None:
+    """Whatever its carrier lacks."""
+    state = replace(IN_SYNC, phase=Phase.NO_PLAN, digest="", note="none", claims=())
+    assert ready(state) == Condition("True", "NoPlan", "no plan: the GPUs are for claims")
+
+
 def test_before_the_first_look_nothing_is_known() -> None:
     """Both conditions say so."""
     unknown = Condition("Unknown", "NotObservedYet", "the GPUs were not read yet")

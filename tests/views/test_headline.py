@@ -125,6 +125,13 @@ def test_every_kind() -> None:
         assert found.remedy == "" or found.remedy.endswith("."), code
 
 
+def test_a_node_for_claims_needs_no_plan() -> None:
+    """Then none is the normal case; without claims it is a note."""
+    found = of(node({"phase": Phase.NO_PLAN, "digest": "", "note": "none", "claims": ()}))
+    assert (found.severity, found.code) == (OK, "NoPlan")
+    assert found.text == "No plan: the GPUs are for claims, and its 2 GPUs are healthy."
+
+
 def test_the_worst_counts() -> None:
     """Each kind outweighs all that come after it and can be there at the same time."""
     for worse in range(len(KINDS)):

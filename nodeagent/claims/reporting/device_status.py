@@ -37,8 +37,8 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShownClaim:
-    """What the API server has: the claim's uid, the devices that it is allocated, and since when each
-    condition is as it is.
+    """What the API server has: the claim's uid, the devices that it is allocated, and since when
+    each condition is as it is.
     """
 
     uid: str

@@ -18,6 +18,7 @@ from nodeagent.plan.shares import Host
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.settings import HealthSettings, MetricsSettings, PlanSettings
+from nodeagent.views.node_state import FOR_CLAIMS
 
 if TYPE_CHECKING:
     from nodeagent.cluster.client.node_view import NodeView
@@ -108,19 +109,24 @@ def file_finding(plan: PlanSettings) -> tuple[PreflightFinding, PlanDocument | N
 
 
 def node_finding(
-    node: NodeView, source: str, plan: PlanSettings
+    node: NodeView, source: str, plan: PlanSettings, *, for_claims: bool = False
 ) -> tuple[PreflightFinding, PlanDocument | None]:
-    """What the Node asks for; the document where it is one that can be read without the cards."""
+    """What the Node asks for; the document where it is one that can be read without the cards.
+    `for_claims`: where nothing is, GPUs are for claims.
+    """
     carrier = CARRIERS[source]
+    without = ok("plan", f"{FOR_CLAIMS} (dra.mode)") if for_claims else None
     if source == "annotation":
         from nodeagent.cluster.plan_sources import annotation
 
         update = annotation.offer(node.annotations, _file_update(plan))
+        if without and isinstance(update, NoPlan) and update.problem is None:
+            return without, None
         where = f"what the annotations of Node {node.name} ask for"
         return _update_finding(update, where, carrier.remedy)
     where, values = f"{carrier.kind} {carrier.key}", carrier.values(node)
     if not values:
-        return warning("plan", f"the Node has no {where}", carrier.remedy), None
+        return without or warning("plan", f"the Node has no {where}", carrier.remedy), None
     return ok("plan", f"asked for by {where}: {', '.join(values)}"), None
 
 
