@@ -162,6 +162,22 @@ async def test_a_device_that_is_made_again_is_not_prepared(
             await said(Phase.RELEASING, "False", "Releasing")
 
 
+async def test_what_changes_back_while_it_is_written(server: ApiServer, tmp_path: Path) -> None:
+    """The last word counts, though it was the last one written, too."""
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api)
+        async with running(publisher.run()):
+            publisher.publish([status(server)])
+            await until(lambda: ready(server)[0] == "True")
+            server.faults.next(1, Freeze(), verb="PATCH")
+            publisher.publish([status(server, SICK)])
+            await until(lambda: server.faults.struck)
+            publisher.publish([status(server)])
+            server.faults.thaw()
+            await until(lambda: patches(server) == 3)
+            await until(lambda: ready(server)[0] == "True")
+
+
 async def test_another_claim_of_the_name_stays_as_it_is(server: ApiServer, tmp_path: Path) -> None:
     """Deleted and made again, or gone: nothing is written, and the next one is served."""
     gone = status(server)
