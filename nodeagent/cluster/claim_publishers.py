@@ -142,11 +142,11 @@ class ClaimStatusPublisher:
 
     def publish(self, claims: Iterable[ClaimStatus]) -> None:
         """These are the claims now; of others nothing is written any more."""
-        self._wanted = {one.uid: one for one in claims}
+        before, self._wanted = self._wanted, {one.uid: one for one in claims}
         self._written = {u: one for u, one in self._written.items() if u in self._wanted}
         self._denied = {u: until for u, until in self._denied.items() if u in self._wanted}
         self._failed = {u: None for u in self._failed if u in self._wanted}
-        if self._written != self._wanted:
+        if self._wanted != before:  # what was written may be about to be overwritten
             self._changed.set()
 
     async def run(self) -> NoReturn:
