@@ -92,7 +92,8 @@ reports no process' share of the time.
 
 - A value that the driver does not give is absent, never 0. One field is 0 at first, as it is there:
   `DCGM_FI_DEV_XID_ERRORS`, with `err_code="0"` and `err_msg="No Error"`. Each XID ends that series
-  and begins one with its own number and name, which stays. Alert on `> 0`, or on any XID of the
+  and begins one with its own number and name, until a reboot; it is the newest that NVML or the
+  kernel log reported. Alert on `> 0`, or on any XID of the
   last five minutes, also the first, by `increase(nodeagent_gpu_xid_events_total[5m]) > 0`: that
   counter is there for each GPU from the start. `nodeagent_gpu_xid_total` begins with the first XID
   of a number, which `increase()` does not see; the numbers of the last five minutes are

@@ -191,7 +191,7 @@ class HealthService:
                 gpu.uuid,
                 gpu.index,
                 gpu.pci_bus_id,
-                mig=None if gpu.mig is None else gpu.mig.current,
+                mig=gpu.in_mig_mode,
                 instances=tuple(InstanceReading(i.id, i.placement) for i in gpu.instances),
             )
             for gpu in observed.gpus

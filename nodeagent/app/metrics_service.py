@@ -20,11 +20,9 @@ from nodeagent.app.paths import Simulation
 from nodeagent.cluster.kubelet.processes import Owner, ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
-from nodeagent.gpu.event_listener import Event
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.samples import Subject
 from nodeagent.metrics.selection import default_selection, read_selection
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
@@ -82,11 +80,10 @@ class MetricsService:
             current=current,
         )
         self._event_values = EventValues()
-        self._slices: Mapping[str, tuple[Subject, ...]] = {}
         self._sampling = sampling
         sampling.on_samples.append(self._render)
         sampling.on_processes.append(self._count_processes)
-        sampling.on_events.append(self._count_events)
+        sampling.on_events.append(self._event_values.update)
         self._owners = owners
         self._looking_up: asyncio.Task[None] | None = None
 
@@ -171,15 +168,16 @@ class MetricsService:
         self._sampling.select(fields, self._selection.texts)
 
     def _render(self, found: SampleBatch) -> None:
-        self._slices = found.slices
-        wholes = [sample.whole for sample in found.latest]
-        found.samples["events"] = self._event_values.sample(wholes, self._slices)
+        health = self._current().health
+        # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
+        found.samples["events"] = self._event_values.sample(
+            health.xids if health else (),
+            self._sampling.sampler.wholes,
+            found.slices,
+            [sample.whole for sample in found.latest],
+        )
         found.readers = (*found.readers, self._sampling.listener)
         self.exporter.take(found)
-
-    def _count_events(self, events: tuple[Event, ...]) -> None:
-        # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
-        self._event_values.update(events, self._sampling.sampler.wholes, self._slices)
 
     def _count_processes(self, samples: tuple[ProcessSample, ...]) -> None:
         for sample in samples:

@@ -69,6 +69,7 @@ def evaluate(
     ):  # uptime never goes back in a boot
         now = now._replace(uptime=max(now.uptime, state.at.uptime))
     rebooted = state.boot_id not in ("", reading.boot_id)
+    state = replace(state, xids=_of_what_is_there(state, reading, rebooted=rebooted))
     if rebooted:
         state = replace(state, gpus={}, holds=(), recent_xids=(), kernel_log_read=-1)
     store = FindingStore(state, now)
@@ -87,7 +88,8 @@ def evaluate(
     state = replace(state, boot_id=reading.boot_id, at=now, gpus=gpus, repairs=repairs)
     state, news = _record_xids(state, reading, now, xids, store)
     for event in reading.events:
-        store.record(xid_findings.of_event(event, state.gpus.get(event.gpu, GpuHistory()), now))
+        past = state.gpus.get(event.gpu, GpuHistory())
+        store.record(xid_findings.of_event(xid_findings.believed(event, past), past, now))
     gpus = _measure(state, reading, store)
     _correct(store, gpus)
     store.end(lambda finding: end_of(finding, reading, now))
@@ -156,8 +158,9 @@ def _record_xids(
             continue
         read = max(read, given.sequence)
         event = xid_findings.with_uuid(given, gpus.items())
-        recent, is_news = xid_findings.deduplicated(recent, event)
         past = gpus.get(event.gpu, GpuHistory())
+        event = xid_findings.believed(event, past)
+        recent, is_news = xid_findings.deduplicated(recent, event)
         if event.gpu in gpus and event.xid == RECOVERY_CHANGED:
             gpus[event.gpu] = _announced(past, event)
         row = xids.row(event.xid)
@@ -167,15 +170,33 @@ def _record_xids(
                 store.refine(finding)
             continue
         news.append(event)
-        key = (event.gpu, event.xid, event.instance)
-        count = counts[key].count if key in counts else 0
-        counts[key] = XidCount(*key, count + 1, xid_findings.moment(event.at, now))
+        key, at = (event.gpu, event.xid, event.instance), xid_findings.moment(event.at, now)
+        before = counts.get(key, XidCount(*key, 0, at))
+        counts[key] = replace(before, count=before.count + 1, last=max(before.last, at))
         if finding is not None:
             store.record(xid_findings.escalated(finding, state.repairs))
     state = replace(
         state, recent_xids=recent, xids=tuple(counts.values()), kernel_log_read=read, gpus=gpus
     )
     return state, tuple(news)
+
+
+def _of_what_is_there(
+    state: HealthState, reading: NodeReading, *, rebooted: bool
+) -> tuple[XidCount, ...]:
+    """The counts so far; those of an earlier boot, or of an instance that is gone, are no news."""
+    gpus = {gpu.uuid: gpu for gpu in reading.gpus}
+
+    def is_over(count: XidCount) -> bool:
+        past = state.gpus.get(count.gpu, GpuHistory())
+        placement = None if count.instance is None else past.placements.get(count.instance)
+        place = Place(count.gpu, count.instance, None, placement)
+        return rebooted or _instance_gone(place, gpus.get(count.gpu), by_placement=True)
+
+    return tuple(
+        replace(count, last=count.last._replace(uptime=0.0)) if is_over(count) else count
+        for count in state.xids
+    )
 
 
 def _announced(past: GpuHistory, event: XidEvent) -> GpuHistory:
@@ -267,6 +288,7 @@ def extended(past: GpuHistory, gpu: GpuReading, uptime: float) -> GpuHistory:
         past,
         index=gpu.index,
         pci_bus_id=gpu.pci_bus_id or past.pci_bus_id,
+        mig=past.mig if gpu.mig is None else gpu.mig,
         trails=trails,
         energy=past.energy if gpu.energy is None else gpu.energy,
         recovery=past.recovery if recovery is None else (recovery, uptime),

@@ -76,12 +76,14 @@ class Hold(Struct, frozen=True):
 class GpuHistory(Struct, frozen=True):
     """One GPU's past in this boot.
 
-    `recovery` is the driver's last word on what the GPU needs, as (code, uptime). `links_up` are
-    the NVLinks that were up once. `checked` are the checks for which anything was ever read.
+    `mig`: whether it was in MIG mode when it was read last. `recovery` is the driver's last word on
+    what the GPU needs, as (code, uptime). `links_up` are the NVLinks that were up once. `checked`
+    are the checks for which anything was ever read.
     """
 
     index: int = 0
     pci_bus_id: str = ""
+    mig: bool | None = None
     trails: Mapping[str, Trail] = field(default_factory=dict)
     energy: int | None = None
     recovery: tuple[int, Seconds] | None = None
@@ -103,7 +105,10 @@ class RecentXid(Struct, frozen=True):
 
 
 class XidCount(Struct, frozen=True):
-    """How often a GPU (or a GPU instance of it) had an XID: a true counter, and the last time."""
+    """How often a GPU (or a GPU instance of it) had an XID: a true counter, and the last time.
+
+    The uptime of that is 0 where it was in an earlier boot, or in an instance that is gone.
+    """
 
     gpu: str
     xid: int

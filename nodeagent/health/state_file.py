@@ -82,8 +82,9 @@ def _as_in_file(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_file(data: dict[str, Any], shape: type[Struct]) -> dict[str, Any]:
-    """The fields of `shape` by their names; raises KeyError where one is not there."""
-    return {name: data[_NAMES.get(name, name)] for name in shape.__struct_fields__}
+    """The fields of `shape` that are there, by their names."""
+    names = ((name, _NAMES.get(name, name)) for name in shape.__struct_fields__)
+    return {name: data[key] for name, key in names if key in data}
 
 
 def _ends(placement: dict[str, int] | None) -> list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from nodeagent.health import limits
 from nodeagent.health.checks.device import recovery_of
@@ -104,6 +105,14 @@ def of_event(event: GpuEvent, past: GpuHistory, now: Moment) -> Finding:
 def cause_of(event: GpuEvent) -> str:
     """The row of the check table that an event raises."""
     return _BY_EVENT[event.kind]
+
+
+_Event = TypeVar("_Event", XidEvent, GpuEvent)
+
+
+def believed(event: _Event, past: GpuHistory) -> _Event:
+    """Without an instance that cannot be: some drivers name number 0 outside MIG mode."""
+    return replace(event, instance=None, compute=None) if past.mig is False else event
 
 
 def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Place:

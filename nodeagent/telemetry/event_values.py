@@ -3,10 +3,12 @@
 XIDs as dcgm-exporter has them: `DCGM_FI_DEV_XID_ERRORS` is there from the start, as 0 with
 `err_code="0"` and `err_msg="No Error"`. The first XID ends that series and begins one with its own
 number as value and `err_code` and with its name as `err_msg`, "Unknown Error" where it has none;
-the next XID does the same. It never returns to 0. On a GPU with MIG dcgm-exporter has a series for
-each instance; here the GPU has one too, for XIDs that hit no instance. Its names are NVIDIA's of an
-earlier catalog: XID 95 is "Uncontained ECC error" there.
+the next XID does the same. It never returns to 0 before a reboot. On a GPU with MIG dcgm-exporter
+has a series for each instance; here the GPU has one too, for XIDs that hit no instance. Its names
+are NVIDIA's of an earlier catalog: XID 95 is "Uncontained ECC error" there.
 (internal/pkg/collector/gpu_collector.go, toMetric; xid_errors.go, xidErrCodeToText)
+
+The XIDs are those that health counts, so that both name the same ones, whichever source they have.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nodeagent.gpu.event_listener import Binding, Event
-from nodeagent.health.readings import XidEvent
+from nodeagent.health.state import XidCount
 from nodeagent.health.xids import default_table
 from nodeagent.metrics import sources
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.samples import Labels, Node, SampleSet, Slice, Subject, Value
+from nodeagent.metrics.samples import Node, SampleSet, Slice, Subject, Value
 from nodeagent.metrics.sources import Happening
 
 _NVLINK_XID = 74
@@ -29,58 +31,56 @@ class EventValues:
     """The last of each kind."""
 
     def __init__(self) -> None:
-        self._fields: dict[Happening, list[int]] = {}
-        for row in catalogue().fields:
-            if isinstance(row.whole, sources.Event):
-                self._fields.setdefault(row.whole.happening, []).append(row.id)
-        self._last: dict[tuple[int, Subject], Value] = {}
+        self._binding: tuple[Value, ...] = ()
 
-    def update(
-        self,
-        events: Iterable[Event],
-        wholes: Mapping[str, Subject],
-        slices: Mapping[str, tuple[Subject, ...]],
-    ) -> None:
-        """Take over new events. `wholes` are the GPUs by UUID, `slices` their instances."""
+    def update(self, events: Iterable[Event]) -> None:
+        """Take over new events."""
         for event in events:
             if isinstance(event, Binding):
-                self._put(Happening.BINDING, Subject(Node()), event.kind, ())
-                continue
-            whole = wholes.get(event.gpu)
-            if not isinstance(event, XidEvent) or whole is None:
-                continue
-            name = default_table().row(event.xid).name or "Unknown Error"
-            labels = (("err_code", str(event.xid)), ("err_msg", name))
-            hit = whole
-            for part in slices.get(event.gpu, ()):
-                if isinstance(part.entity, Slice) and part.entity.id == event.instance:
-                    hit = part
-            self._put(Happening.XID, hit, event.xid, labels)
-            if event.xid == _NVLINK_XID:
-                self._put(Happening.NVLINK_XID, whole, event.xid, ())
-
-    def _put(self, happening: Happening, subject: Subject, value: int, labels: Labels) -> None:
-        for number in self._fields.get(happening, ()):
-            self._last[number, subject] = (Subject(subject.entity, labels), value)
+                self._binding = ((Subject(Node()), event.kind),)
 
     def sample(
-        self, wholes: Iterable[Subject], slices: Mapping[str, tuple[Subject, ...]]
+        self,
+        xids: Iterable[XidCount],
+        wholes: Mapping[str, Subject],
+        slices: Mapping[str, tuple[Subject, ...]],
+        answering: Iterable[Subject],
     ) -> SampleSet:
-        """The last events, and an XID of 0 for `wholes`, the GPUs that answer, and for `slices`,
-        their instances, that had none; instances that are gone are forgotten.
+        """The last events. `wholes` are the GPUs by UUID, `slices` their instances; an XID of 0 is
+        there for these and for the GPUs that answer.
         """
-        parts = [subject for subjects in slices.values() for subject in subjects]
-        there = set(parts)
-        self._last = {
-            key: value
-            for key, value in self._last.items()
-            if not isinstance(key[1].entity, Slice) or key[1] in there
+        last: dict[Subject, int] = {}
+        links: dict[Subject, int] = {}
+        for count in sorted(xids, key=lambda count: count.last):
+            whole = wholes.get(count.gpu)
+            if whole is None or not count.last.uptime:
+                continue
+            parts: dict[int | None, Subject] = {None: whole}
+            for part in slices.get(count.gpu, ()):
+                if isinstance(part.entity, Slice):
+                    parts[part.entity.id] = part
+            if count.instance in parts:
+                last[parts[count.instance]] = count.xid
+            if count.xid == _NVLINK_XID:
+                links[whole] = count.xid
+        there = (*answering, *(part for parts in slices.values() for part in parts))
+        values: dict[Happening, tuple[Value, ...]] = {
+            Happening.BINDING: self._binding,
+            Happening.NVLINK_XID: tuple(links.items()),
+            Happening.XID: (
+                *(_named(subject, xid) for subject, xid in last.items()),
+                *((Subject(one.entity, _NO_ERROR), 0) for one in there if one not in last),
+            ),
         }
-        values: dict[int, list[Value]] = {}
-        for (number, _), value in self._last.items():
-            values.setdefault(number, []).append(value)
-        subjects = (*wholes, *parts)
-        for number in self._fields[Happening.XID]:
-            without = (subject for subject in subjects if (number, subject) not in self._last)
-            values.setdefault(number, []).extend((Subject(s.entity, _NO_ERROR), 0) for s in without)
-        return SampleSet({number: tuple(found) for number, found in values.items()})
+        return SampleSet(
+            {
+                row.id: values[row.whole.happening]
+                for row in catalogue().fields
+                if isinstance(row.whole, sources.Event) and values[row.whole.happening]
+            }
+        )
+
+
+def _named(subject: Subject, xid: int) -> Value:
+    name = default_table().row(xid).name or "Unknown Error"
+    return Subject(subject.entity, (("err_code", str(xid)), ("err_msg", name))), xid

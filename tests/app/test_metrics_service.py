@@ -168,24 +168,6 @@ async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
     assert reported(series, "DCGM_FI_DEV_POWER_USAGE", UUID=second)
 
 
-async def test_an_xid_is_exported_with_its_name() -> None:
-    """As dcgm-exporter labels it; it stays until another, and is 0 before the first."""
-    with simulated("t4:1") as node:
-        async with open_driver() as driver:
-            await driver.observe()
-            watched = Watched(driver)
-            async with running(watched):
-                await watched.sampled(1)
-                assert reported(parsed(watched.text()), "DCGM_FI_DEV_XID_ERRORS") == [0]
-                assert 'err_code="0",err_msg="No Error"} 0\n' in watched.text()
-                async with asyncio.timeout(SOON):
-                    while reported(parsed(watched.text()), "DCGM_FI_DEV_XID_ERRORS") == [0]:
-                        node.xid(0, 79)  # it is not heard before the first wait for events
-                        await asyncio.sleep(0.05)
-                assert reported(parsed(watched.text()), "DCGM_FI_DEV_XID_ERRORS") == [79]
-                assert 'err_code="79",err_msg="' in watched.text()
-
-
 async def test_names_and_labels_as_they_are_set() -> None:
     """DCGM's names since 4.6, the host's other label, and none where it is switched off."""
     with simulated("t4:1"):

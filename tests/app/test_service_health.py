@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests.acceptance.metrics_rig import Series
 from tests.app.agent_process import agent, profiles, write_plan
 from tests.app.test_accounting import until_scraped
+
+_LAST_XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
 def _findings(status: Any) -> list[Any]:
@@ -100,6 +103,47 @@ def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "nodeagent", "status", "--run-dir", f"{tmp_path}/run"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert shown.startswith("GPU 1 fell off the bus (XID 79).\n  Drain and reboot the node: ")
+    os.close(kernel)
+
+
+def test_the_last_xid_of_either_source_is_exported(tmp_path: Path) -> None:
+    """One that only the kernel log has, too, once, and again by the agent that comes after."""
+    os.mkfifo(tmp_path / "kmsg")
+    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    variables = {
+        "NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg",
+        "NODEAGENT_SAMPLE_INTERVAL": "0.1",
+    }
+
+    def until_last(*expected: tuple[str, str, float]) -> None:
+        def is_so(series: dict[Series, float]) -> bool:
+            found = (
+                (dict(labels), value) for (n, labels), value in series.items() if n == _LAST_XID
+            )
+            return {(at["gpu"], at.get("GPU_I_ID", ""), v) for at, v in found if v} == {*expected}
+
+        until_scraped(tmp_path, is_so)
+
+    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+        status = process.until_phase("InSync")
+        where = [gpu["pciBusId"][4:-2].lower() for gpu in status["gpus"]]
+        until_last()
+        simulated = ["--simulate", "h100-80gb:2", "--state", f"{tmp_path}/node.json"]
+        command = [sys.executable, "-m", "nodeagent", "simulate", "xid", "1/1/0", "31"]
+        subprocess.run([*command, *simulated], check=True)
+        until_last(("1", "1", 31))
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        for number, (at, rest) in enumerate(
+            [(f"{where[1]} GPU-I:01", "43, "), (where[1], "79, GPU has"), (where[0], "63, ")]
+        ):
+            line = f"3,{17 + number},{micros},-;NVRM: Xid (PCI:{at}): {rest}\n"
+            os.write(kernel, line.encode())
+        until_last(("0", "", 63), ("1", "1", 43), ("1", "", 79))
+        process.end()
+    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+        until_last(("0", "", 63))  # the other GPU is not asked for a while, so its series end
+        process.end()
     os.close(kernel)
 
 

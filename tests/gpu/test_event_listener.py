@@ -8,11 +8,23 @@ from contextlib import suppress
 import pynvml
 import pytest
 
+from nodeagent.gpu import kernel
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import Binding, Event, EventListener, Timing
-from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Silence, XidEvent, XidSource
+from nodeagent.health.evaluate import evaluate
+from nodeagent.health.readings import (
+    Answer,
+    GpuEvent,
+    GpuEventKind,
+    NodeReading,
+    Silence,
+    XidEvent,
+    XidSource,
+)
+from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.metrics.samples import Slice, WholeGpu
+from nodeagent.metrics.samples import Entity, Slice, WholeGpu
+from nodeagent.metrics.sources import Number
 from nodeagent.plan.observed import Access
 from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.event_values import EventValues
@@ -309,38 +321,32 @@ async def test_values_of_events(
     """
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     instance = gpu.instances[0].id
-    sampler = Sampler(driver, (), intervals=Intervals(patience=30.0))
-    reported = await sampler.round()
-    wholes = list(sampler.wholes.values())
-    values = EventValues()
-    assert [
-        (type(subject.entity), subject.entity.gpu.index, dict(subject.attributes), value)
-        for subject, value in values.sample(wholes, reported.slices).values[230]
-        if isinstance(subject.entity, WholeGpu | Slice)
-    ] == [
-        (WholeGpu, 0, NO_ERROR, 0),
-        (WholeGpu, 1, NO_ERROR, 0),
-        (Slice, 0, NO_ERROR, 0),
+    sampler, health = Sampler(driver, (), intervals=Intervals(patience=30.0)), HealthState()
+
+    async def last_xids() -> list[tuple[type[Entity], dict[str, str], Number]]:
+        nonlocal health
+        heard = tuple(e for e in await listener.listen() if isinstance(e, XidEvent))
+        found = await sampler.round()
+        reading = NodeReading(kernel.now(), "boot-1", gpus=tuple(found.gpus), xids=heard)
+        health = evaluate(health, reading, default_table()).state
+        latest = [sample.whole for sample in found.latest]
+        sampled = EventValues().sample(health.xids, sampler.wholes, found.slices, latest)
+        return [(type(s.entity), dict(s.attributes), value) for s, value in sampled.values[230]]
+
+    def named(number: int) -> dict[str, str]:
+        return {"err_code": str(number), "err_msg": default_table().row(number).name}
+
+    assert await last_xids() == [
+        (WholeGpu, NO_ERROR, 0),
+        (WholeGpu, NO_ERROR, 0),
+        (Slice, NO_ERROR, 0),
     ]
-    node.xid(0, 31)
-    node.xid(f"0/{instance}/0", 43)
-    node.xid(f"0/{instance}/0", 45)
-    values.update(await listener.listen(), sampler.wholes, reported.slices)
-    found = {
-        type(subject.entity): (dict(subject.attributes), value)
-        for subject, value in values.sample(wholes[:1], reported.slices).values[230]
-    }
-    assert found == {
-        WholeGpu: ({"err_code": "31", "err_msg": default_table().row(31).name}, 31),
-        Slice: ({"err_code": "45", "err_msg": default_table().row(45).name}, 45),
-    }
+    for device, number in (("0", 31), (f"0/{instance}/0", 43), (f"0/{instance}/0", 45)):
+        node.xid(device, number)
+    hit = [(WholeGpu, named(31), 31), (Slice, named(45), 45), (WholeGpu, NO_ERROR, 0)]
+    assert await last_xids() == hit
     await driver.apply(destroy(gpu, gpu.instances[0]))
-    left = values.sample((), (await sampler.round()).slices).values[230]
-    assert [type(subject.entity) for subject, _ in left] == [WholeGpu]
+    assert await last_xids() == [hit[0], hit[2]]
     node.xid(0, 999)
-    values.update(await listener.listen(), sampler.wholes, {})
-    ((unknown, number),) = values.sample(wholes[:1], {}).values[230]
-    assert (dict(unknown.attributes), number) == (
-        {"err_code": "999", "err_msg": "Unknown Error"},
-        999,
-    )
+    unknown = {"err_code": "999", "err_msg": "Unknown Error"}
+    assert await last_xids() == [(WholeGpu, unknown, 999), hit[2]]

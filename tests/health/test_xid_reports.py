@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from nodeagent.health.findings import Action, Severity, rank, worst
 from nodeagent.health.kernel_log import pci_address
-from nodeagent.health.readings import GpuEventKind, LinkReading, XidEvent, XidSource
-from tests.health.rig import GPU, LOG, Node, counts, gpu, known
+from nodeagent.health.readings import (
+    GpuEventKind,
+    InstanceReading,
+    LinkReading,
+    XidEvent,
+    XidSource,
+)
+from tests.health.rig import GPU, LEFT, LOG, Node, counts, gpu, known
 
 
 @pytest.mark.parametrize("first", XidSource)
@@ -171,6 +177,18 @@ def test_the_kernel_log_read_again_reports_nothing() -> None:
     node.read(gpu())
     node.xid(31, source=LOG, sequence=3)
     assert counts(node) == {31: 2}
+
+
+def test_an_xid_of_an_instance_that_is_gone_is_no_news_any_more() -> None:
+    """Nor is one of an earlier boot: it stays counted."""
+    node = known()
+    node.xid(31, instance=2)
+    node.xid(31)
+    assert [bool(count.last.uptime) for count in node.state.xids] == [True, True]
+    node.read(gpu(instances=(InstanceReading(1, LEFT), InstanceReading(2, LEFT))))
+    assert [bool(count.last.uptime) for count in node.state.xids] == [False, True]
+    node.reboot()
+    assert [bool(count.last.uptime) for count in node.state.xids] == [False, False]
 
 
 def test_an_address_that_no_gpu_has() -> None:

@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from nodeagent.gpu import kernel
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import EventListener, Timing
+from nodeagent.health.evaluate import evaluate
+from nodeagent.health.readings import NodeReading, XidEvent
+from nodeagent.health.state import HealthState
+from nodeagent.health.xids import default_table
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.samples import Node, NvLink, SampleSet, Slice, WholeGpu
 from nodeagent.metrics.sources import Number
@@ -196,5 +201,8 @@ async def sample_events(sampled: Sampled) -> None:
             node.bind(0, bound=False)
             heard = await listener.listen()
             values = EventValues()
-            values.update(heard, sampler.wholes, reported.slices)
-            sampled.take(values.sample((), reported.slices))
+            values.update(heard)
+            xids = tuple(event for event in heard if isinstance(event, XidEvent))
+            reading = NodeReading(kernel.now(), "boot-1", xids=xids)
+            counted = evaluate(HealthState(), reading, default_table()).state.xids
+            sampled.take(values.sample(counted, sampler.wholes, reported.slices, ()))
