@@ -40,6 +40,17 @@ def listed(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(known[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def index_ranges(indices: Iterable[int]) -> str:
+    """`0-3, 6`."""
+    groups: list[list[int]] = []
+    for index in sorted(indices):
+        if groups and groups[-1][-1] == index - 1:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+
+
 def nearest_names(
     text: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6
 ) -> tuple[str, ...]:

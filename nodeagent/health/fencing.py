@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nodeagent.health import limits
 from nodeagent.health.findings import End, Finding, Pod, Severity, in_order
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import BY_CAUSE, words_of
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
     HEALTHY,
@@ -128,7 +128,7 @@ def _health_limits(gpu: Gpu, fenced: Fences, advice: Callable[[Finding, int], st
 
 def words(finding: Finding) -> str:
     """What is wrong, without figures that change while it lasts: `has ... errors (XID 95)`."""
-    said = BY_CAUSE[finding.cause].words
+    said = words_of(finding)
     return f"{said} (XID {finding.code})" if finding.check == "xid" else said
 
 

@@ -69,15 +69,19 @@ class FindingStore:
 
     @property
     def changed(self) -> tuple[Finding, ...]:
-        """Those that are worse or better than before, or ask for something else."""
+        """Those that are worse or better than before, ask for something else, or concern more."""
         before = ((f, self._before[f.key]) for f in self.findings if not self._is_new(f.key))
-        return tuple(f for f, b in before if (f.severity, f.action) != (b.severity, b.action))
+        return tuple(
+            f
+            for f, b in before
+            if (f.severity, f.action) != (b.severity, b.action) or not set(f.parts) <= set(b.parts)
+        )
 
     def _is_new(self, key: Key) -> bool:
         return key not in self._before or any(e.finding.key == key for e in self.ended)
 
-    def raised_on(self, gpu: str) -> frozenset[tuple[str, int]]:
-        return frozenset((f.cause, f.code) for f in self.findings if f.place.gpu == gpu)
+    def raised_on(self, gpu: str) -> frozenset[str]:
+        return frozenset(f.cause for f in self.findings if f.place.gpu == gpu)
 
     def replace(self, finding: Finding) -> None:
         self._findings[finding.key] = finding
@@ -129,7 +133,7 @@ class FindingStore:
         """Raise, keep or end what `observation` says of `place`, as slowly as its damping asks."""
         if observation.present is None:
             return
-        key = (observation.cause, observation.code, *place.ids)
+        key = (observation.cause, -1, *place.ids)
         after_raise, after_end = _DAMPING.get(observation.cause, (0.0, 0.0))
         lasted = (
             self._lasted(key, present=observation.present) if observation.cause in _DAMPING else 0.0
@@ -154,11 +158,10 @@ class FindingStore:
         return self.now.uptime - hold.since
 
     def _measured(self, observation: Observation, place: Place, there: Finding | None) -> Finding:
-        found = new_finding(
-            observation.cause, place, observation.evidence, self.now, code=observation.code
-        )
+        found = new_finding(observation.cause, place, observation.evidence, self.now)
         return replace(
             found,
+            parts=observation.parts,
             severity=observation.severity or found.severity,
             action=observation.action or found.action,
             since=there.since if there else self.now,

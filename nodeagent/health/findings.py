@@ -95,9 +95,10 @@ Key = tuple[str, int, str, int, int]  # cause, code and the ids of the place
 class Finding(Struct, frozen=True):
     """One thing that is wrong. `cause` names a row of the check table.
 
-    `code` distinguishes findings of one cause: the XID, or the number of a link; -1 where there is
-    but one. `since` is when it was found first, `last` when last, `count` how often. `pid` is 0
-    where no process is known. `pods` are joined later and never forgotten while it lasts.
+    `code` distinguishes findings of one cause: the XID; -1 where there is but one. `parts` are the
+    numbers of what is concerned of several, such as links. `since` is when it was found first,
+    `last` when last, `count` how often. `pid` is 0 where no process is known. `pods` are joined
+    later and never forgotten while it lasts.
     """
 
     check: str
@@ -112,6 +113,7 @@ class Finding(Struct, frozen=True):
     count: int = 1
     pid: int = 0
     pods: tuple[Pod, ...] = ()
+    parts: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:

@@ -9,7 +9,7 @@ from nodeagent.health.evaluate import Evaluation
 from nodeagent.health.fencing import words
 from nodeagent.health.findings import Action, End, Finding, Severity, in_order, rank, worst
 from nodeagent.health.state import GpuHistory, HealthState
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import BY_CAUSE, words_of
 from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
 from nodeagent.structs import Struct
@@ -154,7 +154,7 @@ _REASONS = {
 
 def _begun(finding: Finding, gpus: Mapping[str, GpuHistory], advice: str) -> HealthEvent:
     # The evidence names the XID.
-    said = _statement(finding, gpus, BY_CAUSE[finding.cause].words)
+    said = _statement(finding, gpus, words_of(finding))
     return HealthEvent(
         reason=_REASONS[finding.severity],
         message=f"{said}: {finding.evidence}. {advice}".rstrip(),

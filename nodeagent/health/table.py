@@ -181,7 +181,7 @@ ROWS: tuple[Row, ...] = (
     Row("pcieLink", Check.PCIE, _D, _INSPECT, _GONE_OR_RESET, "has a slow PCIe link",
         "generation or width below the maximum under load for 60 s",
         "Reseat the card. Check risers and cables."),
-    Row("nvlinkDown", Check.NVLINK, _D, _RESET, _GONE_OR_RESET, "has an NVLink that is down",
+    Row("nvlinkDown", Check.NVLINK, _D, _RESET, _GONE_OR_RESET, "has NVLinks that are down",
         "down after it was up in this boot; not judged in MIG mode", _RESET_ADVICE),
     Row("nvlinkErrors", Check.NVLINK, _D, _RESET, _GONE_OR_RESET,
         "has NVLink replays or recoveries",
@@ -236,6 +236,22 @@ def new_finding(
     row = BY_CAUSE[cause]
     check = row.check.value
     return Finding(check, cause, row.severity, row.action, evidence, place, at, at, code, pid=pid)
+
+
+_XID_NEEDS = {
+    Action.RESET_GPU: " that needs a GPU reset",
+    Action.REBOOT: " that needs a reboot",
+    Action.INSPECT_HARDWARE: " that repairs do not mend",
+}
+
+
+def words_of(finding: Finding) -> str:
+    """The words of its cause. What an XID needs, the driver may know better than the table."""
+    if finding.cause not in ("xidReset", "xidReboot"):
+        return BY_CAUSE[finding.cause].words
+    if finding.severity is Severity.HEALTHY:
+        return "reported an error that needs no recovery"
+    return f"reported an error{_XID_NEEDS.get(finding.action, '')}"
 
 
 _OTHERWISE = {

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step
-from nodeagent.terminal.page import Line, Span, Tone, count, indent, index_ranges, line
+from nodeagent.terminal.page import Line, Span, Tone, count, indent, line
 from nodeagent.terminal.wording import problem_lines
+from nodeagent.text import index_ranges
 from nodeagent.views.text import layout_words, step_words
 
 

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal import status_words
-from nodeagent.terminal.page import Json, Line, Span, Tone, counted, dim, index_ranges, line, table
+from nodeagent.terminal.page import Json, Line, Span, Tone, counted, dim, line, table
 from nodeagent.terminal.slices import Cell, without_gaps
+from nodeagent.text import index_ranges
 
 _IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
 _MEANINGS = {_IN_USE: "in use", _IDLE: "idle", _HALF_MADE: "half made", _NOT_KNOWN: "not known"}

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from nodeagent.text import index_ranges
+
 
 class Tone(StrEnum):
     """What a piece of text means; `colour` decides how that looks."""
@@ -188,17 +190,6 @@ def gibibytes(size: int) -> str:
 def cut(text: str, most: int) -> str:
     """The text in at most `most` columns; that it was longer, shows at its end."""
     return text if len(text) <= most else text[: max(most - 1, 0)] + "…"
-
-
-def index_ranges(indices: Iterable[int]) -> str:
-    """`0-3, 6`."""
-    groups: list[list[int]] = []
-    for index in sorted(indices):
-        if groups and groups[-1][-1] == index - 1:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
 
 
 def dim(text: str) -> Span:

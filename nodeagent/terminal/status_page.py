@@ -23,12 +23,11 @@ from nodeagent.terminal.page import (
     at_most,
     count,
     dim,
-    index_ranges,
     line,
     rows_of,
 )
 from nodeagent.terminal.troubles import Trouble, headline_lines, troubles
-from nodeagent.text import listed
+from nodeagent.text import index_ranges, listed
 
 _PHASE_TONES = {
     "InSync": Tone.GOOD,

@@ -10,7 +10,7 @@ from msgspec import structs
 from nodeagent.health.findings import Finding, Moment, in_order, worst
 from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE, Check
+from nodeagent.health.table import BY_CAUSE, Check, words_of
 from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.users import Usage, User
@@ -235,21 +235,21 @@ def _health(gpu: Gpu, health: HealthState | None, remedies: HealthRemedies) -> s
 
 
 def _finding(finding: Finding, advice: str) -> status_shapes.HealthFinding:
-    place, is_xid = finding.place, finding.check == "xid"
+    place = finding.place
     lies = place.placement
     return status_shapes.HealthFinding(
         check=finding.check,
         cause=finding.cause,
         severity=finding.severity,
-        message=BY_CAUSE[finding.cause].words,
+        message=words_of(finding),
         evidence=finding.evidence,
         suggested_action=finding.action,
         advice=advice,
         since=_time(finding.since),
         last_seen=_time(finding.last),
         count=finding.count,
-        xid=finding.code if is_xid else None,
-        link=finding.code if finding.code >= 0 and not is_xid else None,
+        xid=finding.code if finding.check == "xid" else None,
+        links=list(finding.parts) or None,
         gi=place.instance,
         ci=place.compute,
         start=lies.start if lies else None,

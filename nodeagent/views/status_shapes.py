@@ -27,7 +27,7 @@ class HealthFinding(shapes.Shape, frozen=True, kw_only=True):
     last_seen: shapes.Time = ""
     count: Annotated[int, Meta(description="how often it was seen")] | None = None
     xid: int | None = None
-    link: Annotated[int, Meta(description="of NVLink")] | None = None
+    links: Annotated[list[int], Meta(description="the NVLinks concerned")] | None = None
     gi: Annotated[int, Meta(description="the GPU instance it hit")] | None = None
     ci: Annotated[int, Meta(description="the compute instance it hit")] | None = None
     start: shapes.FirstSlice | None = None

@@ -77,10 +77,11 @@ def _left(degrees: int | None, limit: int | None) -> int | None:
 def _margin(cause: str, view: GpuView, margin: int | None, degrees: int | None) -> Observation:
     if margin is None:
         return Observation(cause, None)
-    raised = (cause, -1) in view.raised
+    raised = cause in view.raised
     limit = limits.MARGIN_CLEAR if raised else limits.MARGIN_RAISE
     at = f"{degrees} °C, " if degrees is not None else ""
-    return Observation(cause, margin <= limit, f"{at}{margin} °C to the limit")
+    left = f"{margin} °C to" if margin > 0 else f"{-margin} °C above" if margin else "at"
+    return Observation(cause, margin <= limit, f"{at}{left} the limit")
 
 
 CHECKS: tuple[GpuCheck, ...] = (throttling, clocks, temperature)

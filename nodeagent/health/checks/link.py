@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from nodeagent.health import limits
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
-from nodeagent.health.readings import Fabric, LinkReading
+from nodeagent.health.readings import Fabric
+from nodeagent.text import index_ranges
 
 _WHOLE_LINK = 16  # lanes, where the width is not known
 
@@ -47,31 +48,37 @@ def _narrow(view: GpuView) -> bool | None:
 
 def nvlink(view: GpuView) -> Iterator[Observation]:
     """Links that went down, and their errors. In MIG mode there is no traffic to suffer."""
-    for link in view.gpu.nvlinks:
-        if link.up is not None:
-            down = not link.up and link.link in view.past.links_up and view.gpu.mig is not True
-            yield Observation(
-                "nvlinkDown", down, f"link {link.link} is down, was up", code=link.link
-            )
-        yield from _link_errors(view, link)
-
-
-def _link_errors(view: GpuView, link: LinkReading) -> Iterator[Observation]:
-    growth = view.trail(f"link{link.link}").growth
+    if not view.gpu.nvlinks:
+        return
+    states = {link.link: link.up for link in view.gpu.nvlinks if link.up is not None}
+    down = tuple(n for n, up in states.items() if not up and n in view.past.links_up)
+    if states:
+        present = bool(down) and view.gpu.mig is not True
+        verb = "is down, was up" if len(down) == 1 else "are down, were up"
+        yield Observation("nvlinkDown", present, f"{_links(down)} {verb}", parts=down)
+    numbers = [link.link for link in view.gpu.nvlinks]
+    found = {n: growth for n in numbers if (growth := view.trail(f"link{n}").growth) is not None}
+    bad = tuple(n for n, growth in found.items() if growth >= 1)
     yield Observation(
         "nvlinkErrors",
-        None if growth is None else growth >= 1,
-        f"link {link.link}: {growth or 0:.0f} replays and recoveries in "
+        bool(bad) if found else None,
+        f"{_links(bad)}: {sum(found.values()):.0f} replays and recoveries in "
         f"{limits.NVLINK_WINDOW:.0f} s",
-        code=link.link,
+        parts=bad,
     )
-    rate = view.trail(f"crc{link.link}").rate(limits.CRC_WINDOW)
+    window, band = limits.CRC_WINDOW, (limits.CRC_RAISE, limits.CRC_CLEAR)
+    rates = {n: rate for n in numbers if (rate := view.trail(f"crc{n}").rate(window)) is not None}
+    bad = tuple(n for n, rate in rates.items() if view.above("nvlinkCrc", rate, band))
     yield Observation(
         "nvlinkCrc",
-        view.above("nvlinkCrc", rate, (limits.CRC_RAISE, limits.CRC_CLEAR), link.link),
-        f"link {link.link}: {rate or 0:.0f} CRC errors a second",
-        code=link.link,
+        bool(bad) if rates else None,
+        f"{_links(bad)}: {sum(rates[n] for n in bad):.0f} CRC errors a second",
+        parts=bad,
     )
+
+
+def _links(numbers: tuple[int, ...]) -> str:
+    return f"link{'s' if len(numbers) > 1 else ''} {index_ranges(numbers)}"
 
 
 _NOT_SUPPORTED, _NOT_STARTED, _COMPLETED = 0, 1, 3

@@ -20,7 +20,7 @@ class Observation(Struct, frozen=True):
     present: bool | None
     evidence: str = ""
     instance: int | None = None
-    code: int = -1
+    parts: tuple[int, ...] = ()
     severity: Severity | None = None
     action: Action | None = None
 
@@ -28,26 +28,23 @@ class Observation(Struct, frozen=True):
 class GpuView(Struct, frozen=True):
     """What a check of one GPU sees: the reading, and the past with this reading's trails.
 
-    `raised` holds the causes (with their codes) that are raised just now; a band's lower limit
-    counts for them.
+    `raised` holds the causes that are raised just now; a band's lower limit counts for them.
     """
 
     gpu: GpuReading
     past: GpuHistory
     uptime: float
-    raised: frozenset[tuple[str, int]] = frozenset()
+    raised: frozenset[str] = frozenset()
 
     def trail(self, name: str) -> Trail:
         return self.past.trails.get(name, Trail())
 
-    def above(
-        self, cause: str, value: float | None, band: tuple[float, float], code: int = -1
-    ) -> bool | None:
+    def above(self, cause: str, value: float | None, band: tuple[float, float]) -> bool | None:
         """Whether `value` is at or above the first limit, or the second one while it is raised."""
         if value is None:
             return None
         raise_at, clear_below = band
-        return value >= (clear_below if (cause, code) in self.raised else raise_at)
+        return value >= (clear_below if cause in self.raised else raise_at)
 
     @property
     def no_recovery(self) -> bool:
