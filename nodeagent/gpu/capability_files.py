@@ -6,10 +6,9 @@ that has it open may be about to run on the instance.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from nodeagent.errors import DriverError
+from nodeagent.gpu.open_devices import driver_major, open_minors
 from nodeagent.gpu.users import (
     GpuRef,
     MigDeviceRef,
@@ -31,7 +31,7 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.processes import name_of, sees_all_processes
 from nodeagent.structs import Struct, field
 
-_CAPABILITY: Final = r"/nvidia-caps/nvidia-cap([0-9]+)$"
+_DRIVER: Final = "nvidia-caps"  # of these devices, in /proc/devices; minor N is nvidia-capN
 # `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`; gpuN is the N of /dev/nvidiaN.
 _MINOR: Final = r"gpu([0-9]+)/gi([0-9]+)/(?:ci([0-9]+)/)?access ([0-9]+)"
 
@@ -97,12 +97,16 @@ class UsageProbe(Struct, frozen=True):
         with suppress(OSError):
             names = capabilities(self.proc_root)
         try:
-            opened, unreadable = self._open_capabilities()
+            major = driver_major(_DRIVER, self.proc_root)
+            if major is None:  # no process can have one
+                why = f"{self.proc_root}/devices has no {_DRIVER}" if names else ""
+                return CapabilityHolders(problem=why)
+            opened, unreadable = self._open_capabilities(major)
         except OSError as error:
             return CapabilityHolders(problem=f"{self.proc_root} cannot be looked through: {error}")
         return CapabilityHolders(_holders(opened, names), self._problem(opened, names, unreadable))
 
-    def _open_capabilities(self) -> tuple[dict[int, set[int]], int]:
+    def _open_capabilities(self, major: int) -> tuple[dict[int, set[int]], int]:
         """Capability numbers by process id, and how many processes may not be looked into."""
         opened: dict[int, set[int]] = {}
         unreadable = 0
@@ -110,7 +114,7 @@ class UsageProbe(Struct, frozen=True):
             if not entry.isdecimal() or int(entry) == os.getpid():
                 continue
             try:
-                found = set(_capabilities_in(f"{self.proc_root}/{entry}/fd"))
+                found = open_minors(f"{self.proc_root}/{entry}", major)
             except PermissionError:
                 unreadable += 1
                 continue
@@ -126,8 +130,6 @@ class UsageProbe(Struct, frozen=True):
                 f"{self.proc_root}/driver/nvidia-caps/mig-minors is not readable, so open "
                 "capability files cannot be assigned to MIG devices"
             )
-        if not names:
-            return ""  # without capability files no process can hold one
         if unreadable:
             return (
                 f"{unreadable} processes may not be read, so the users of MIG devices are not "
@@ -141,34 +143,6 @@ class UsageProbe(Struct, frozen=True):
                 "process namespace (hostPID: true)"
             )
         return ""
-
-
-def _capabilities_in(folder: str) -> Iterator[int]:
-    """Numbers of the capability files open in /proc/PID/fd; none if the process has ended.
-
-    Only the links are read: following one could block on whatever file is behind it.
-    """
-    try:
-        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-        return
-    try:
-        with os.scandir(directory) as entries:  # one by one: a process may have millions
-            for entry in entries:
-                try:
-                    target = os.readlink(entry.name, dir_fd=directory)
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-                except OSError as error:
-                    if error.errno != errno.ENAMETOOLONG:  # deep down, and so none of these
-                        raise
-                    continue
-                if "nvidia-cap" in target and (match := re.search(_CAPABILITY, target)):
-                    yield int(match[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    finally:
-        os.close(directory)
 
 
 def _holders(

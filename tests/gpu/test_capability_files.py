@@ -8,7 +8,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,18 +23,22 @@ from nodeagent.gpu.capability_files import (
 from nodeagent.gpu.users import MigDeviceRef, UsageReading, with_users
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.users import Usage, User
+from tests.fuse import can_mount, silent_file_system
 from tests.processes.real import running
 
+# The kernel's own devices of major 1 stand for those of nvidia-caps: every machine has them.
+DEVICES = "Character devices:\n  1 nvidia-caps\n  5 /dev/tty\n\nBlock devices:\n  7 loop\n"
+CONFIG, FIRST, FIRST_0, FIRST_1 = "/dev/null", "/dev/zero", "/dev/full", "/dev/random"
+OF_GPU_12 = "/dev/urandom"
 MINORS = """\
-config 1
-monitor 2
-gpu0/gi1/access 12
-gpu0/gi1/ci0/access 13
-gpu0/gi1/ci1/access 14
+config 3
+gpu0/gi1/access 5
+gpu0/gi1/ci0/access 7
+gpu0/gi1/ci1/access 8
 gpu0/gi2/access 21
 gpu0/gi2/ci0/access 22
 gpu12/gi1/access 1632
-gpu12/gi1/ci0/access 1633
+gpu12/gi1/ci0/access 9
 """
 THIS_MACHINE = "pid:[4026531836]"
 
@@ -50,11 +54,14 @@ class FakeProc:
             path = root / "driver/nvidia-caps/mig-minors"
             path.parent.mkdir(parents=True)
             path.write_text(minors)
+        (root / "devices").write_text(DEVICES if minors else "  1 mem\n")
 
     def add(self, pid: int, *files: str) -> None:
-        (self.root / f"{pid}/fd").mkdir(parents=True)
+        for folder in ("fd", "fdinfo"):
+            (self.root / f"{pid}/{folder}").mkdir(parents=True)
         for number, file in enumerate(["/dev/null", *files]):
             self.link(f"{pid}/fd/{number}", file)
+            (self.root / f"{pid}/fdinfo/{number}").write_text("pos:\t0\nflags:\t0100002\n")
 
     def link(self, path: str, target: str) -> None:
         link = self.root / path
@@ -77,25 +84,63 @@ def device(instance: int, compute: int | None, *, minor: int | None = 0) -> MigD
     return MigDeviceRef("GPU-1", minor, instance, compute)
 
 
-def test_who_has_a_devices_file_open_is_its_user(proc: FakeProc, tmp_path: Path) -> None:
-    """With pid and name, and only for that device: a real process, of which the kernel knows."""
-    folder = tmp_path / "dev/nvidia-caps"
-    folder.mkdir(parents=True)
-    with ExitStack() as opened, running("cat", "anything") as pid:
-        files = [opened.enter_context((folder / f"nvidia-cap{n}").open("w")) for n in (12, 13)]
-        with running("cat", "x", pass_fds=[file.fileno() for file in files]) as user:
-            for each in (pid, user):
-                proc.link(str(each), f"/proc/{each}")
-            reading = proc.read()
-    assert reading.users(device(1, 0)) == Usage((User(user, "cat", "capability"),))
+def held(proc: FakeProc, *files: int) -> CapabilityHolders:
+    """What is read while a real process, a `cat`, has these descriptors of ours open."""
+    with running("cat", "x", pass_fds=files) as pid:
+        proc.link(str(pid), f"/proc/{pid}")
+        reading = proc.read()
+    for users in reading.holders.values():
+        assert users == (User(pid, "cat", "capability"),)
+    return reading
+
+
+@contextmanager
+def opened(path: Path | str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor that is closed in the end."""
+    descriptor = os.open(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def test_who_has_a_devices_file_open_is_its_user(proc: FakeProc) -> None:
+    """With pid and name, and only for that device."""
+    with opened(FIRST) as instance, opened(FIRST_0) as compute:
+        reading = held(proc, instance, compute)
+    assert reading.users(device(1, 0)).processes
     assert not reading.users(device(1, 1)).in_use
     assert not reading.users(device(2, 0)).in_use
     assert not reading.users(device(1, 0, minor=12)).in_use
 
 
+def test_a_plain_file_with_a_devices_name_is_none(proc: FakeProc, tmp_path: Path) -> None:
+    """Every container can have one, and would keep the device of any other."""
+    name = tmp_path / "dev/nvidia-caps/nvidia-cap7"
+    name.parent.mkdir(parents=True)
+    name.touch()
+    with opened(name) as file:
+        assert held(proc, file).users(device(1, None)) == Usage()
+
+
+def test_a_name_for_the_device_alone_is_no_use(proc: FakeProc) -> None:
+    """O_PATH needs no right to the device: a container may make a file of any number."""
+    with opened(FIRST_0, os.O_PATH) as file:
+        assert held(proc, file).users(device(1, None)) == Usage()
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse")
+def test_a_file_system_that_never_answers_holds_up_nothing(proc: FakeProc, tmp_path: Path) -> None:
+    """Every user can mount one, and have files of it open."""
+    folder = tmp_path / "nvidia-caps"
+    folder.mkdir()
+    with silent_file_system(folder), opened(folder, os.O_PATH) as file:
+        assert held(proc, file).users(device(1, None)) == Usage()
+
+
 def test_the_gpu_is_identified_by_its_device_file(proc: FakeProc) -> None:
     """`gpu12` is the N of /dev/nvidiaN, not NVML's index."""
-    proc.add(4711, "/dev/nvidia-caps/nvidia-cap1633")
+    proc.add(4711, OF_GPU_12)
     reading = proc.read()
     assert reading.users(device(1, 0, minor=12)).in_use
     assert not reading.users(device(1, 0)).in_use
@@ -103,7 +148,7 @@ def test_the_gpu_is_identified_by_its_device_file(proc: FakeProc) -> None:
 
 def test_who_holds_only_the_gpu_instance_may_use_all_of_it(proc: FakeProc) -> None:
     """No compute instance shows where it will go."""
-    proc.add(4711, "/dev/nvidia-caps/nvidia-cap12")
+    proc.add(4711, FIRST)
     reading = proc.read()
     assert reading.users(device(1, 0)).in_use
     assert reading.users(device(1, 1)).in_use
@@ -112,15 +157,15 @@ def test_who_holds_only_the_gpu_instance_may_use_all_of_it(proc: FakeProc) -> No
 
 def test_a_whole_gpu_instance_is_used_by_everybody_in_it(proc: FakeProc) -> None:
     """That is what is asked before it is destroyed."""
-    proc.add(4711, "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
-    proc.add(4712, "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap14")
+    proc.add(4711, FIRST, FIRST_0)
+    proc.add(4712, FIRST, FIRST_1)
     users = proc.read().users(device(1, None)).processes
     assert [user.pid for user in users] == [4711, 4712]
 
 
 def test_configuring_and_watching_are_no_use(proc: FakeProc) -> None:
     """Every program that asks about MIG has those files open."""
-    proc.add(4711, "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2", "/dev/nvidia0")
+    proc.add(4711, CONFIG, "/dev/tty")
     reading = proc.read()
     assert not reading.users(device(1, None)).in_use
     assert not reading.users(device(2, None)).in_use
@@ -128,14 +173,8 @@ def test_configuring_and_watching_are_no_use(proc: FakeProc) -> None:
 
 def test_the_agents_own_files_do_not_count(proc: FakeProc) -> None:
     """NVML opens some in this process."""
-    proc.add(os.getpid(), "/dev/nvidia-caps/nvidia-cap13")
+    proc.add(os.getpid(), FIRST_0)
     assert not proc.read().users(device(1, 0)).in_use
-
-
-def test_a_container_sees_the_file_under_another_root(proc: FakeProc) -> None:
-    """The link then has the path as the container has it."""
-    proc.add(4711, "/run/containers/7/dev/nvidia-caps/nvidia-cap13")
-    assert proc.read().users(device(1, 0)).in_use
 
 
 @contextmanager
@@ -198,25 +237,34 @@ def test_without_capability_files_no_process_holds_one(tmp_path: Path) -> None:
 
 def test_open_files_that_cannot_be_distinguished_leave_it_unknown(tmp_path: Path) -> None:
     """In some containers mig-minors is hidden."""
-    proc = FakeProc(tmp_path, minors=None)
-    proc.add(4711, "/dev/nvidia-caps/nvidia-cap13")
+    proc = FakeProc(tmp_path)
+    (tmp_path / "driver/nvidia-caps/mig-minors").unlink()
+    proc.add(4711, FIRST_0)
     usage = proc.read().users(device(1, 0))
     assert not usage.known
     assert "mig-minors" in usage.reason
+
+
+def test_devices_without_a_driver_leave_it_unknown(proc: FakeProc) -> None:
+    """The kernel lists each driver; without its number no open file can be recognised."""
+    (proc.root / "devices").write_text("Character devices:\n  1 mem\n")
+    usage = proc.read().users(device(1, 0))
+    assert not usage.known
+    assert "has no nvidia-caps" in usage.reason
 
 
 def test_which_files_there_are_is_read_each_time(proc: FakeProc) -> None:
     """They are others when the driver was loaded with other parameters, and parsed again then."""
     known = capabilities(proc.root)
     assert capabilities(proc.root) is known
-    (proc.root / "driver/nvidia-caps/mig-minors").write_text("gpu0/gi1/access 7\n")
-    assert capabilities(proc.root) == {7: (0, 1, None)}
+    (proc.root / "driver/nvidia-caps/mig-minors").write_text("gpu0/gi1/access 6\n")
+    assert capabilities(proc.root) == {6: (0, 1, None)}
 
 
 def test_a_gpu_whose_device_file_is_not_known_may_be_anyones(proc: FakeProc) -> None:
     """It is unknown only while a process holds something."""
     assert not proc.read().users(device(1, 0, minor=None)).in_use
-    proc.add(4711, "/dev/nvidia-caps/nvidia-cap1633")
+    proc.add(4711, OF_GPU_12)
     assert not proc.read().users(device(1, 0, minor=None)).known
 
 
@@ -226,21 +274,6 @@ def test_a_process_that_ends_meanwhile_is_no_matter(proc: FakeProc) -> None:
     (proc.root / "4711/fd/0").unlink()
     (proc.root / "4712").mkdir()
     assert proc.read().users(device(1, 0)) == Usage()
-
-
-def test_a_file_with_too_long_a_path_is_none_of_them(proc: FakeProc) -> None:
-    """The kernel does not say its name; any process can open one, and would keep all devices."""
-    proc.link("4711", f"/proc/{os.getpid()}")
-    with TemporaryDirectory() as top, ExitStack() as stack:
-        above = os.open(top, os.O_RDONLY)
-        stack.callback(os.close, above)
-        for _ in range(20):  # of 250 characters; a path has 4096 at most
-            os.mkdir("d" * 250, dir_fd=above)
-            above = os.open("d" * 250, os.O_RDONLY, dir_fd=above)
-            stack.callback(os.close, above)
-        with pytest.raises(OSError, match="too long"):
-            Path(f"/proc/self/fd/{above}").readlink()
-        assert proc.read().users(device(1, 0)) == Usage()
 
 
 def test_a_process_with_very_many_files_takes_no_memory_for_them(proc: FakeProc) -> None:
@@ -264,7 +297,7 @@ def test_ten_thousand_processes_take_under_a_second(tmp_path: Path) -> None:
     proc.add(9999, "socket:[12345]", "/dev/nvidia0")
     for pid in range(10_000, 20_000):
         (tmp_path / str(pid)).symlink_to("9999")
-    proc.add(4711, "/dev/nvidia-caps/nvidia-cap13")
+    proc.add(4711, FIRST_0)
     began = time.thread_time()
     reading = proc.read()
     assert time.thread_time() - began < 1

@@ -156,6 +156,7 @@ async def test_open_capability_files_are_in_the_picture(tmp_path: Path) -> None:
     fds = proc / "4711/fd"
     fds.mkdir(parents=True)
     (proc / "1").mkdir()
+    (proc / "devices").write_text("  1 nvidia-caps\n")  # as the kernel's /dev/full, its seventh
     minors = proc / "driver/nvidia-caps/mig-minors"
     minors.parent.mkdir(parents=True)
     with simulated("h100-80gb:1"):
@@ -163,8 +164,10 @@ async def test_open_capability_files_are_in_the_picture(tmp_path: Path) -> None:
         async with Driver(observe_deadline=30, step_deadline=30, sources=[opened]) as driver:
             gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
             assert gpu.idle
-            (fds / "7").symlink_to("/dev/nvidia-caps/nvidia-cap13")
-            minors.write_text(f"gpu0/gi{gpu.instances[1].id}/ci0/access 13\n")
+            (fds / "7").symlink_to("/dev/full")
+            (proc / "4711/fdinfo").mkdir()
+            (proc / "4711/fdinfo/7").write_text("flags:\t02\n")
+            minors.write_text(f"gpu0/gi{gpu.instances[1].id}/ci0/access 7\n")
             for seen in (await driver.observe_gpu(gpu.uuid), (await driver.observe()).gpus[0]):
                 assert not seen.instances[0].in_use
                 (user,) = seen.instances[1].compute[0].usage.processes

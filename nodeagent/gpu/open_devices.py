@@ -1,0 +1,74 @@
+"""Which device files of a driver a process has open, as the kernel knows it.
+
+Paths say nothing here: they are names in the mount namespace of the process, which can call any
+file as it likes, and a device too. So each descriptor's file is looked at, without asking its file
+system: that may be a program of the process' owner (FUSE), which never answers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import struct
+from pathlib import Path
+from stat import S_ISCHR
+from typing import Final
+
+_UNASKED: Final = 0x4000 | 0x800  # AT_STATX_DONT_SYNC, AT_NO_AUTOMOUNT
+_SELF: Final = 0x1000  # AT_EMPTY_PATH
+_TYPE: Final = 0x1  # STATX_TYPE
+_SIZE, _MODE, _RDEV = 256, 28, 128  # of struct statx, and where its mode and device number are
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_O_PATH: Final = 0o10000000  # a name for the file alone, which needs no right to the device
+
+
+def driver_major(driver: str, proc_root: Path) -> int | None:
+    """The number of a driver's character devices, None where it has none. Raises OSError."""
+    characters = (proc_root / "devices").read_text().partition("Block devices:")[0]
+    found = re.search(rf"^\s*([0-9]+) {re.escape(driver)}$", characters, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def open_minors(process: str, major: int) -> set[int]:
+    """Minor numbers of the driver's files that are open in `process` (/proc/PID); none if it has
+    ended. Raises OSError where that cannot be seen.
+    """
+    minors: set[int] = set()
+    try:
+        directory = os.open(f"{process}/fd", os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+        return minors
+    status = ctypes.create_string_buffer(_SIZE)
+    statx = _LIBC.statx
+    try:
+        if statx(directory, b"", _UNASKED | _SELF, _TYPE, status):
+            raise OSError(ctypes.get_errno(), "statx fails")
+        with os.scandir(directory) as entries:  # one by one: a process may have millions
+            for entry in entries:
+                # It fails where the file was closed, or only the owner of a FUSE may look at it.
+                if statx(directory, entry.name.encode(), _UNASKED, _TYPE, status):
+                    continue
+                found, minor = struct.unpack_from("=II", status, _RDEV)
+                if (
+                    found == major
+                    and minor not in minors
+                    and S_ISCHR(*struct.unpack_from("=H", status, _MODE))
+                    and _is_open(f"{process}/fdinfo/{entry.name}")
+                ):
+                    minors.add(minor)
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has ended
+    finally:
+        os.close(directory)
+    return minors
+
+
+def _is_open(descriptor: str) -> bool:
+    """Whether a descriptor (/proc/PID/fdinfo/N) is there, and more than a name for its file."""
+    try:
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  # a Path takes longer
+            found = re.search(rb"^flags:\s*([0-7]+)", file.read(), re.MULTILINE)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return not found or not int(found[1], 8) & _O_PATH
