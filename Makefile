@@ -127,6 +127,9 @@ man: $(RUN)  ## write a manual page for each command into build/man
 dist: $(RUN)  ## what is released, in dist/: wheel, sdist, image recipe, rendered manifests, SBOM
 	@$(BIN)/python -m tools.make_dist
 
+card-kit: $(DEV)  ## pack what examines the agent on a machine with a GPU, Python 3.12 and no network
+	@$(BIN)/python -m tools.card_kit.pack
+
 audit: $(BIN)/uv  ## ask PyPI for known vulnerabilities of what is locked; needs its JSON API
 	@for name in install run build dev; do $(BIN)/uv tool run pip-audit --strict --disable-pip \
 	  --require-hashes -r requirements/$$name.txt || exit 1; done
@@ -164,5 +167,5 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes soak bench man dist audit \
+  pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes soak bench man dist card-kit audit \
   lock clean
