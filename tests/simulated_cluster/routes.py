@@ -148,6 +148,7 @@ class Routes:
                 self._server.faults,
                 bookmarks=self._server.bookmark_seconds,
                 latency=self._server.latency,
+                progress=self._server.progress,
             )
             return await watch.run()
         return web.json_response(
@@ -155,7 +156,12 @@ class Routes:
                 "kind": f"{KINDS[plural]}List",
                 "apiVersion": GROUPS.get(plural, "v1"),
                 "metadata": {"resourceVersion": str(self._store.version)},
-                "items": [one for one in self._store.all(plural, namespace) if matches(one)],
+                "items": [
+                    # Of what kind they are the list says: only objects alone say it themselves.
+                    {key: value for key, value in one.items() if key not in {"kind", "apiVersion"}}
+                    for one in self._store.all(plural, namespace)
+                    if matches(one)
+                ],
             }
         )
 

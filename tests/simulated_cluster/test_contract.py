@@ -35,6 +35,17 @@ async def test_list_by_name(cluster_api: Api, node: str) -> None:
     assert unknown.items == []
 
 
+async def test_of_what_kind_a_listed_object_is(cluster: Cluster, node: str) -> None:
+    """The list says it, its items do not; an object that is read alone does."""
+    headers = {"Authorization": f"Bearer {cluster.token}"}
+    async with aiohttp.ClientSession(cluster.url, headers=headers) as session:
+        listed = await (await session.get("/api/v1/nodes", ssl=False)).json()
+        alone = await (await session.get(f"/api/v1/nodes/{node}", ssl=False)).json()
+    assert listed["kind"] == "NodeList"
+    assert all(not {"kind", "apiVersion"} & set(one) for one in listed["items"])
+    assert (alone["kind"], alone["apiVersion"]) == ("Node", "v1")
+
+
 async def test_a_selector_that_is_not_supported(cluster_api: Api) -> None:
     """A field selector on another field is a bad request."""
     with pytest.raises(exceptions.BadRequestException, match="field label not supported"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from kubernetes.aio import watch
@@ -82,16 +83,20 @@ async def test_a_short_watch_ends_without_a_bookmark(cluster_api: Api, node: str
     assert events == []
 
 
-async def test_watch_list(cluster_api: Api, node: str) -> None:
-    """Initial events on request: the objects, then a bookmark that marks their end."""
-    events = await watched(
-        cluster_api,
-        node,
-        until=2,
-        allow_watch_bookmarks=True,
-        send_initial_events=True,
-        resource_version_match="NotOlderThan",
-    )
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"send_initial_events": True, "resource_version_match": "NotOlderThan"},
+        {"version": "0"},
+        {},
+    ],
+    ids=["explicit", "from version 0", "from no version"],
+)
+async def test_watch_list(cluster_api: Api, node: str, asked: dict[str, Any]) -> None:
+    """Initial events, also without having been asked for: the objects, then a bookmark that marks
+    their end.
+    """
+    events = await watched(cluster_api, node, until=2, allow_watch_bookmarks=True, **asked)
     assert [one["type"] for one in events[:2]] == ["ADDED", "BOOKMARK"]
     marks = events[1]["object"]["metadata"]["annotations"]
     assert marks == {"k8s.io/initial-events-end": "true"}

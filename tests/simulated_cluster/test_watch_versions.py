@@ -94,3 +94,16 @@ async def test_queries_that_make_no_sense(api: ApiServer, query: str, code: int)
         session.get(f"{api.url}/api/v1/nodes?watch=1&{query}") as answer,
     ):
         assert answer.status == code
+
+
+@pytest.mark.parametrize("version", ["", "0"])
+async def test_an_etcd_without_progress_notifications(version: str) -> None:
+    """A watch with bookmarks that begins with what is there ends at once; others are as ever."""
+    async with ApiServer(progress=False) as api, core_api(api.url) as core:
+        api.add_node("gpu-0")
+        with pytest.raises(exceptions.ApiException, match="RequestWatchProgress") as caught:
+            await watched(core, "gpu-0", version=version or None, allow_watch_bookmarks=True)
+        assert caught.value.status == 500
+        (found,) = await watched(core, "gpu-0", version=version or None)
+        assert found["type"] == "ADDED"
+        assert await watched(core, "gpu-0", version=versions(api), allow_watch_bookmarks=True) == []

@@ -50,6 +50,8 @@ class Asked:
 
 def asked(plural: str, namespace: str, matches: Matches, query: Any) -> Asked:
     """Read the query; raises Refused where the real server does."""
+    bookmarks = query.get("allowWatchBookmarks") in {"true", "1"}
+    version = version_of(query.get("resourceVersion", ""))
     initial = query.get("sendInitialEvents") in {"true", "1"}
     if ("resourceVersionMatch" in query) != ("sendInitialEvents" in query):
         raise invalid(
@@ -65,10 +67,10 @@ def asked(plural: str, namespace: str, matches: Matches, query: Any) -> Asked:
         plural,
         namespace,
         matches,
-        version_of(query.get("resourceVersion", "")),
+        version,
         number(query, "timeoutSeconds") or DEFAULT_SECONDS,
-        query.get("allowWatchBookmarks") in {"true", "1"},
-        initial,
+        bookmarks,
+        initial or (bookmarks and version is None),
     )
 
 
@@ -101,9 +103,11 @@ class Stream:
         *,
         bookmarks: float,
         latency: float = 0.0,
+        progress: bool = True,
     ) -> None:
         self._request, self._asked, self._store, self._faults = request, asked, store, faults
         self._bookmark_seconds, self._latency = bookmarks, latency
+        self._progress = progress
         self._queue: asyncio.Queue[Change | Fault] = asyncio.Queue()
         self._reported = 0  # the version that the client knows everything of
         self._last = b""  # the line sent last
@@ -126,7 +130,7 @@ class Stream:
     async def _tell(self) -> None:
         try:
             backlog = self._backlog()
-        except Refused as refused:  # too old a version: even so the answer begins with 200
+        except Refused as refused:  # even so the answer begins with 200
             await self._response.prepare(self._request)
             await self._event("ERROR", refused.status())
             await self._response.write_eof()
@@ -142,6 +146,12 @@ class Stream:
         """What the watch starts with."""
         self._reported = self._store.version
         asked = self._asked
+        if asked.initial_events and asked.bookmarks and not self._progress:
+            raise Refused(
+                500,
+                "a watch stream was requested by the client but the required storage feature "
+                "RequestWatchProgress is disabled",
+            )
         if asked.version is not None and not asked.initial_events:
             changes = self._store.since(asked.version)
             return [event for change in changes for event in self._events(change)]
@@ -182,8 +192,10 @@ class Stream:
         return list(events_of(change, self._asked.matches))
 
     async def _bookmark(self, annotations: dict[str, str] | None = None) -> None:
-        """Send how far the client is, where it wants to know; never past what it was sent."""
-        if not self._asked.bookmarks:
+        """Send how far the client is, where it wants to know; never past what it was sent. Without
+        etcd's progress notifications the server does not know it while nothing changes.
+        """
+        if not (self._asked.bookmarks and self._progress):
             return
         if self._queue.empty():
             self._reported = self._store.version
