@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -23,7 +23,7 @@ from nodeagent.claims.offering.publication import CreateSlice, DeleteSlice, Slic
 from nodeagent.claims.offering.resource_slices import Dropped, NodeReference, compare, read_offer
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import BEGINNING, FollowIntervals, WatchEvent, events
+from nodeagent.cluster.client.node_follower import FollowIntervals, events
 from nodeagent.cluster.client.node_view import is_newer
 from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.errors import NodeagentError
@@ -215,37 +215,24 @@ class SlicePublisher:
             await asyncio.gather(changed, watching, return_exceptions=True)
 
     async def _watch(self, version: str) -> None:
-        """Return when the slices are others. Each watch but the first begins with what is there."""
+        """Return when the slices are others, or have to be listed again, for events may be lost. A
+        silent watch goes on where it was.
+        """
         clock = asyncio.get_running_loop().time
-        while True:
-            seconds = self._intervals.watch_seconds(self._jitter())
+        until = clock() + self._intervals.watch_seconds(self._jitter())
+        while (seconds := until - clock()) > 0:
             request = requests.watch_slices(self._node.name, version=version, seconds=seconds)
-            begun = clock()
+            begun = last = clock()
             async with self._access.watch(request) as response:
                 server, silence = self._access.server, self._intervals.silence
-                found = events(response, server=server, silence=silence)
-                if await self._are_others(found, whole=version == BEGINNING):
-                    return
-            if self._intervals.is_early(clock() - begun, seconds):
+                async for event in events(response, server=server, silence=silence):
+                    last, version = clock(), event.version
+                    if event.removed or (event.node and not self._is_known(slice_of(event.node))):
+                        return
+            if clock() - last < silence and self._intervals.is_early(clock() - begun, seconds):
                 await asyncio.sleep(self._backoff.next())
             else:
                 self._backoff.reset()
-            version = BEGINNING
-
-    async def _are_others(self, found: AsyncIterator[WatchEvent], *, whole: bool) -> bool:
-        """Whether slices are others than they are known; `whole`: all that there are come before
-        the first bookmark.
-        """
-        unseen = {*self._known, *self.others} if whole else set()
-        async for event in found:
-            if event.node is None:
-                if event.removed or unseen:
-                    return True
-            elif self._is_known(one := slice_of(event.node)):
-                unseen -= {_name(one), _driver(one)}
-            else:
-                return True
-        return False
 
     def _is_known(self, one: JsonObject) -> bool:
         """Whether it is as this agent wrote it, or of another driver that is known."""

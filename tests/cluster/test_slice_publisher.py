@@ -112,7 +112,8 @@ async def test_what_another_agent_left_becomes_ours(server: ApiServer, tmp_path:
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of("a30", 1)])
         await until(lambda: published(server) == [offer_of("a30", 1)])
-        await until(lambda: len(server.store.all(SLICES)) == 2)
+        await until(lambda: sum(r.watch for r in server.requests) == 2)
+        assert writes(server) == ["POST"] * 4 + ["DELETE"] * 2
 
 
 async def test_without_counters_nothing_is_offered(server: ApiServer, tmp_path: Path) -> None:

@@ -214,9 +214,10 @@ class Dropped:
 def compare(sent: Json, answered: Json) -> tuple[Dropped, ...]:
     """What of a slice is missing or different in the server's answer; each field is named once.
 
-    What the server adds does not matter.
+    What the server adds does not matter, nor do apiVersion and kind: items of a list have none.
     """
-    paths = dict.fromkeys(_differences("", sent, answered))
+    parts = {key: sent[key] for key in ("metadata", "spec")}
+    paths = dict.fromkeys(_differences("", parts, answered))
     return tuple(Dropped(path, _GATES.get(path, "")) for path in paths)
 
 

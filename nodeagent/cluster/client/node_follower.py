@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import aiohttp
 
@@ -24,8 +24,6 @@ from nodeagent.cluster.client.node_view import NodeView, is_newer, view_of
 from nodeagent.cluster.client.requests import JsonObject
 
 _PURPOSE = "a watch of the Node"
-BEGINNING: Final = "0"
-"""The version of a watch that is sent what there is before any change, from the server's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +88,18 @@ class FollowIntervals:
     """Times in seconds; pairs are ranges from which each time is drawn anew.
 
     A silent watch is followed by one that goes on where it was: a server that has stopped leaves
-    its connections up, and shows itself by not answering. After `watch` one from the beginning
-    guards against events that were lost.
+    its connections up, and shows itself by not answering. After `watch` a list guards against
+    events that were lost; a watch that begins with what is there would not be possible on an etcd
+    without progress notifications.
     """
 
-    watch: tuple[float, float] = (600.0, 900.0)  # how long watches go on from one beginning
+    watch: tuple[float, float] = (600.0, 900.0)  # how long watches go on from one list
     silence: float = 30.0
     retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
     healthy_after: float = 60.0  # a watch that lasted so long was a good one
 
     def watch_seconds(self, chance: float) -> float:
-        """How long watches go on from the next beginning; `chance` is in [0, 1)."""
+        """How long watches go on from the next list; `chance` is in [0, 1)."""
         low, high = self.watch
         return low + (high - low) * chance
 
@@ -140,7 +139,7 @@ class NodeFollower:
         self._reported = False
         self._view: NodeView | None = None
         self._version = ""  # what to watch from; "": list first
-        self._until = 0.0  # then watch from the beginning again, by the clock
+        self._until = 0.0  # then list again, by the clock
         self.fault: ClusterFault | None = None  # why the Node cannot be followed now
         self.is_reachable = False  # not before the first answer
 
@@ -148,12 +147,9 @@ class NodeFollower:
         while True:
             try:
                 if not self._version or self._clock() >= self._until:
-                    self._version = BEGINNING if self._version else await self._list()
+                    self._version = await self._list()
                     self._until = self._clock() + self._intervals.watch_seconds(self._jitter())
-                is_early = await self._watch()
-                if self._version == BEGINNING:
-                    self._version = ""  # nothing came, so there may be no Node any more
-                if is_early:
+                if await self._watch():
                     # A proxy that hangs up at once must not be asked in a circle.
                     await asyncio.sleep(self._backoff.next())
             except ClusterFault as fault:
@@ -177,9 +173,7 @@ class NodeFollower:
                 server = self._access.server
                 async for event in events(response, server=server, silence=intervals.silence):
                     last = self._clock()
-                    if not self._take(event):
-                        self._version = ""
-                        break
+                    self._take(event)
             finally:
                 ended = self._clock()
                 is_silent = ended - last >= intervals.silence
@@ -187,21 +181,13 @@ class NodeFollower:
                     self._backoff.reset()  # failures before a good watch are forgotten
         return not is_silent and intervals.is_early(ended - begun, seconds)
 
-    def _take(self, event: WatchEvent) -> bool:
-        """False where the newest has to be listed: the server's cache begins with a Node older than
-        the one known, for it is behind, or its etcd was restored from a backup.
-        """
+    def _take(self, event: WatchEvent) -> None:
         known = self._view.resource_version if self._view else self._version
-        if self._version == BEGINNING and event.node and is_newer(known, event.version):
-            return False
-        if event.node is None and not event.removed:
-            if self._version == BEGINNING:  # a Node would have been sent before the bookmark
-                self._report(None)
-        elif is_newer(event.version, known):  # else it is a repetition, or out of order
+        is_bookmark = event.node is None and not event.removed
+        if not is_bookmark and is_newer(event.version, known):  # else it is sent again, or late
             self._report(view_of(event.node) if event.node else None)
         if is_newer(event.version, self._version):
             self._version = event.version
-        return True
 
     def _report(self, view: NodeView | None) -> None:
         before = self._view

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
@@ -225,7 +226,7 @@ def _patch(
 
 
 def _watch(purpose: str, path: str, selector: str, *, version: str, seconds: float) -> Request:
-    whole = max(1, round(seconds))
+    whole = max(1, ceil(seconds))
     query = {
         "fieldSelector": selector,
         "watch": "true",
