@@ -11,7 +11,9 @@ from nodeagent.cli.node import observed_node
 from nodeagent.cli.output import Output, complain
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.plan.layouts import creatable
+from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
+from nodeagent.plan.remedies import silent_remedy
 from nodeagent.structs import asdict
 
 
@@ -24,7 +26,7 @@ def run_export(options: Namespace, output: Output) -> ExitCode:
         more = f" (and {len(silent) - 1} more)" if len(silent) > 1 else ""
         complain(
             f"GPU {gpu.index}{more} does not answer and is left out: {gpu.access_reason}",
-            "applied elsewhere, the document leaves that GPU as it is",
+            f"{silent_remedy(gpu)}; applied elsewhere, the document leaves that GPU as it is",
         )
     return ExitCode.FAILED if silent else ExitCode.DONE
 
@@ -69,6 +71,8 @@ def _gpu_json(gpu: Gpu, more: dict[str, int]) -> dict[str, object]:
     known["profiles"] = [_profile_json(profile, more) for profile in gpu.profiles]
     if gpu.access is not Access.OK:
         known["problem"] = f"{gpu.access}: {gpu.access_reason}"
+    elif gpu.unlisted:
+        known["problem"] = unlisted(gpu).message
     return known
 
 

@@ -270,7 +270,7 @@ class NodeController(NodeReader):
             raise GpuInUse(
                 f"the MPS daemon of {step.device} is not stopped: who uses its device is not "
                 f"known, because the GPU does not answer ({gpu.access_reason})",
-                remedy=silent_remedy(lost=gpu.access is Access.LOST),
+                remedy=silent_remedy(gpu),
             )
         for device in as_used(gpu).devices():
             if device.uuid == step.device and device.usage.in_use:

@@ -45,10 +45,9 @@ def step_failed(step: steps.Step, error: BaseException, seen: Gpu) -> Problem:
 
 def unreachable(seen: Gpu) -> Problem:
     """The driver does not answer for the GPU."""
-    lost = seen.access is Access.LOST
-    code = Code.GPU_LOST if lost else Code.GPU_UNKNOWN
+    code = Code.GPU_LOST if seen.access is Access.LOST else Code.GPU_UNKNOWN
     message = f"{gpu_words(seen)} does not answer: {seen.access_reason}"
-    return Problem(code, message, silent_remedy(lost=lost), seen.uuid)
+    return Problem(code, message, silent_remedy(seen), seen.uuid)
 
 
 def reset_pending(seen: Gpu, *, enabled: bool) -> Problem:

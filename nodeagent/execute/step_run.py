@@ -240,7 +240,12 @@ class StepRun:
             return await driver.observe_gpu(before.uuid, details=needs_modes)
         except DriverError as error:
             access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
-            return replace(before, access=access, access_reason=str(error))
+            return replace(
+                before,
+                access=access,
+                access_reason=error.message,
+                access_remedy=error.remedy,
+            )
 
 
 def only_adds(steps: Sequence[Step]) -> bool:

@@ -16,7 +16,12 @@ import pynvml
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import COMPUTE_INSTANCE_KINDS, Device, GpuInstanceHandle
-from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, NOT_KNOWN, is_unsupported
+from nodeagent.gpu.nvml_errors import (
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NOT_KNOWN,
+    is_unsupported,
+)
 from nodeagent.gpu.recent import Recent
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.names import ProfileName
@@ -78,6 +83,7 @@ class GpuDevice:
         self._compute: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
         self._has_mig = False
         self._max_mig_devices = 0
+        self._unlisted = ""  # the last answer in place of MIG mode, profiles or placements
         self._none_offered_with: bool | None = None
         self._denied_once: frozenset[int] = frozenset()  # kinds of GPU instances
         self._whole: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
@@ -135,6 +141,7 @@ class GpuDevice:
             self._identity,
             mode_change_needs_reset=bool(self.needs_reset),
             no_reset=self.no_reset or self._identity.no_reset,
+            unlisted="" if any(p.placements for p in self.profiles) else self._unlisted,
             profiles=self.profiles,
         )
 
@@ -152,6 +159,8 @@ class GpuDevice:
                 raise
             if self.learn_profiles(MigMode(current=False, pending=False)):
                 raise
+            too_old = error.code == FUNCTION_NOT_FOUND
+            self._unlisted = error.message if too_old else ""
             return None
         self._has_mig = True
         return mode
@@ -228,6 +237,7 @@ class GpuDevice:
         except DriverError as error:
             if not _is_no(error):
                 raise
+            self._unlisted = self._unlisted or error.message
             return None
 
     def _read_known(self, kind: int) -> GpuInstanceProfile:
@@ -235,8 +245,13 @@ class GpuDevice:
         profile = nvml.gpu_instance_profile(handle, kind)
         name = profile_name(profile, self.identity().memory)
         no_places: tuple[Placement, ...] = ()
-        places = supported(lambda: nvml.gpu_instance_placements(handle, profile.id), no_places)
+        ask = partial(nvml.gpu_instance_placements, handle, profile.id)
+        places = _twice(ask, no_places, self._note_unsupported)
         return replace(profile, name=name, placements=places)
+
+    def _note_unsupported(self, error: DriverError) -> bool:
+        self._unlisted = error.message
+        return is_unsupported(error)
 
     # The length that a list of instances of the profile never exceeds.
     def room_for(self, profile: GpuInstanceProfile) -> int:

@@ -181,9 +181,13 @@ class Observer:
             if self.topology:
                 await self.topology.read(gpus, self.pool.session)
         seen = {gpu.uuid for gpu in gpus}
-        why = "the driver does not list it any more; look for it with lspci, and reboot the node"
+        why = "the driver does not list it any more"
+        remedy = "look for it with `lspci -d 10de:`, and reboot the node"
         vanished = (gpu for uuid, gpu in self._last.items() if uuid not in seen)
-        lost = (replace(gpu, access=Access.LOST, access_reason=why) for gpu in vanished)
+        lost = (
+            replace(gpu, access=Access.LOST, access_reason=why, access_remedy=remedy)
+            for gpu in vanished
+        )
         return [*gpus, *lost], None
 
     async def _read(self, gpu: GpuDevice, details: frozenset[str] | None = None) -> Gpu:
@@ -209,7 +213,13 @@ class Observer:
 
     def _unreachable(self, gpu: GpuDevice, error: DriverError) -> Gpu:
         access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
-        return replace(self.known(gpu), index=gpu.index, access=access, access_reason=str(error))
+        return replace(
+            self.known(gpu),
+            index=gpu.index,
+            access=access,
+            access_reason=error.message,
+            access_remedy=error.remedy,
+        )
 
     async def _with_users(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """The GPUs with the users that only other sources know, and what is known of them."""

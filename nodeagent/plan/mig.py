@@ -144,8 +144,23 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
 
 def not_mig_capable(gpu: Gpu, path: str) -> Problem:
     """MIG is asked of a card that has none."""
+    if gpu.unlisted:
+        return unlisted(gpu, path)
     remedy = "name only GPUs with MIG (nodeagent profiles shows them), or select by model"
     return Problem(Code.NOT_MIG_CAPABLE, f"{gpu.title} has no MIG", remedy, gpu.uuid, path)
+
+
+def unlisted(gpu: Gpu, path: str = "") -> Problem:
+    """The driver does not report what a layout takes. What is done already is no remedy."""
+    what, remedy = "MIG mode", "install a newer NVIDIA driver"
+    if gpu.mig is not None:
+        what = "MIG profiles and their placements"
+        remedy += ", or leave MIG out of its plan: a guest with virtual GPUs has none"
+        if not gpu.in_mig_mode:
+            what += " while its MIG mode is off"
+            remedy = "apply a plan with `mig: enabled` for it first: older drivers list them then"
+    message = f"the driver does not report GPU {gpu.index}'s {what}: {gpu.unlisted}"
+    return Problem(Code.UNSUPPORTED, message, remedy, gpu.uuid, path)
 
 
 # --- the layout -------------------------------------------------------------------------------

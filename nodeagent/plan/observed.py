@@ -215,11 +215,12 @@ class Gpu(Struct, frozen=True):
     `mps` is the daemon of the GPU as a whole, which there is only outside MIG mode. `compute_mode`
     and `time_slice` are None while not known (a GPU in MIG mode has neither); `earlier_mode` and
     `earlier_time_slice` are what they were before the agent changed them, None when it did not.
-    `no_reset` is why this machine cannot reset the GPU, as far as that is known. `numa_node` is the
-    one whose processors and memory are nearest; None when not known. `nvlink` is None when the card
-    has none, or while not known. `health_limits` come from the health checks, not from the driver.
-    When `access` is not OK, the rest is what was last known (perhaps nothing) and must not be acted
-    upon.
+    `no_reset` is why this machine cannot reset the GPU, as far as that is known. `unlisted` is what
+    the driver answered in place of the MIG mode, or of all profiles or placements. `numa_node` is
+    the one whose processors and memory are nearest; None when not known. `nvlink` is None when the
+    card has none, or while not known. `health_limits` come from the health checks, not from the
+    driver. When `access` is not OK, the rest is what was last known (perhaps nothing) and must not
+    be acted upon; `access_reason` and `access_remedy` are for people.
     """
 
     index: int
@@ -234,6 +235,8 @@ class Gpu(Struct, frozen=True):
     cuda_version: tuple[int, int] = (0, 0)
     access: Access = Access.OK
     access_reason: str = ""
+    access_remedy: str = ""
+    unlisted: str = ""
     mig: MigMode | None = None
     mode_change_needs_reset: bool = False
     no_reset: str = ""

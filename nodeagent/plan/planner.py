@@ -192,10 +192,9 @@ def _vanished(key: str, wanted: DesiredGpu) -> Problem:
 
 
 def _inaccessible(gpu: Gpu, path: str) -> Problem:
-    lost = gpu.access is Access.LOST
-    code = Code.GPU_LOST if lost else Code.GPU_UNKNOWN
+    code = Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN
     message = f"{gpu.title} does not answer: {gpu.access_reason or 'no reason is known'}"
-    return Problem(code, message, silent_remedy(lost=lost), gpu.uuid, path)
+    return Problem(code, message, silent_remedy(gpu), gpu.uuid, path)
 
 
 def _without_eviction(problem: Problem) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.plan.observed import Gpu
+from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.users import Usage
 
 # For users that the driver counts and does not name.
@@ -59,9 +59,11 @@ def reset_remedy(gpu: Gpu, *, mode_off_first: bool = False) -> str:
     )
 
 
-def silent_remedy(*, lost: bool) -> str:
-    """What brings a GPU back that does not answer."""
-    if lost:
+def silent_remedy(gpu: Gpu) -> str:
+    """What brings a GPU back that does not answer: what its last answer calls for, if anything."""
+    if gpu.access_remedy:
+        return gpu.access_remedy.replace("-i GPU", f"-i {gpu.pci_bus_id or gpu.index}")
+    if gpu.access is Access.LOST:
         return "reboot the node; `dmesg | grep NVRM` says why the GPU is lost"
     return "look at `dmesg | grep NVRM`; if it lasts, reboot the node"
 

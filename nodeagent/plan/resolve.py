@@ -28,7 +28,7 @@ from nodeagent.plan.desired import (
     WantedInstance,
 )
 from nodeagent.plan.layouts import Card
-from nodeagent.plan.mig import not_mig_capable
+from nodeagent.plan.mig import not_mig_capable, unlisted
 from nodeagent.plan.names import ProfileName, device_name, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.plan import Verdict
@@ -125,22 +125,12 @@ def _desired_mig(on: OnGpu, entry: PlanEntry) -> DesiredMig | None:
                 on.problems.append(not_mig_capable(on.gpu, path))
                 return None
             if not any(profile.placements for profile in on.gpu.profiles):
-                _refuse_without_profiles(on, path)
+                on.problems.append(unlisted(on.gpu, path))
                 return None
             wanted = [w for i in instances for w in _wanted(on, i, i.mps or entry.mps)]
             return Layout(tuple(wanted), path)
         case _:
             assert_never(entry.mig)
-
-
-def _refuse_without_profiles(on: OnGpu, path: str) -> None:
-    index = on.gpu.index
-    message = f"the driver does not report the profiles of GPU {index} and their placements"
-    remedy = "use a newer driver, or run as root"
-    if not on.gpu.in_mig_mode:
-        message += " while its MIG mode is off"
-        remedy = "apply a plan with mig: enabled for it first"
-    on.refuse(Code.UNSUPPORTED, message, remedy, path)
 
 
 def _wanted(on: OnGpu, entry: InstanceEntry, mps: MpsEntry | None) -> list[WantedInstance]:

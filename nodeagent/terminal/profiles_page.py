@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
 from nodeagent.terminal.gpu_cells import mode_words
 from nodeagent.terminal.page import Line, Span, Tone, dim, gibibytes, gpu_blocks, line, table
-from nodeagent.terminal.wording import gpu_title
+from nodeagent.terminal.wording import gpu_title, problem_lines
 
 _HEADER = ("PROFILE", "ID", "MEMORY", "SMs", "ENGINES", "MAX", "MORE NOW", "PLACEMENTS")
 _RIGHT = frozenset({1, 2, 3, 5, 6})
@@ -20,12 +21,13 @@ def profiles_page(offers: Sequence[tuple[Gpu, Mapping[str, int]]]) -> tuple[Line
 
 
 def _body(gpu: Gpu, creatable: Mapping[str, int]) -> tuple[Line, ...]:
+    problem = problem_lines([unlisted(gpu)], Tone.WARNING) if gpu.unlisted else ()
     if not gpu.profiles:
-        return (line(Span(mode_words(gpu), Tone.WARNING)),)
+        return (line(Span(mode_words(gpu), Tone.WARNING)), *problem)
     rows = [_row(profile, creatable.get(profile.name, 0)) for profile in gpu.profiles]
     off = gpu.mig is not None and not gpu.mig.current
     note = (line(dim("MIG is off: nothing can be created before it is switched on")),)
-    return (*table(_HEADER, rows, right=_RIGHT), *(note if off else ()))
+    return (*table(_HEADER, rows, right=_RIGHT), *problem, *(note if off else ()))
 
 
 def _row(profile: GpuInstanceProfile, more: int) -> list[str | Span]:

@@ -16,6 +16,8 @@ from nodeagent.cli.checks import machine
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from tests.processes.real import running
 
+ENABLED = "version: v1\ngpus: [{devices: all, mig: enabled}]\n"
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Ended, Program
 
@@ -109,6 +111,41 @@ def test_cards_without_mig_and_pending_modes_are_warnings(program: Program) -> N
     assert found["gpu 0"]["level"] == "warning"
     assert "reset" in found["gpu 0"]["remedy"]
     assert "has no MIG" in found["gpu 1"]["message"]
+
+
+_FUNCTIONS = ("nvmlDeviceGetGpuInstanceProfileInfo*", "nvmlDeviceGetGpuInstancePossiblePlacements*")
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS)
+def test_a_driver_that_lists_no_profiles(function: str, h100: Program) -> None:
+    """NVML's answer is named, and what is done already is no remedy: here and by `plan`."""
+    plan = h100.plan("{devices: [0], mig: {1g.10gb: 1}}")
+    h100.on("simulate", "fault", function, "NOT_SUPPORTED")
+    for remedy in ("`mig: enabled`", "a newer NVIDIA driver"):
+        _, found = _check(h100)
+        assert found["gpu 0"]["level"] == "warning"
+        assert found["gpu 0"]["message"].endswith("NVML code 3]")
+        assert remedy in found["gpu 0"]["remedy"]
+        assert "root" not in found["gpu 0"]["remedy"]
+        refused = h100.on("plan", "-f", plan)
+        assert "NVML code 3]" in refused.err
+        assert found["gpu 0"]["remedy"] in refused.err
+        assert "NVML code 3]" in h100.on("profiles").out
+        assert h100.on("apply", "-f", h100.file(ENABLED, "on.yaml")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [("NO_PERMISSION", "run nodeagent as root"), ("RESET_REQUIRED", "--gpu-reset -i 00000000:")],
+)
+def test_a_gpu_that_fails_has_one_remedy(code: str, remedy: str, h100: Program) -> None:
+    """The one for the driver's answer, not "reboot the node" beside it."""
+    h100.on("simulate", "fault", "nvmlDeviceGetMigMode", code, "--gpu", "0")
+    _, found = _check(h100)
+    assert remedy in found["gpu 0"]["remedy"]
+    assert found["gpu 0"]["message"].endswith("]")
+    applied = h100.on("apply", "-f", h100.plan("{devices: [0], mig: enabled}"))
+    assert applied.out.count(found["gpu 0"]["remedy"]) == 1
 
 
 # --- the machine --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.errors import DriverError
+from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.remedies import reset_remedy, silent_remedy
 from nodeagent.settings import KubeletSettings
@@ -38,8 +39,7 @@ def driver_findings(observed: ObservedNode | DriverError) -> Iterator[PreflightF
 def _gpu_finding(gpu: Gpu) -> PreflightFinding:
     check, name = f"gpu {gpu.index}", gpu.name or gpu.uuid or "the GPU"
     if gpu.access is not Access.OK:
-        remedy = silent_remedy(lost=gpu.access is Access.LOST)
-        return error(check, f"{name} does not answer: {gpu.access_reason}", remedy)
+        return error(check, f"{name} does not answer: {gpu.access_reason}", silent_remedy(gpu))
     if gpu.mig is None:
         return warning(check, f"{name} has no MIG", "plans can name it only without a mig layout")
     if gpu.mig.current != gpu.mig.pending:
@@ -49,12 +49,9 @@ def _gpu_finding(gpu: Gpu) -> PreflightFinding:
             f"{name}: MIG mode goes {word} at the next GPU reset",
             f"while it is idle, {reset_remedy(gpu)}",
         )
-    if not gpu.profiles:
-        return warning(
-            check,
-            f"{name}: the driver does not list its MIG profiles",
-            "switch MIG mode on first (mig: enabled), or run this as root",
-        )
+    if gpu.unlisted:
+        problem = unlisted(gpu)
+        return warning(check, f"{name}: {problem.message}", problem.remedy)
     return ok(check, f"{name} has MIG, {'on' if gpu.mig.current else 'off'}")
 
 
