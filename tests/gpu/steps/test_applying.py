@@ -15,6 +15,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, MigMode, Placement
 from nodeagent.plan.steps import ResetGpu, SetMigMode
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.structs import replace
 from tests.gpu.hanging import QUICK, settled
 from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
 
@@ -201,12 +202,14 @@ async def test_a_gpu_whose_users_are_unknown_is_not_reset(
 async def test_a_reset_that_fails_is_reported_and_nvml_works_again(
     ampere: tuple[SimulatedNode, list[str]],
 ) -> None:
-    """With what the program said."""
+    """With what the program said, which is remembered as the machine's answer."""
     async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         with pytest.raises(DriverError, match=r"GPU 0: .*--gpu-reset -i .* ended with 1"):
             await driver.apply(ResetGpu(gpu.uuid, ""))
-        assert (await driver.observe()).gpus[0] == gpu
+        again = (await driver.observe()).gpus[0]
+        assert "ended with 1" in again.no_reset
+        assert replace(again, no_reset="") == gpu
 
 
 async def test_a_reset_that_changes_nothing_is_found_out(
@@ -216,7 +219,7 @@ async def test_a_reset_that_changes_nothing_is_found_out(
     async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=["true"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         await driver.apply(enable(gpu))
-        with pytest.raises(DriverError, match="its MIG mode is still pending"):
+        with pytest.raises(DriverError, match="the MIG mode is still pending"):
             await driver.apply(ResetGpu(gpu.uuid, ""))
 
 
