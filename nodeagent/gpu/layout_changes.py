@@ -63,7 +63,7 @@ def read_changes(
             return None
         compute = nvml.compute_instance_id(device)
         ids = KnownDevice(one.info.id, compute, slices, is_alone=slices == 1)
-        gpu.recent.add(one.info.id, one.handle, uuid, ids)
+        gpu.recent.add(uuid, ids)
         info, name = one.info, one.profile.name
         made_in = ComputeInstance(compute, name, slices, uuid, only_placement(gpu, one.profile))
         described.append(GpuInstance(info.id, one.profile.id, name, info.placement, (made_in,)))

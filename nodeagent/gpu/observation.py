@@ -163,6 +163,7 @@ def find_instances(gpu: GpuDevice, among: Collection[int] | None = None) -> list
             found.append(_Instance(handle, info, profile))
             occupied |= info.placement.mask
     gpu.present_profiles = frozenset(instance.profile.id for instance in found)
+    gpu.recent.found_instances((one.handle, one.info) for one in found)
     return sorted(found, key=lambda i: (i.info.placement, i.info.id))
 
 
@@ -213,7 +214,6 @@ def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) 
 
 def _remember(gpu: GpuDevice, found: list[_Instance]) -> None:
     gpu.recent.observed(
-        {instance.info.id: instance.handle for instance in found},
         {
             device.uuid: KnownDevice(
                 instance.info.id,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from nodeagent.gpu.nvml import GpuInstanceHandle
+from nodeagent.gpu.nvml import GpuInstanceHandle, InstanceInfo
 from nodeagent.plan.observed import Memory
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import Struct, field, replace
@@ -36,6 +36,14 @@ class KnownDevice(Struct, frozen=True):
     is_alone: bool = False
 
 
+class KnownInstance(Struct, frozen=True):
+    """A GPU instance as it was read."""
+
+    handle: GpuInstanceHandle
+    info: InstanceInfo
+    read_at: float
+
+
 class DeviceDetails(Struct, frozen=True):
     """Values that no step depends on, except the compute mode under MPS."""
 
@@ -47,14 +55,13 @@ class DeviceDetails(Struct, frozen=True):
 class Recent(Struct):
     """The instances and devices observed last, by id and UUID, and those proven idle since.
 
-    `handles` are of GPU instances; a new instance may have the id by now. `devices` are those of
-    the last observation, `ever` those of all: a device's UUID follows from the GPU instance's id
-    (or is new with every creation), so that id holds; the compute instance's may not. `idle` was
-    proven idle at one time, and is there still.
+    `devices` are those of the last observation, `ever` those of all: a device's UUID follows from
+    the GPU instance's id (or is new with every creation), so that id holds; the compute instance's
+    may not. `idle` was proven idle at one time, and is there still.
     """
 
     clock: Callable[[], float] = time.monotonic
-    handles: dict[int, GpuInstanceHandle] = field(default_factory=dict)
+    instances: dict[int, KnownInstance] = field(default_factory=dict)
     devices: dict[str, KnownDevice] = field(default_factory=dict)
     ever: dict[str, KnownDevice] = field(default_factory=dict)
     details: dict[str, DeviceDetails] = field(default_factory=dict)
@@ -63,19 +70,31 @@ class Recent(Struct):
     _found_at: dict[str, float] = field(default_factory=dict)
     _idle_at: float = 0.0
 
-    def observed(
-        self, handles: dict[int, GpuInstanceHandle], devices: dict[str, KnownDevice]
-    ) -> None:
+    def observed(self, devices: dict[str, KnownDevice]) -> None:
         self._observed_at = self.clock()
         self._found_at = {}
-        self.handles = handles
         self.devices = devices
         self.ever = {**(self.ever if len(self.ever) < _MOST_EVER else {}), **devices}
         self.details = {uuid: d for uuid, d in self.details.items() if uuid in devices}
         self.idle = frozenset()  # a proof is for the steps before this observation
 
-    def add(self, instance: int, handle: GpuInstanceHandle, uuid: str, device: KnownDevice) -> None:
-        self.handles[instance] = handle
+    def found_instances(
+        self, instances: Iterable[tuple[GpuInstanceHandle, InstanceInfo]]
+    ) -> None:
+        """Store all that there are, as they were read just now."""
+        now = self.clock()
+        self.instances = {info.id: KnownInstance(one, info, now) for one, info in instances}
+
+    def instance(self, number: int) -> KnownInstance | None:
+        """The GPU instance of that id, as read a moment ago; None when that is longer ago."""
+        known = self.instances.get(number)
+        return known if known and self.clock() - known.read_at < FRESH else None
+
+    def instance_gone(self, number: int) -> None:
+        """Forget a destroyed GPU instance: a new one may get its id."""
+        self.instances.pop(number, None)
+
+    def add(self, uuid: str, device: KnownDevice) -> None:
         self.ever[uuid] = device
         self.found(uuid, device)
 
@@ -97,7 +116,7 @@ class Recent(Struct):
 
     def stale(self) -> None:
         """Forget handles and ids, which may have become invalid."""
-        self.handles, self.devices, self.ever, self.idle = {}, {}, {}, frozenset()
+        self.instances, self.devices, self.ever, self.idle = {}, {}, {}, frozenset()
 
     def proved_idle(self, uuids: Iterable[str]) -> None:
         self._idle_at = self.clock()

@@ -9,7 +9,7 @@ def test_devices_that_have_another_uuid_each_time_are_not_remembered_for_ever() 
     """As some drivers have it: an agent that serves claims sees thousands of them a day."""
     recent = Recent()
     for number in range(1000):
-        recent.add(1, object(), f"MIG-{number}", KnownDevice(1, 0, 1))  # type: ignore[arg-type]  # any handle
-        recent.observed({}, {f"MIG-{number}": KnownDevice(1, 0, 1)})
+        recent.add(f"MIG-{number}", KnownDevice(1, 0, 1))
+        recent.observed({f"MIG-{number}": KnownDevice(1, 0, 1)})
     assert len(recent.ever) <= 257
     assert "MIG-999" in recent.ever

@@ -115,17 +115,9 @@ def find_instance(
 
 
 def _instance(gpu: GpuDevice, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
-    """By the handle of the last observation, if it still is the instance's."""
-    handle = gpu.recent.handles.get(instance)
-    if handle is not None:
-        try:
-            info = nvml.gpu_instance_info(handle)
-        except DriverError as error:
-            if error.code not in NOT_KNOWN:
-                raise
-        else:
-            if info.id == instance:
-                return handle, info
+    """As it was read a moment ago, else asked for."""
+    if known := gpu.recent.instance(instance):
+        return known.handle, known.info
     handle = nvml.gpu_instance_by_id(gpu.handle, instance)
     return handle, nvml.gpu_instance_info(handle)
 

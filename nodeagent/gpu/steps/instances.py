@@ -160,6 +160,7 @@ def destroy_gpu_instance(change: Change, step: DestroyGpuInstance) -> None:
         gpu.recent.gone(compute.uuid)
     change.require_time(f"destroying {name}")
     destroy_emptied(change, instance)
+    gpu.recent.instance_gone(step.instance)
 
 
 def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> None:

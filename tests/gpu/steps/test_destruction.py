@@ -10,6 +10,7 @@ import pytest
 from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, Instance
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.nvml import GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
 from nodeagent.gpu.users import GpuRef, MigDeviceRef, UsageReading
 from nodeagent.plan.observed import Placement
@@ -341,7 +342,9 @@ def test_a_look_proves_something_for_a_moment_only() -> None:
     """Afterwards users and ids are read again."""
     now = 100.0
     recent = Recent(lambda: now)
-    recent.observed({}, {"MIG-a": KnownDevice(1, 0, 1), "MIG-b": KnownDevice(2, 0, 1)})
+    recent.observed({"MIG-a": KnownDevice(1, 0, 1), "MIG-b": KnownDevice(2, 0, 1)})
+    recent.found_instances([(GpuInstanceHandle(None), InstanceInfo(1, 19, Placement(0, 1)))])
+    assert recent.instance(1)
     recent.proved_idle(["MIG-a", "MIG-b"])
     assert recent.is_proved_idle("MIG-a")
     recent.gone("MIG-a")
@@ -350,4 +353,5 @@ def test_a_look_proves_something_for_a_moment_only() -> None:
     now += FRESH
     assert not recent.is_proved_idle("MIG-b")
     assert recent.device("MIG-b") is None
+    assert recent.instance(1) is None
     assert recent.idle == {"MIG-b"}  # the next look has to include it
