@@ -78,9 +78,7 @@ class Recent(Struct):
         self.details = {uuid: d for uuid, d in self.details.items() if uuid in devices}
         self.idle = frozenset()  # a proof is for the steps before this observation
 
-    def found_instances(
-        self, instances: Iterable[tuple[GpuInstanceHandle, InstanceInfo]]
-    ) -> None:
+    def found_instances(self, instances: Iterable[tuple[GpuInstanceHandle, InstanceInfo]]) -> None:
         """Store all that there are, as they were read just now."""
         now = self.clock()
         self.instances = {info.id: KnownInstance(one, info, now) for one, info in instances}

@@ -8,6 +8,7 @@ mode (which may switch links off), and a GPU that refuses it is left alone after
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,11 +37,12 @@ _Place = tuple[int | None, NvLinks | None]  # NUMA node and links
 class Topology:
     """What was read of each GPU, by UUID, and what has to be read (again).
 
-    `patience` in seconds is how long an observation waits for it; what comes later is in the next
-    one. `sysfs` is where the kernel has NUMA nodes, for drivers that do not report them.
+    `patience` in seconds is how long an observation waits for it: no plan is to wait for what it
+    does not need. What comes later is in the next one. `sysfs` is where the kernel has NUMA nodes,
+    for drivers that do not report them.
     """
 
-    def __init__(self, *, patience: float = 2.0, sysfs: Path = Path("/sys")) -> None:
+    def __init__(self, *, patience: float = 0.5, sysfs: Path = Path("/sys")) -> None:
         self.worker = Worker("the topology")
         self._patience = patience
         self._sysfs = sysfs
@@ -59,14 +61,16 @@ class Topology:
             self._read_in_mode.clear()
             self._attempts.clear()
         due = [gpu for gpu in gpus if self._is_due(gpu)]
-        if due and not self.worker.stuck:
+        if due and not self.worker.in_call:
             uuids = {gpu.pci_bus_id.upper(): gpu.uuid for gpu in gpus if gpu.pci_bus_id}
-            with suppress(DriverError):  # late: the thread goes on, and keeps what it learns
-                await self.worker.call(
-                    lambda: self._read(due, uuids),
-                    what="reading NUMA nodes and NVLinks",
-                    deadline=self._patience,
-                )
+            # Late: the thread goes on, and keeps what it learns.
+            with suppress(DriverError, TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    await self.worker.call(
+                        lambda: self._read(due, uuids),
+                        what="reading NUMA nodes and NVLinks",
+                        deadline=self._patience,
+                    )
 
     def described(self, gpu: Gpu) -> Gpu:
         numa_node, nvlink = self._known.get(gpu.uuid, (gpu.numa_node, gpu.nvlink))

@@ -117,6 +117,11 @@ class Worker:
         return self._turn.locked()
 
     @property
+    def in_call(self) -> bool:
+        """Whether its thread is at work, be it for a caller who has left."""
+        return self._running() is not None
+
+    @property
     def stuck(self) -> str:
         """Why calls are refused at the moment; empty when they are not."""
         job = self._running()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.observer import answers
 from nodeagent.gpu.topology import Topology
 from nodeagent.plan.observed import Access, Gpu, NvLinks
 from nodeagent.simulation import SimulatedNode, Switches, simulated
@@ -161,6 +162,14 @@ async def test_a_failure_that_passes_costs_nothing() -> None:
         node.inject("nvmlDeviceGetNvLinkRemoteDeviceType", error="UNKNOWN")
         assert (await driver.observe()).gpus[0].nvlink is None
         assert (await driver.observe()).gpus[0].nvlink == SWITCHED
+
+
+async def test_slow_calls_hold_a_look_up_for_a_moment_together() -> None:
+    """No plan waits for them, however many links there are."""
+    async with reading("h100-80gb:8", patience=QUICK) as (driver, node):
+        node.inject(LINKS, delay=QUICK / 3, times=None)
+        assert all(answers(gpu) for gpu in (await driver.observe()).gpus)
+        assert node.journal.total(LINKS) <= 3
 
 
 async def test_a_call_that_hangs_holds_up_one_look_for_a_moment() -> None:
