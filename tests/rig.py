@@ -67,7 +67,7 @@ class Rig:
         *,
         resync: float = 3600,
         mend: bool = True,
-        parallel: int = 8,
+        parallel: int | None = None,
         policy: Policy | None = None,
         retry: float = 3600,
         observe_deadline: float = 5.0,

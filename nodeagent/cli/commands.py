@@ -42,7 +42,7 @@ _PARALLEL = option(
     "--parallel",
     metavar="N",
     type=positive,
-    help="how many GPUs are changed side by side (default: 8)",
+    help="how many GPUs are changed side by side (default: all)",
 )
 _SETTINGS = path("--settings", "the agent's settings")
 _PLAN = path("--plan", "the plan file to follow")

@@ -36,14 +36,15 @@ async def execute(
     plan: NodePlan,
     driver: StepDriver,
     *,
-    parallel: int,
+    parallel: int | None,
     policy: Policy = _DEFAULT_POLICY,
     on_begin: Callable[[Step], None] = lambda _: None,
     on_progress: OnProgress = lambda _: None,
     stop: asyncio.Event | None = None,
     turn: Turn = lambda _: nullcontext(True),
 ) -> NodeOutcome:
-    """Take the steps of `plan`, of at most `parallel` GPUs at once, and read back what came of it.
+    """Take the steps of `plan` and read back what came of it, of at most `parallel` GPUs at once;
+    None: of all.
 
     `on_begin` receives every step as it begins, `on_progress` as it ends, those that restore
     included. Once `stop` is set no further step is begun: the running ones finish, the rest is
@@ -52,7 +53,7 @@ async def execute(
     held during the steps of one GPU, which is left where it changed meanwhile. Never raises for a
     step's failure: that is in the outcome.
     """
-    slots = asyncio.Semaphore(max(1, parallel))
+    slots = asyncio.Semaphore(parallel or max(1, len(plan.gpus)))
     terms = Execution(driver, policy, on_begin, on_progress, stop or asyncio.Event())
 
     async def one(gpu_plan: GpuPlan) -> GpuOutcome:

@@ -52,12 +52,13 @@ class NodeDriver(StepDriver, Protocol):
 class Rules:
     """How the reconciler goes about it. Times in seconds.
 
-    `resync`: the longest time between two looks. `patience`: how long it may be busy without a
-    sign of life. `mend`: whether drift is repaired or only reported.
+    `parallel`: how many GPUs are changed at once; None: all. `resync`: the longest time between two
+    looks. `patience`: how long it may be busy without a sign of life. `mend`: whether drift is
+    repaired or only reported.
     """
 
     policy: Policy
-    parallel: int
+    parallel: int | None
     resync: float
     patience: float
     mend: bool

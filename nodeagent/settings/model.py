@@ -95,8 +95,8 @@ class ResyncSettings(Group):
 class GpuSettings(Group):
     """How GPUs are worked on."""
 
-    parallel: WholeNumber = setting(
-        8, "How many GPUs are changed at once; the steps of one GPU stay in order."
+    parallel: WholeNumber | None = setting(
+        None, "How many GPUs are changed at once, else all; the steps of one GPU stay in order."
     )
 
 

@@ -74,21 +74,21 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
 
 
 async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
-    """With a limit of four, four GPUs run their first step at once; with two, two."""
-    for parallel in (4, 2, 1):
-        with simulated("h100-80gb:4") as node:
-            held = [node.inject(CREATE, gpu=index, hang=True) for index in range(4)]
+    """With a limit of four, four GPUs run their first step at once; without one, all."""
+    for parallel, at_once in ((None, 9), (4, 4), (1, 1)):
+        with simulated("h100-80gb:9") as node:
+            held = [node.inject(CREATE, gpu=index, hang=True) for index in range(9)]
             async with open_driver() as driver:
                 made = await planned(driver, "{3g.40gb: 2}")
                 working = asyncio.create_task(execute(made, driver, parallel=parallel))
                 async with asyncio.timeout(30):
-                    while sum(not fault.times for fault in held) < parallel:
+                    while sum(not fault.times for fault in held) < at_once:
                         await asyncio.sleep(0.001)
                 await asyncio.sleep(0.02)  # too many would come now
-                assert sum(not fault.times for fault in held) == parallel
+                assert sum(not fault.times for fault in held) == at_once
                 node.clear_faults()
                 outcome = await working
-            assert [layout_words(gpu.after) for gpu in outcome.gpus] == ["3g.40gb at 0, 4"] * 4
+            assert [layout_words(gpu.after) for gpu in outcome.gpus] == ["3g.40gb at 0, 4"] * 9
 
 
 @pytest.mark.parametrize("fails_at", range(7))

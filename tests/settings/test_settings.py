@@ -54,7 +54,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert settings.resync.interval == 60.0
     assert (settings.drift, settings.reset) == ("mend", "never")
     assert settings.nvidia_smi == ("nvidia-smi",)
-    assert settings.gpu.parallel == 8
+    assert settings.gpu.parallel is None
     assert (settings.driver.observe_deadline, settings.driver.step_deadline) == (10.0, 60.0)
     assert (settings.log.format, settings.log.level) == ("auto", "info")
 
