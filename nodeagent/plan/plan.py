@@ -145,6 +145,11 @@ class GpuOutcome(Struct, frozen=True):
         return any(report.result is StepResult.FAILED for report in self.steps)
 
     @property
+    def as_planned(self) -> bool:
+        """Whether it was read back as the plan says."""
+        return not (self.left or self.turned_back or self.problems)
+
+    @property
     def refused_in_use(self) -> bool:
         """Whether a step failed because something is in use, and nothing else is wrong: the GPU
         waits, as if its users had been seen before.

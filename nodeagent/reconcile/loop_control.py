@@ -82,6 +82,11 @@ class LoopControl:
         self._wake.clear()
         self.halt.clear()
 
+    def resume(self) -> None:
+        """Steps may be begun again, unless the agent stops."""
+        if not self.stopping:
+            self.halt.clear()
+
     def end_round(self) -> None:
         self._round_ended = asyncio.get_running_loop().time()
         self.settled.set()

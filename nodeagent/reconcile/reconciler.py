@@ -174,6 +174,7 @@ class Reconciler:
                 self.changes.open(self._session)
             driver = self._session
         judgement = await self._observe(driver)
+        self.control.resume()  # what was offered meanwhile has been judged, too
         # The disk and the API server are asked side by side: each may take 10 ms and more.
         tried = self.plan.kept
         saving = asyncio.create_task(self._save_plan(), name="save the plan")
@@ -232,7 +233,11 @@ class Reconciler:
             stop=self.control.halt,
             turn=lambda uuid: self.changes.turn(uuid, self._counted),
         )
-        judgement = await self._observe(driver)
+        if self.control.halt.is_set() or not all(gpu.as_planned for gpu in outcome.gpus):
+            judgement = await self._observe(driver)
+        else:  # each GPU that was changed was read back; all are looked at once that is reported
+            judgement = await self._judge(_with_changes(judgement.observed, outcome))
+            self.control.nudge("the GPUs were changed")
         self._done = outcome
         self._learn(outcome, judgement)
         return judgement, unprepared
@@ -243,6 +248,9 @@ class Reconciler:
             observed = await driver.observe()
         self._alive(0)
         self.reporter.driver_answers()
+        return await self._judge(observed)
+
+    async def _judge(self, observed: ObservedNode) -> Judgement:
         self.reporter.observed(observed)
         await self.plan.read_offer(observed)
         self._seen = judgement = self.plan.judge(observed, self.rules.policy)
@@ -322,6 +330,11 @@ class Reconciler:
         await self.changes.close()
         opened, self._open_session = self._open_session, AsyncExitStack()
         await opened.aclose()
+
+
+def _with_changes(observed: ObservedNode, outcome: NodeOutcome) -> ObservedNode:
+    after = {gpu.after.uuid: gpu.after for gpu in outcome.gpus}
+    return replace(observed, gpus=tuple(after.get(gpu.uuid, gpu) for gpu in observed.gpus))
 
 
 def _driver_error(observed: ObservedNode) -> str:
