@@ -184,16 +184,25 @@ class GpuPool:
         return self._gpus[index].worker.busy
 
     async def visit(
-        self, index: int, function: Callable[[GpuDevice], Result], *, what: str, deadline: float
+        self,
+        index: int,
+        function: Callable[[GpuDevice], Result],
+        *,
+        what: str,
+        deadline: float,
+        gives_way: bool = False,
     ) -> Result:
-        """Run `function` in a GPU's own thread, between its steps; raises DriverError.
+        """Run `function` in a GPU's own thread, between its steps; raises DriverError, and with
+        `gives_way` Postponed once a look or a step waits for it.
 
         So nothing is asked of an instance while it is destroyed, and NVML is not shut down
         meanwhile. `deadline` in seconds, for its turn and for the call each.
         """
         async with self.lock.shared():
             gpu = self._gpus[index]
-            return await gpu.worker.call(lambda: function(gpu), what=what, deadline=deadline)
+            return await gpu.worker.call(
+                lambda: function(gpu), what=what, deadline=deadline, gives_way=gives_way
+            )
 
     def lend(self, worker: Worker) -> None:
         """NVML is shut down only while this worker is in no call; `close` closes it too."""

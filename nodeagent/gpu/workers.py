@@ -25,11 +25,15 @@ from nodeagent.structs import Struct, field
 LONGEST_JOB = 6
 
 Result = TypeVar("Result")
-_Queue = SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]
+_Queue = SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any], Callable[[], bool]] | None]
 
 
 # What each thread is doing in the driver just now. A deadline is for one call: a GPU that answers
 # slowly is not one that hangs. So the threads note each call, and the waiting side looks at that.
+
+
+class Postponed(Exception):
+    """A job that gives way ended before its next driver call, because another waits."""
 
 
 class CallProgress:
@@ -40,13 +44,16 @@ class CallProgress:
     def __init__(self) -> None:
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, ends: Callable[[], bool] = bool) -> None:
+        self._ends = ends
         self.call = ""
         self.since = time.monotonic()
         self.calls = 0
         self.slowest = ("", 0.0)
 
     def begin(self, call: str) -> None:
+        if self._ends():
+            raise Postponed
         self.since = time.monotonic()
         self.call = call
 
@@ -106,6 +113,7 @@ class Worker:
         self._jobs: _Queue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._turn = asyncio.Lock()
+        self._waiting = 0  # callers, of jobs that give way to none; read by the thread
         self._job: _Job | None = None
         self._overdue: float | None = None
         self._progress = CallProgress()
@@ -149,6 +157,7 @@ class Worker:
         what: str,
         deadline: float,
         changing: bool = False,
+        gives_way: bool = False,
     ) -> Result:
         """Run `function` in the thread and return what it returns, or raise what it raises.
 
@@ -157,14 +166,19 @@ class Worker:
         DeadlineExceeded is raised, and while the thread stays in the call, further ones are
         refused with it. DriverError is raised where no thread can be started. Cancelling the caller
         of a `changing` function takes effect when the function has ended, at the latest at the
-        deadline; any other is left to end by itself.
+        deadline; any other is left to end by itself. A function that `gives_way` raises Postponed
+        before its next driver call once another waits.
         """
         self._refuse_if_stuck(what)
-        await self._take_turn(what, deadline)
+        self._waiting += not gives_way
+        try:
+            await self._take_turn(what, deadline)
+        finally:
+            self._waiting -= not gives_way
         try:
             self._refuse_if_stuck(what)
             await self._wait_for_forsaken(deadline)
-            result: asyncio.Future[Result] = self._begin(function)
+            result: asyncio.Future[Result] = self._begin(function, gives_way=gives_way)
             clock = asyncio.get_running_loop().time
             self._job = job = _Job(what, deadline, clock(), result)
             await self._wait(job, deadline, changing=changing)
@@ -199,12 +213,12 @@ class Worker:
             else:
                 return
 
-    def _begin(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
+    def _begin(self, function: Callable[[], Result], *, gives_way: bool) -> asyncio.Future[Result]:
         if self._thread is None:
             self._thread = self._started_thread()
         result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._overdue = None
-        self._jobs.put((function, result))
+        self._jobs.put((function, result, (lambda: self._waiting > 0) if gives_way else bool))
         return result
 
     def _started_thread(self) -> threading.Thread:
@@ -289,15 +303,15 @@ class Worker:
 def _work(jobs: _Queue, progress: CallProgress) -> None:
     _here.progress = progress
     while (job := jobs.get()) is not None:
-        function, result = job
-        progress.restart()
+        function, result, ends = job
+        progress.restart(ends)
         try:
             deliver = partial(result.set_result, function())
         except BaseException as error:  # noqa: BLE001  # it is raised where the call was made
             deliver = partial(_fail, result, error)
         with suppress(RuntimeError):  # the loop is closed
             result.get_loop().call_soon_threadsafe(deliver)
-        del job, function, result, deliver  # which must not stay alive until the next job
+        del job, function, result, ends, deliver  # which must not stay alive until the next job
 
 
 def _fail(result: asyncio.Future[Any], error: BaseException) -> None:

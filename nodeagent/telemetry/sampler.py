@@ -17,6 +17,7 @@ from typing import TypeVar
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml_errors import silence_of
+from nodeagent.gpu.workers import Postponed
 from nodeagent.health.readings import Answer, GpuReading
 from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField, Tier
@@ -47,12 +48,15 @@ class Intervals(Struct, frozen=True):
 
 
 class _GpuState(Struct):
-    """One GPU. `changed`: instances known to be others since the last sample, None for none."""
+    """One GPU. `changed`: instances known to be others since the last sample, None for none.
+    `overdue_at`: from then on its reading gives way to no look and no step.
+    """
 
     index: int
     reader: GpuReader
     last_good: float  # uptime of the last answer; before the first, of the first attempt
     states: dict[Tier, ReaderState]
+    overdue_at: float
     last: GpuSample | None = None  # the last one that ended
     failure: DriverError | None = None  # of the last reading
     changed: set[int] | None = None
@@ -150,7 +154,8 @@ class Sampler:
     def _make_state(self, index: int) -> _GpuState:
         reader = GpuReader(self._plan, self._clock)
         states = {tier: ReaderState(tier.value, gpu=str(index)) for tier in _TIERS}
-        return _GpuState(index, reader, self._uptime(), states)
+        overdue_at = self._clock() + self._intervals.slow
+        return _GpuState(index, reader, self._uptime(), states, overdue_at)
 
     async def _begin(self, now: float, *, only_changed: bool) -> set[asyncio.Task[None]]:
         """Begin to read all that can be read; what is under way, or was until just now."""
@@ -178,8 +183,12 @@ class Sampler:
                 lambda device: gpu.reader.read(device, self._driver.pool.session, tiers, changed),
                 what="sampling it",
                 deadline=self._intervals.deadline,
+                gives_way=self._clock() < gpu.overdue_at,
             )
             sample = await _checked(visit)
+        except Postponed:
+            if changed is not None:
+                gpu.note_change(changed)
         except DriverError as error:
             if changed is not None:
                 gpu.note_change(changed)  # it was not read
@@ -194,6 +203,7 @@ class Sampler:
         gpu.last_good = self._uptime()
         if Tier.SLOW in tiers:
             gpu.slow_at = sample.at + self._intervals.slow
+            gpu.overdue_at = gpu.slow_at + self._intervals.slow
         for tier in tiers:
             gpu.states[tier] = _state(gpu.states[tier], sample)
         self._batch.samples |= {_name(tier, gpu.index): s for tier, s in sample.samples.items()}
@@ -279,7 +289,7 @@ async def _checked(reading: Coroutine[object, object, Sample]) -> Sample:
     """An unexpected answer of the driver is a failure of this GPU alone."""
     try:
         return await reading
-    except (DriverError, AssertionError):
+    except (DriverError, AssertionError, Postponed):
         raise
     except Exception as error:
         raise DriverError(

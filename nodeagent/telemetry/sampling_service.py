@@ -19,6 +19,7 @@ import structlog
 from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import Event, EventListener, Timing
+from nodeagent.gpu.workers import Postponed
 from nodeagent.health.readings import Answer
 from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField
@@ -209,9 +210,13 @@ class SamplingService:
         reader = self._process_readers.setdefault(index, ProcessReader())
         try:
             return await self._driver.pool.visit(
-                index, reader.read, what="listing processes", deadline=self._intervals.deadline
+                index,
+                reader.read,
+                what="listing processes",
+                deadline=self._intervals.deadline,
+                gives_way=True,
             )
-        except DriverError:
+        except (DriverError, Postponed):
             return None  # the samples show how this GPU fares
 
 

@@ -220,3 +220,30 @@ async def test_an_old_driver_reports_the_fabric_in_its_older_way(
     fabric = sampled.gpus[0].fabric
     assert fabric is not None
     assert (fabric.state, fabric.summary) == (3, 0)
+
+
+# --- beside looks and steps -----------------------------------------------------------------------
+
+
+async def test_a_look_waits_for_one_call_of_a_reading(known: Driver, node: SimulatedNode) -> None:
+    """The reading ends there, is no failure, and the next one has all."""
+    uuid = known.pool[0].uuid
+    sampler = sampler_of(known, catalogue().fields)
+    await sampler.round()
+    held = node.inject("nvmlDeviceGetTemperature", gpu=0, hang=True)
+    sampling = asyncio.create_task(sampler.round())
+    async with asyncio.timeout(30):
+        while held.times:
+            await asyncio.sleep(0.001)
+        looking = asyncio.create_task(known.observe_gpu(uuid))
+        await asyncio.sleep(0)
+        begun = node.journal.begun
+        node.clear_faults()
+        await looking
+        sampled = await sampling
+    first = min(
+        (c for c in node.journal.calls if c.gpu == 0 and c.number > begun), key=lambda c: c.number
+    )
+    assert first.name == "nvmlDeviceGetMigMode"
+    assert succeeded(sampled)["0"]
+    assert whole(await sampler.round(), POWER).keys() == {0, 1}
