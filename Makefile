@@ -21,6 +21,10 @@ RUN     := $(VENV)/.run.stamp
 DEV     := $(VENV)/.dev.stamp
 SOURCES := nodeagent tests bench tools
 
+# The label's pipe must not hide that tests failed.
+SHELL       := bash
+.SHELLFLAGS := -o pipefail -c
+
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -39,10 +43,10 @@ run-cluster: $(RUN)  ## the same beside an API server to try it with: annotate, 
 check: lint types layers pytest-pure  ## the quick part of it, under a minute: no process, no socket
 
 test: lint  ## everything that has to pass: lint, types, layers, tests
-	@$(MAKE) --no-print-directory --jobs --output-sync=target types layers $(PARTS)
+	@$(MAKE) --no-print-directory --jobs LABELLED=yes types layers $(PARTS)
 
 test-full: lint  ## with the long tests too, those marked `full`
-	@NODEAGENT_TEST_FULL=1 $(MAKE) --no-print-directory --jobs --output-sync=target CHOICE= types layers $(PARTS)
+	@NODEAGENT_TEST_FULL=1 $(MAKE) --no-print-directory --jobs LABELLED=yes CHOICE= types layers $(PARTS)
 
 install: $(DEV)  ## the environment with all tools
 
@@ -63,6 +67,9 @@ layers: $(DEV)  ## who may import whom
 pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 	$(BIN)/python -m pytest $(ARGS)
 
+# Which part a line is from, where several write at the same time.
+LABEL    = $(if $(LABELLED),2>&1 | sed -u 's/^/$(@:pytest-%=%): /')
+
 # Five parts of them, side by side in `make test` and beside mypy, which has one thread: all but the
 # first mostly wait for programs, for MPS daemons or for an API server. The random days are in the
 # part that ends first. `make pytest` leaves nothing out.
@@ -81,19 +88,19 @@ pytest-pure: $(DEV)
 
 pytest-computing: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) \
-	  $(patsubst %,--ignore=%,$(COMMANDS) $(PROGRAMS) $(DAEMONS) $(CLUSTER))
+	  $(patsubst %,--ignore=%,$(COMMANDS) $(PROGRAMS) $(DAEMONS) $(CLUSTER)) $(LABEL)
 
 pytest-commands: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(COMMANDS)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(COMMANDS) $(LABEL)
 
 pytest-programs: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PROGRAMS)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PROGRAMS) $(LABEL)
 
 pytest-daemons: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(DAEMONS)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(DAEMONS) $(LABEL)
 
 pytest-cluster: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(CLUSTER)
+	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(CLUSTER) $(LABEL)
 
 goldens: $(DEV)  ## record anew what users meet; the diff in git is then to be decided on
 	$(BIN)/python -m tests.goldens $(ARGS)

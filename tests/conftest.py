@@ -24,15 +24,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_timeout  # type: ignore[import-untyped]  # it ships no types
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 import nodeagent.cluster.kubelet  # noqa: F401  # before the stand-in kubelet's gRPC, as in the agent
-from tests.reaper import PRESENT, run_below_reaper
+from tests.machine_load import stretched
+from tests.reaper import PRESENT, forget_failures, record_failure, run_below_reaper
 from tests.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+
+    from _pytest.terminal import TerminalReporter
 
 # A deadline for each example would make a rule depend on how busy the machine is.
 settings.register_profile("nodeagent", deadline=None)
@@ -65,18 +69,66 @@ def pytest_asyncio_loop_factories(
     return {"loop": VirtualTimeLoop if is_virtual else asyncio.new_event_loop}
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Show all stacks and end the run where even the time limit's exception does not get out."""
-    marker = item.get_closest_marker("timeout")
-    limit = float(marker.args[0] if marker else item.config.getini("timeout") or 0)
-    faulthandler.dump_traceback_later(
-        limit + STUCK, exit=True, file=item.config.stash[fault_handler_stderr_fd_key]
-    )
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
+    """A test's limit, of the time in which this machine could have worked for it alone. Where even
+    the limit's exception does not get out, all stacks are shown and the run ends.
+    """
+    if settings.method != "signal":
+        return None
+    began = time.monotonic()
+
+    def arm(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        file = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(seconds + stretched(STUCK), exit=True, file=file)
+
+    def expire(signum: int, frame: object) -> None:
+        __tracebackhide__ = True
+        left = stretched(settings.timeout) - (time.monotonic() - began)
+        arm(max(left, 0.0))
+        if left <= 0:
+            pytest_timeout.timeout_sigalrm(item, settings)
+
+    signal.signal(signal.SIGALRM, expire)
+    arm(settings.timeout)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer() -> None:
+    """Both of them."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    faulthandler.cancel_dump_traceback_later()
+
+
+# --- what is seen of a failure ------------------------------------------------------------------
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Show a failure when it happens, and not again at the end, which may not come."""
+    reporter: TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and config.option.tbstyle != "no":
+        config.pluginmanager.register(_AtOnce(reporter))
+
+
+class _AtOnce:
+    def __init__(self, reporter: TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._reporter.ensure_newline()
+            self._reporter.write_sep("_", f"{report.nodeid} ({report.when})", red=True)
+            self._reporter._outrep_summary(report)
+            record_failure(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        session.config.option.tbstyle = "no"
+        forget_failures()
 
 
 # --- what a test may leave behind: nothing ------------------------------------------------------
@@ -147,7 +199,7 @@ def _nothing_leaks() -> Iterator[None]:
     """Fail a test that leaves a thread, a child process or a changed pynvml."""
     threads, children, library = set(threading.enumerate()), _children(), _library_state()
     yield
-    deadline = time.monotonic() + GRACE
+    deadline = time.monotonic() + stretched(GRACE)
     while True:
         new_threads = [t for t in threading.enumerate() if t not in threads]
         new_children = _children() - children
@@ -194,14 +246,16 @@ _KEPT_PREFIXES = ("NODEAGENT_TEST_", "PYTEST_", "COV_", "COVERAGE_", "GRPC_")
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_from_outside() -> Iterator[None]:
     """Whatever the developer, a container or systemd has set must not change what a test sees:
-    settings, proxies, languages, time zones, terminals.
+    settings, proxies, languages, time zones, terminals, the mask of files' modes.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ.keys() - _KEPT:
             if not name.startswith(_KEPT_PREFIXES):
                 patch.delenv(name)
         time.tzset()
+        umask = os.umask(0o022)
         yield
+        os.umask(umask)
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,27 @@ PRESENT = "TESTS_HAVE_A_REAPER"  # the pid of the one that the tests run under
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _PARENT_ENDED = signal.SIGUSR1
+_failures = -1  # a file in memory: what the runner writes there is left where it is killed
+
+
+def record_failure(test: str) -> None:
+    """For the process that was started, which names them where the run is ended before its end."""
+    if _failures >= 0:
+        os.write(_failures, f"{test}\n".encode())
+
+
+def forget_failures() -> None:
+    """The run names them itself."""
+    if _failures >= 0:
+        os.ftruncate(_failures, 0)
 
 
 def run_below_reaper() -> None:
     """Return in a grandchild of this process, which itself waits and ends as the grandchild did."""
+    global _failures  # noqa: PLW0603  # one for each process that runs tests
     if PRESENT in os.environ:
         return
+    _failures = os.memfd_create("failures")
     sys.stdout.flush()
     sys.stderr.flush()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, _PARENT_ENDED, *_FORWARDED})
@@ -51,7 +66,11 @@ def _stand_for(reaper: int, *, runner: int) -> NoReturn:
         if heard.si_code <= 0:  # a process sent it; a terminal's goes to the tests by itself
             with suppress(ProcessLookupError):
                 os.kill(runner, heard.si_signo)
-    _end_as(os.waitpid(reaper, 0)[1])
+    status = os.waitpid(reaper, 0)[1]
+    if failed := os.pread(_failures, 1 << 20, 0).decode():
+        sys.stderr.write(f"\nThe run was ended. Failed so far:\n{failed}")
+        sys.stderr.flush()
+    _end_as(status)
 
 
 def _reap_until_the_end(runner: int, started: int) -> NoReturn:

@@ -18,10 +18,10 @@ import pynvml
 kept = []
 
 def test_thread():
-    threading.Thread(target=time.sleep, args=(0.6,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
 
 def test_process():
-    kept.append(subprocess.Popen(["sleep", "0.6"]))
+    kept.append(subprocess.Popen(["sleep", "9"]))
 
 async def test_task():
     kept.append(asyncio.create_task(asyncio.sleep(60)))
@@ -56,7 +56,7 @@ def test_the_guards_catch_each_kind_of_leak(
         monkeypatch.setenv(name, "/somewhere")
     monkeypatch.setenv("TZ", "Asia/Kathmandu")
     monkeypatch.setenv("COLUMNS", "160")
-    pytester.makeconftest(CONFTEST.replace("GRACE = 60.0", "GRACE = 0.1"))
+    pytester.makeconftest(CONFTEST.replace("stretched(GRACE)", "0.1"))
     pytester.makepyfile(CASES)
     result = pytester.runpytest_subprocess("--asyncio-mode=auto", "-p", "no:cacheprovider", "-v")
     result.assert_outcomes(passed=7, failed=1, errors=5)

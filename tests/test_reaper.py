@@ -73,19 +73,49 @@ def test_the_exit_code_is_that_of_the_tests(tmp_path: Path) -> None:
     """The caller of pytest sees one process, its output and its exit code."""
     conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
     (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
-    (tmp_path / "test_case.py").write_text("def test_fails():\n    assert False\n")
+    run = run_of(tmp_path, "def test_fails():\n    assert False\n")
+    assert run.returncode == 1
+    assert run.stdout.count("1 failed") == 1
+    assert run.stdout.count("def test_fails") == 1
+    assert "so far" not in run.stderr
+
+
+def run_of(folder: Path, case: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What pytest says of a case, with a reaper of its own."""
+    (folder / "test_case.py").write_text(case)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop(PRESENT)
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--asyncio-mode=auto", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "--asyncio-mode=auto", "-p", "no:cacheprovider", *words],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+HANGS = """
+import signal, time
+
+def test_fails():
+    assert 6 * 7 == 54
+
+def test_hangs():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    time.sleep(3600)
+"""
+
+
+def test_a_run_that_is_ended_names_what_failed(tmp_path: Path) -> None:
+    """Each failure is shown when it happens, and all are named where no summary comes."""
+    conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(conftest.replace("STUCK = 60.0", "STUCK = 0.1"))
+    run = run_of(tmp_path, HANGS, "-o", "timeout=0.5")
     assert run.returncode == 1
-    assert run.stdout.count("1 failed") == 1
+    assert "assert (6 * 7) == 54" in run.stdout
+    assert "in test_hangs" in run.stderr
+    assert run.stderr.endswith("Failed so far:\ntest_case.py::test_fails\n")
 
 
 def programs_of(folder: str) -> list[str]:
