@@ -49,6 +49,10 @@ class CountedRounds(LoopControl):
     begun = 0
     ended = 0
 
+    @property
+    def resting(self) -> bool:
+        return self.begun == self.ended and not self._wake.is_set()
+
     def begin_round(self) -> None:
         self.begun += 1
         super().begin_round()
@@ -140,6 +144,10 @@ class Rig:
         before = self.control.begun
         self.control.nudge("a test asks")
         await self.until(lambda: self.control.ended > before and self.state.phase != Phase.WORKING)
+
+    async def rest(self) -> None:
+        """Wait until nothing is left to do or to look at."""
+        await self.until(lambda: self.control.resting)
 
     async def settle(self, phase: Phase) -> None:
         await self.until(lambda: self.state.rounds > 0 and self.state.phase is phase)

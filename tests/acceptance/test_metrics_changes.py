@@ -168,6 +168,7 @@ async def test_scrapes_during_changes(tmp_path: Path, scrapes: int, changes: int
 
 
 async def _apply(rig: Rig, layout: str) -> None:
+    await rig.rest()
     before = rig.state.rounds
     rig.offer(layout)
     async with asyncio.timeout(60):

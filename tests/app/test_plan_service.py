@@ -76,6 +76,7 @@ async def test_another_source_takes_its_place_without_a_restart(tmp_path: Path) 
             await rig.until(lambda: len(rig.gpu().instances) == 2)
             await rig.settle(Phase.IN_SYNC)
             assert rig.reported(EventType.PLAN_SOURCE) == [EventType.PLAN_SOURCE]
+            await rig.rest()
             rounds = rig.state.rounds
             (tmp_path / "a.yaml").write_bytes(plan_text("{7g.80gb: 1}"))
             await asyncio.sleep(0.3)

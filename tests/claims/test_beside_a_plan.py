@@ -52,6 +52,7 @@ async def planned(
 
 async def offer(rig: Rig, text: bytes, phase: Phase) -> None:
     """Have another plan, and wait until it is what it becomes."""
+    await rig.rest()
     before = rig.state.rounds
     rig.offer(text)
     await rig.until(lambda: rig.state.rounds > before and rig.state.phase is phase)

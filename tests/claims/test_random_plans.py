@@ -128,6 +128,7 @@ class Day:
             assert any(f"{namespace}/{name}" in said for namespace, name, _ in self.held), said
 
     async def _plan(self, rig: Rig, text: bytes | None) -> None:
+        await rig.rest()
         self.text, before = text, rig.state.rounds
         if text is None:
             rig.plan.offer(NoPlan("none"))

@@ -180,7 +180,7 @@ async def test_a_demand_is_made_a_plan_by_what_is_there(tmp_path: Path) -> None:
             await rig.settle(Phase.IN_SYNC)
             assert [len(gpu.instances) for gpu in rig.state.observed.gpus] == [2, 2]
             assert rig.plan.offered == PlanText(plan_text("{1g.10gb: 2}"))
-            await rig.round()
+            await rig.rest()
             rounds = rig.state.rounds
             rig.plan.offer(OneEach("1g.10gb"))
             await asyncio.sleep(0.05)

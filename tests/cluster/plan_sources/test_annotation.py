@@ -49,6 +49,7 @@ async def settled(home: Home, phase: Phase) -> None:
     """Wait for the end of the next round, and for this phase."""
     before = home.rig.state.rounds
     await home.rig.until(lambda: home.rig.state.rounds > before and home.rig.state.phase is phase)
+    await home.rig.rest()
 
 
 async def test_a_plan_and_names(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ async def test_other_labels_are_no_change(tmp_path: Path, other: dict[str, str])
     """Neither another program's label nor our own state is another demand."""
     async with labelled(tmp_path) as home:
         await ask(home, "all-balanced", "success")
+        await home.rig.rest()
         rounds = home.rig.state.rounds
         home.patch(labels=other)
         assert home.labels[STATE] == "success"

@@ -131,6 +131,7 @@ async def test_on_gpus(tmp_path: Path, access: ClusterAccess) -> None:
         assert f"{STATUS}-0-3g.40gb-free" in answers[1]
         assert answers[1][f"{STATUS}-0-7g.80gb-free"] is None
         # The same spec once more under another id is answered without another look.
+        await home.rig.rest()
         rounds = home.rig.state.rounds
         await ask(home, "3", **{"0-3g.40gb": "1", "0-1g.10gb": "2", "1-7g.80gb": "1"})
         assert home.rig.state.rounds == rounds
@@ -184,6 +185,7 @@ async def test_writes_of_others_start_no_round(tmp_path: Path, access: ClusterAc
     """Our own answers, a heartbeat and strangers' keys are no new demand."""
     async with divided_by_nos(tmp_path, access) as home:
         await ask(home, "1", **{"0-7g.80gb": "1"})
+        await home.rig.rest()
         rounds, writes = home.rig.state.rounds, len(home.writes)
         home.patch({"nodeagent.io/status": "{}"}, {"nvidia.com/gpu.product": "H100"})
         home.there(view_of(dict(home.annotations), dict(home.labels)))
