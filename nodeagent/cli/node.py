@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.simulation import SimulatedNode
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records
+_HEALTH = "health.json"  # as its module has it, which most commands do not import
 _LAST_GOOD_PLAN = "last-good-plan"  # as its module has it, which most commands do not import
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
@@ -190,6 +191,27 @@ def as_accepted(
     if kept is None or digest_of(kept.plan.text) != digest:
         return observed
     return numbered(observed, numbers_of(observed, kept.numbers))
+
+
+def as_judged(options: Namespace, settings: Settings, observed: ObservedNode) -> ObservedNode:
+    """The GPUs with what an agent found unhealthy in this boot. Blocks for a moment.
+
+    Some errors only the samples of an agent meet, or the kernel log that it follows.
+    """
+    path = kept_file(options, settings, _HEALTH)
+    if is_throwaway(options) or not os.path.isfile(path):  # noqa: PTH113  # False where it is hidden
+        return observed
+    from nodeagent.gpu.kernel import boot_id
+    from nodeagent.health import fencing
+    from nodeagent.health.state_file import health_file
+    from nodeagent.views.health_remedies import HealthRemedies
+
+    kept = health_file(path).read()
+    if kept is None or kept.boot_id != boot_id():
+        return observed
+    remedies = HealthRemedies(settings.node_name, in_cluster=False, observed=observed)
+    fences = fencing.fences(kept.findings, observed)
+    return fencing.as_fenced(observed, fences, remedies.of_finding)
 
 
 def lock_file(options: Namespace, run_dir: Path) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import as_accepted, kept_claims
+from nodeagent.cli.node import as_accepted, as_judged, kept_claims
 from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.errors import DocumentError, UsageError
@@ -59,7 +59,7 @@ def run_assert(options: Namespace, output: Output) -> ExitCode:
 async def planned(options: Namespace, settings: Settings, document: PlanDocument) -> NodePlan:
     """The plan for the node as it is now; for a rejected document one without GPUs."""
     async with looking_at(options, settings, document) as (node, host):
-        observed = await node.observe()
+        observed = as_judged(options, settings, await node.observe())
     beside = kept_claims(options, settings)
     try:
         named = as_accepted(options, settings, observed, document.digest)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nodeagent.health import limits
 from nodeagent.health.findings import End, Finding, Pod, Severity, in_order
-from nodeagent.health.table import BY_CAUSE, words_of
+from nodeagent.health.table import BY_CAUSE, GONE, words_of
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
     HEALTHY,
@@ -121,9 +121,10 @@ def _health_limits(gpu: Gpu, fenced: Fences, advice: Callable[[Finding, int], st
         return HEALTHY
     whole = gpu.uuid in fenced.gpus
     # Of a GPU that is unhealthy as a whole, the finding that makes it so.
-    why = next(f for f in mine if f.placement is None or not whole).finding
-    slices = 0 if whole else fenced.slices(gpu.uuid)
-    return HealthLimits(slices, whole, f"it {words(why)}", advice(why, gpu.index))
+    causes = [fence.finding for fence in mine if fence.placement is None or not whole]
+    why = next((f for f in causes if f.cause in GONE), causes[0])
+    slices, gone = 0 if whole else fenced.slices(gpu.uuid), why.cause in GONE
+    return HealthLimits(slices, whole, f"it {words(why)}", advice(why, gpu.index), gone)
 
 
 def words(finding: Finding) -> str:

@@ -9,7 +9,7 @@ from nodeagent.health.evaluate import Evaluation
 from nodeagent.health.fencing import words
 from nodeagent.health.findings import Action, End, Finding, Severity, in_order, rank, worst
 from nodeagent.health.state import GpuHistory, HealthState
-from nodeagent.health.table import BY_CAUSE, words_of
+from nodeagent.health.table import BY_CAUSE, GONE, words_of
 from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
 from nodeagent.structs import Struct
@@ -54,8 +54,6 @@ def condition(state: HealthState) -> Condition:
             return Condition("False", _reason(worst_ones), _message(state.gpus, worst_ones))
 
 
-# What takes a GPU away from all its users, the most certain first.
-GONE = ("fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable")
 _ACTIONS = (Action.REBOOT, Action.RESET_GPU)  # these concern others, too
 
 

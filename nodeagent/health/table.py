@@ -227,6 +227,8 @@ ROWS: tuple[Row, ...] = (
 # fmt: on
 
 BY_CAUSE = MappingProxyType({row.cause: row for row in ROWS})
+# What takes a GPU away from all its users, the most certain first.
+GONE = ("fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable")
 
 
 def new_finding(

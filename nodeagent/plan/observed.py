@@ -193,14 +193,15 @@ class Access(StrEnum):
 class HealthLimits(Struct, frozen=True):
     """What of a GPU is too unhealthy for anything new; what is there may stay.
 
-    `whole`: all of it, and nothing is changed there; else `slices`, memory slices as bits. `why`
-    and `remedy` are for people.
+    `whole`: all of it, and nothing is changed there; else `slices`, memory slices as bits. `gone`:
+    nobody can use it, whatever the driver answers for it. `why` and `remedy` are for people.
     """
 
     slices: int = 0
     whole: bool = False
     why: str = ""
     remedy: str = ""
+    gone: bool = False
 
 
 HEALTHY = HealthLimits()

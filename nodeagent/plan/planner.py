@@ -2,7 +2,8 @@
 
 Rules, in this order:
 
-1. A GPU that the document does not name, or that the driver does not answer for, is not touched.
+1. A GPU that the document does not name, that the driver does not answer for, or that is lost by
+   what health says, is not touched.
 2. What already fits is kept in place; what is in use is a fixed point. Not knowing is in use.
    Where a GPU is unhealthy nothing new comes; what is there stays, but for what was made for a
    claim that is over.
@@ -110,6 +111,8 @@ def _freed(gpu: Gpu, uuids: Collection[str]) -> Gpu:
 def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:
     if gpu.access is not Access.OK:
         raise PlanRefused(_inaccessible(gpu, desired.path))
+    if gpu.health_limits.gone and not desired.ends:
+        raise PlanRefused(_gone(gpu, desired.path))
     used = without(as_used(gpu), desired.reserved)
     steps = mig_steps(desired, used, policy)
     if concerns_sharing(desired, used):
@@ -189,6 +192,12 @@ def _vanished(key: str, wanted: DesiredGpu) -> Problem:
         "taken out, change the plan: its numbers mean the GPUs that had them when it was accepted"
     )
     return Problem(Code.GPU_LOST, message, remedy, key, wanted.path)
+
+
+def _gone(gpu: Gpu, path: str) -> Problem:
+    limits = gpu.health_limits
+    message = f"{gpu.title} is not as planned: {limits.why}"
+    return Problem(Code.GPU_LOST, message, limits.remedy, gpu.uuid, path)
 
 
 def _inaccessible(gpu: Gpu, path: str) -> Problem:

@@ -13,9 +13,9 @@ from itertools import chain
 
 from nodeagent.health.findings import Action, Finding
 from nodeagent.health.findings import Severity as Health
-from nodeagent.health.reporting import GONE, by_urgency, sentence
+from nodeagent.health.reporting import by_urgency, sentence
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import BY_CAUSE, GONE
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.devices import device_words, gpu_of, located

@@ -75,8 +75,8 @@ def test_a_sick_slice(tmp_path: Path) -> None:
 
 
 def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
-    """XID 79 leaves the phase as it is, but the headline is an error that names the GPU and the
-    command for this node, and the page for a terminal begins with it.
+    """By XID 79, whatever the driver answers: the headline is an error that names the GPU and the
+    command for this node, the page for a terminal begins with it, and nothing is as planned.
     """
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
@@ -90,8 +90,7 @@ def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
         where = lost["pciBusId"][4:-2].lower()
         line = f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 79, GPU has fallen off the bus.\n"
         os.write(kernel, line.encode())
-        status = process.until(lambda body: body["headline"]["severity"] == "error")
-        assert status["phase"] == "InSync"
+        status = process.until_phase("Failed")
         assert status["headline"] == {
             "severity": "error",
             "text": "GPU 1 fell off the bus (XID 79).",
@@ -103,7 +102,38 @@ def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "nodeagent", "status", "--run-dir", f"{tmp_path}/run"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert shown.startswith("GPU 1 fell off the bus (XID 79).\n  Drain and reboot the node: ")
+        _not_as_planned(tmp_path, "GPU 1", "it fell off the bus (XID 79)")
     os.close(kernel)
+
+
+def _not_as_planned(folder: Path, *words: str) -> None:
+    """Metrics and `assert` say that it is not."""
+    until_scraped(folder, lambda series: series.get(("nodeagent_plan_applied", frozenset())) == 0)
+    simulated = ["--state", f"{folder}/node.json", "--state-dir", f"{folder}/state"]
+    command = [sys.executable, "-m", "nodeagent", "assert", "-f", f"{folder}/plan.yaml", *simulated]
+    deadline = time.monotonic() + 30.0  # until the agent has written down what it found
+    while True:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            break
+        assert time.monotonic() < deadline
+    assert ended.returncode == 1
+    assert all(word in ended.stdout for word in words), ended.stdout
+
+
+def test_a_gpu_that_only_its_samples_find_lost(tmp_path: Path) -> None:
+    """The layout can still be read, and is that of the plan, which it serves nobody."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1") as process:
+        process.until(lambda body: body["headline"]["severity"] == "ok")
+        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
+        fault = [sys.executable, "-m", "nodeagent", "simulate", "fault", *simulated]
+        subprocess.run([*fault, "nvmlDeviceGetPowerUsage", "GPU_IS_LOST"], check=True)
+        status = process.until_phase("Failed")
+        assert [p["code"] for p in status["problems"]] == ["GpuLost"]
+        assert status["headline"]["text"] == "GPU 0 is lost."
+        assert status["gpus"][0]["instances"]
+        _not_as_planned(tmp_path, "GPU 0", "it is lost")
 
 
 def test_the_last_xid_of_either_source_is_exported(tmp_path: Path) -> None:
