@@ -22,10 +22,9 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import MOST_LINKS, Device, call
 from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, is_unsupported
 from nodeagent.gpu.workers import Worker
-from nodeagent.plan.observed import Access, Gpu, NvLinks
+from nodeagent.plan.observed import NVSWITCH, Access, Gpu, NvLinks
 from nodeagent.structs import replace
 
-NVSWITCH = "nvswitch"
 OTHER = "other"
 
 _ATTEMPTS = 3

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Final
 
 from nodeagent.health import limits, xid_findings
-from nodeagent.health.checks import device, heat, link, memory
+from nodeagent.health.checks import device, heat, link, memory, neighbours
 from nodeagent.health.checks.heat import REASONS
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.fencing import with_pods
@@ -29,7 +29,7 @@ from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
 from nodeagent.health.state import GpuHistory, HealthState, Trail, XidCount, XidRepair
 from nodeagent.health.table import BY_CAUSE, ROWS, Check
 from nodeagent.health.xids import RECOVERY_CHANGED, XidTable
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.observed import NVSWITCH, ObservedNode
 from nodeagent.structs import Struct, replace
 
 GPU_CHECKS: tuple[GpuCheck, ...] = (
@@ -37,6 +37,7 @@ GPU_CHECKS: tuple[GpuCheck, ...] = (
     *memory.CHECKS,
     *heat.CHECKS,
     *link.CHECKS,
+    *neighbours.CHECKS,
 )
 
 _MOST_REPAIRS = 100
@@ -90,7 +91,7 @@ def evaluate(
     for event in reading.events:
         past = state.gpus.get(event.gpu, GpuHistory())
         store.record(xid_findings.of_event(xid_findings.believed(event, past), past, now))
-    gpus = _measure(state, reading, store)
+    gpus = _measure(state, reading, store, observed)
     _correct(store, gpus)
     store.end(lambda finding: end_of(finding, reading, now))
     for finding in store.findings:
@@ -229,17 +230,20 @@ _READ = frozenset(row.check.value for row in ROWS if End.GONE in row.ends) - {
 
 
 def _measure(
-    state: HealthState, reading: NodeReading, store: FindingStore
+    state: HealthState, reading: NodeReading, store: FindingStore, node: ObservedNode
 ) -> dict[str, GpuHistory]:
     """Run every check; the GPUs with the checks of which something was read, less those that
-    cannot be read at present.
+    cannot be read or judged at present.
     """
     checked: defaultdict[str, set[str]] = defaultdict(set)
     observed: defaultdict[str, set[str]] = defaultdict(set)
-    for place, observation in _observations(state, reading, store):
+    unsure: defaultdict[str, set[str]] = defaultdict(set)
+    for place, observation in _observations(state, reading, store, node):
         store.measure(observation, place)
         check = BY_CAUSE[observation.cause].check.value
         observed[place.gpu].add(check)
+        if observation.unsure:
+            unsure[place.gpu].add(check)
         if observation.present is not None:
             checked[place.gpu].add(check)
     for event in reading.events:
@@ -249,17 +253,28 @@ def _measure(
     complete = {gpu.uuid for gpu in reading.gpus if gpu.complete or gpu.silent}
     unread = {uuid: _READ - observed[uuid] for uuid in complete}
     return {
-        uuid: replace(past, checked=past.checked - unread.get(uuid, set()) | checked[uuid])
+        uuid: replace(
+            past,
+            checked=(past.checked - unread.get(uuid, set()) | checked[uuid]) - unsure[uuid],
+        )
         for uuid, past in state.gpus.items()
     }
 
 
 def _observations(
-    state: HealthState, reading: NodeReading, store: FindingStore
+    state: HealthState, reading: NodeReading, store: FindingStore, node: ObservedNode
 ) -> Iterator[tuple[Place, Observation]]:
     for gpu in reading.gpus:
-        past = state.gpus[gpu.uuid]
-        view = GpuView(gpu, past, store.now.uptime, store.raised_on(gpu.uuid))
+        past, seen = state.gpus[gpu.uuid], node.gpu(gpu.uuid)
+        like = [g for g in node.gpus if seen and g is not seen and g.name == seen.name]
+        view = GpuView(
+            gpu,
+            past,
+            store.now.uptime,
+            store.raised_on(gpu.uuid),
+            tuple(state.gpus[g.uuid] for g in like if g.uuid in state.gpus),
+            any(peer == NVSWITCH for g in like if g.nvlink for peer, _ in g.nvlink.peers),
+        )
         checks = device.OF_SILENT if gpu.silent else GPU_CHECKS
         for observation in chain.from_iterable(check(view) for check in checks):
             instance = observation.instance
@@ -293,6 +308,7 @@ def extended(past: GpuHistory, gpu: GpuReading, uptime: float) -> GpuHistory:
         energy=past.energy if gpu.energy is None else gpu.energy,
         recovery=past.recovery if recovery is None else (recovery, uptime),
         links_up=up | {link.link for link in gpu.nvlinks if link.up},
+        traits={**past.traits, **neighbours.traits_of(gpu)},
         placements=past.placements
         if gpu.instances is None
         else {i.instance: i.placement for i in gpu.instances if i.placement is not None},

@@ -33,7 +33,7 @@ REPLAYS_RAISE: Final = MappingProxyType(  # a minute and lane, by the link's gen
     {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}
 )
 REPLAYS_CLEAR: Final = 0.5  # share of the above; own choice
-LINK_HOLD: Final = 60.0  # seconds a PCIe link must be narrow under load; own choice
+LINK_HOLD: Final = 60.0  # seconds a link must be narrow under load, or unlike others; own choice
 NVLINK_WINDOW: Final = 600.0  # seconds in which one replay or recovery counts; own choice
 CRC_WINDOW: Final = 60.0  # seconds; own choice
 CRC_RAISE: Final = 100.0  # errors a second (DCGM)

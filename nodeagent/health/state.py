@@ -77,8 +77,8 @@ class GpuHistory(Struct, frozen=True):
     """One GPU's past in this boot.
 
     `mig`: whether it was in MIG mode when it was read last. `recovery` is the driver's last word on
-    what the GPU needs, as (code, uptime). `links_up` are the NVLinks that were up once. `checked`
-    are the checks for which anything was ever read.
+    what the GPU needs, as (code, uptime). `links_up` are the NVLinks that were up once. `traits`:
+    figures that like GPUs share. `checked` are the checks for which anything was ever read.
     """
 
     index: int = 0
@@ -88,6 +88,7 @@ class GpuHistory(Struct, frozen=True):
     energy: int | None = None
     recovery: tuple[int, Seconds] | None = None
     links_up: frozenset[int] = frozenset()
+    traits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     checked: frozenset[str] = frozenset()
     placements: Mapping[int, Placement] = field(default_factory=dict)
 

@@ -170,6 +170,9 @@ class MigMode(Struct, frozen=True):
     pending: bool
 
 
+NVSWITCH = "nvswitch"
+
+
 class NvLinks(Struct, frozen=True):
     """A GPU's NVLinks: how many it has, and how many of them are up.
 

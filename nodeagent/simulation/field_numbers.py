@@ -120,5 +120,5 @@ def value_of(card: Card, number: int, scope: int) -> int | float:
     if number in {138, 139}:
         return sensors.link_kib(sent=number == 138, link=scope)
     if number == _STATE:
-        return sensors.integer(f"link.{scope}.up", 1)
+        return sensors.integer(f"link.{scope}.up", int(card.board.nvlink_peer != "none"))
     return sensors.value(_NAMED[number]) if number in _NAMED else 0

@@ -217,6 +217,7 @@ _FIGURES: dict[str, Number | Callable[[Sensors], Number]] = {
     "pcie.replays": 0,
     "pcie.generation": lambda s: s.limits.pcie,
     "pcie.width": 16,
+    "pcie.widthMax": 16,
     "pcie.sent": _counted("pcie.sent"),
     "pcie.received": _counted("pcie.received"),
     "ecc.mode": 1,

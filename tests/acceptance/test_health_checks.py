@@ -172,7 +172,11 @@ CASES = (
     Case("fabricDegraded", *sensor(("fabric.state", 3), ("fabric.health", 1))),
     Case("migChanged", event(0x100), later(601)),
 )
-ELSEWHERE = {  # in test_health_beyond_sensors.py, but for two
+ELSEWHERE = {  # in test_health_beyond_sensors.py, but for these and two others
+    "nvlinkMissing",  # test_health_beside_neighbours.py, as are the next three
+    "pcieUnlike",
+    "powerLimitUnlike",
+    "eccUnlike",
     "gpuHangs",
     "gpuMissing",
     "driverHangs",

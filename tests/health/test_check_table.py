@@ -22,6 +22,7 @@ from nodeagent.health.readings import (
     XidSource,
 )
 from nodeagent.health.table import BY_CAUSE, ROWS, advice
+from nodeagent.plan.observed import Gpu, ObservedNode
 from tests.health.rig import GPU, Node, gpu
 
 Step = Callable[[Node], Any]
@@ -109,6 +110,21 @@ def _gpu_missing() -> tuple[Step, Step]:
     return (lambda node: step(node, frozenset())), (lambda node: step(node, frozenset({GPU})))
 
 
+def _unlike(figures: dict[str, Any], usual: dict[str, Any]) -> tuple[Step, Step]:
+    """Beside a GPU of the same model, for long enough."""
+
+    def look(node: Node, mine: dict[str, Any], seconds: int) -> None:
+        names = (GPU, "GPU-2")
+        node.observed = ObservedNode(tuple(Gpu(n, uuid, "H100") for n, uuid in enumerate(names)))
+        pair = (gpu(complete=True, **mine), gpu(uuid=names[1], complete=True, **usual))
+        for _ in range(seconds // 30):
+            node.read(*pair, after=30.0)
+
+    return (lambda node: look(node, figures, 90)), (lambda node: look(node, usual, 30))
+
+
+_UP, _DOWN = ((LinkReading(2, up=True), LinkReading(3, up=up)) for up in (True, False))
+
 # What is measured: what raises it and what ends it.
 MEASURED: dict[str, tuple[Step, Step]] = {
     "recoveryAction": _flag({"recovery_action": 1}, {"recovery_action": 0}),
@@ -162,6 +178,13 @@ MEASURED: dict[str, tuple[Step, Step]] = {
         {"pcie_width": 16, "pcie_width_max": 16, "under_load": True},
         seconds=60,
     ),
+    "pcieUnlike": _unlike(
+        {"pcie_width_max": 8, "pcie_generation_max": 5},
+        {"pcie_width_max": 16, "pcie_generation_max": 5},
+    ),
+    "powerLimitUnlike": _unlike({"power_limit": 350_000}, {"power_limit": 700_000}),
+    "eccUnlike": _unlike({"ecc_mode": False}, {"ecc_mode": True}),
+    "nvlinkMissing": _unlike({"nvlinks": _DOWN}, {"nvlinks": _UP}),
     "nvlinkDown": _link_down(),
     "nvlinkErrors": _counter(lambda n: {"nvlinks": (LinkReading(2, replays=n),)}, 0.1, 620),
     "nvlinkCrc": _counter(lambda n: {"nvlinks": (LinkReading(2, crc_errors=n),)}, 120, 70),

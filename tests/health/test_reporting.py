@@ -214,7 +214,8 @@ def test_every_finding_is_reported_everywhere(cause: str) -> None:
     assert [e.message for e in reported] == [reported[0].message]
     report = health_json(of_gpu(node.state, finding.place.gpu))
     assert [f["cause"] for f in report["findings"]] == [cause]
-    figures = {check: n for (check, *_), n in samples(node, agent_metrics.GPU_HEALTH).items()}
+    found = samples(node, agent_metrics.GPU_HEALTH).items()
+    figures = {check: n for (check, _, uuid), n in found if uuid == finding.place.gpu}
     expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}.get(finding.severity.value)
     assert figures.get(finding.check) == expected
     assert (finding.check in figures) is (expected is not None)

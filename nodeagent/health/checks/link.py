@@ -47,15 +47,25 @@ def _narrow(view: GpuView) -> bool | None:
 
 
 def nvlink(view: GpuView) -> Iterator[Observation]:
-    """Links that went down, and their errors. In MIG mode there is no traffic to suffer."""
+    """Links that are down, and their errors. In MIG mode there is no traffic to suffer."""
     if not view.gpu.nvlinks:
         return
-    states = {link.link: link.up for link in view.gpu.nvlinks if link.up is not None}
-    down = tuple(n for n, up in states.items() if not up and n in view.past.links_up)
-    if states:
-        present = bool(down) and view.gpu.mig is not True
-        verb = "is down, was up" if len(down) == 1 else "are down, were up"
-        yield Observation("nvlinkDown", present, f"{_links(down)} {verb}", parts=down)
+    down = frozenset(link.link for link in view.gpu.nvlinks if link.up is False)
+    if view.gpu.mig:
+        down = frozenset()
+    lost = tuple(sorted(down & view.past.links_up))
+    verb = "is down, was up" if len(lost) == 1 else "are down, were up"
+    yield Observation("nvlinkDown", bool(lost), f"{_links(lost)} {verb}", parts=lost)
+    never = down - view.past.links_up
+    missing, why = _missing(view, never)
+    parts = tuple(sorted(missing or ()))
+    yield Observation(
+        "nvlinkMissing",
+        None if missing is None else bool(missing),
+        f"{_links(parts)} never came up, {why}",
+        parts=parts,
+        unsure=bool(view.gpu.mig) or missing is None or bool(missing),
+    )
     numbers = [link.link for link in view.gpu.nvlinks]
     found = {n: growth for n in numbers if (growth := view.trail(f"link{n}").growth) is not None}
     bad = tuple(n for n, growth in found.items() if growth >= 1)
@@ -81,9 +91,29 @@ def _links(numbers: tuple[int, ...]) -> str:
     return f"link{'s' if len(numbers) > 1 else ''} {index_ranges(numbers)}"
 
 
+def _missing(view: GpuView, never: frozenset[int]) -> tuple[frozenset[int] | None, str]:
+    """Those of the links that were `never` up in this boot that should be, and why; None: that
+    cannot be known. Boards without a bridge have links that lead nowhere.
+    """
+    like_up = frozenset[int]().union(*(other.links_up for other in view.like))
+    expected = never & like_up
+    if expected and (view.past.links_up or view.switched):
+        return expected, "and are up on a GPU like it"
+    fabric = view.gpu.fabric
+    if never and fabric is not None and (fabric.state, fabric.status) == (_COMPLETED, 0):
+        narrow = fabric.health_mask >> _MASK["bandwidth"] & 0x3
+        if narrow == _TRUE or not view.past.links_up:
+            return never, "though the fabric has taken the GPU in"
+        if narrow == _FALSE:
+            return frozenset(), ""
+    if never and not (like_up and view.past.links_up):
+        return None, ""
+    return frozenset(), ""
+
+
 _NOT_SUPPORTED, _NOT_STARTED, _COMPLETED = 0, 1, 3
 
-# Two bits each: 1 true, 2 false, 0 not known.
+_TRUE, _FALSE = 1, 2  # of two bits each; 0: not known
 _MASK = {"bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout": 6}
 _CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_GOOD = 8, 0xF, (0, 1)
 _SUMMARY = {2: "unhealthy", 3: "limited capacity"}
@@ -104,7 +134,7 @@ def fabric(view: GpuView) -> Iterator[Observation]:
 
 
 def _fabric_faults(read: Fabric) -> list[str]:
-    faults = [name for name, shift in _MASK.items() if read.health_mask >> shift & 0x3 == 1]
+    faults = [name for name, shift in _MASK.items() if read.health_mask >> shift & 0x3 == _TRUE]
     configuration = read.health_mask >> _CONFIGURATION_SHIFT & _CONFIGURATION_MASK
     if configuration not in _CONFIGURATION_GOOD:
         faults.append(f"incorrect configuration {configuration}")

@@ -13,7 +13,8 @@ from nodeagent.structs import Struct
 class Observation(Struct, frozen=True):
     """`present` None: not known this time, so that nothing changes.
 
-    `severity` and `action` are those of the cause's row unless given.
+    `severity` and `action` are those of the cause's row unless given. `unsure`: without a finding,
+    nothing shows that what its check looks at is well.
     """
 
     cause: str
@@ -23,18 +24,23 @@ class Observation(Struct, frozen=True):
     parts: tuple[int, ...] = ()
     severity: Severity | None = None
     action: Action | None = None
+    unsure: bool = False
 
 
 class GpuView(Struct, frozen=True):
     """What a check of one GPU sees: the reading, and the past with this reading's trails.
 
-    `raised` holds the causes that are raised just now; a band's lower limit counts for them.
+    `raised` holds the causes that are raised just now; a band's lower limit counts for them. `like`
+    are the node's other GPUs of the same model, `switched` whether NVLinks of any of them lead to
+    switches.
     """
 
     gpu: GpuReading
     past: GpuHistory
     uptime: float
     raised: frozenset[str] = frozenset()
+    like: tuple[GpuHistory, ...] = ()
+    switched: bool = False
 
     def trail(self, name: str) -> Trail:
         return self.past.trails.get(name, Trail())

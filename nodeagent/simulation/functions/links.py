@@ -23,7 +23,6 @@ from nodeagent.simulation.functions.registry import (
 )
 from nodeagent.simulation.nvml_session import Session
 
-_LANES = 16
 _HOPPER, _BLACKWELL = (9, 0), (10, 0)
 _SWITCHES = 4
 _FIRST_SWITCH_BUS = 0xC0
@@ -51,7 +50,7 @@ def nvmlDeviceGetMaxPcieLinkGeneration(
 
 @c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetMaxPcieLinkWidth(session: Session, gpu: WholeGpuIn, lanes: UIntOut) -> None:
-    lanes.value = _LANES
+    lanes.value = gpu.card.sensors.integer("pcie.widthMax")
 
 
 @c_function(Code.NOT_SUPPORTED)
@@ -129,7 +128,8 @@ def nvmlDeviceGetNvLinkState(
     session: Session, gpu: WholeGpuIn, link: UInt, active: UIntOut
 ) -> None:
     _require_link(gpu.card, link)
-    active.value = _leads_to_switch(gpu.card) or _paired(session, gpu.card) is not None
+    leads = _leads_to_switch(gpu.card) or _paired(session, gpu.card) is not None
+    active.value = gpu.card.sensors.integer(f"link.{link}.up", int(leads))
 
 
 @c_function(Code.NOT_SUPPORTED)
