@@ -44,7 +44,11 @@ class UnknownDevice(UsageError):
     """The node has no such device, or not what is asked for on it."""
 
 
-class StillInUse(NodeagentError):
+class Transient(NodeagentError):
+    """What passes by itself as a rule: it is worth waiting for a while."""
+
+
+class StillInUse(Transient):
     """What would have to go is in use; the message names its users."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from nodeagent.app.claim_view import ClaimReports, ClaimView
@@ -27,9 +28,10 @@ from nodeagent.claims.reporting.reserved_for import read_reserved_for
 from nodeagent.claims.serving.borders import Change, ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.serving.patience import Patience
 from nodeagent.claims.upkeep.upkeep import EVERY, Upkeep
 from nodeagent.cluster.kubelet.plugin.claim_calls import HealthFeed
-from nodeagent.errors import NodeagentError
+from nodeagent.errors import NodeagentError, Transient
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import capabilities
 from nodeagent.gpu.kernel import boot_id
@@ -85,6 +87,7 @@ class ClaimsService:
         self._nudge = shared.control.nudge
         self._changed = asyncio.Event()
         self._feed = HealthFeed()
+        self._patience = Patience()
         self._facts = FactsReader(pool, None if simulation else SYSFS)
         self._offers = NodeOffers(
             settings.node_name, Mode(settings.dra.mode), share=settings.dra.share or 0
@@ -149,8 +152,6 @@ class ClaimsService:
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
         from nodeagent.cluster.kubelet.plugin.driver import dra_driver
 
-        while not self._states.newest.rounds:  # the driver is opened by then
-            await self._next()
         while True:
             try:
                 calls = ClaimCalls(self)
@@ -172,8 +173,20 @@ class ClaimsService:
         self._nudge("the kubelet has registered the driver, or refuses it")
 
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
-        with self.view.attempts.attempt(Operation.PREPARE, claim.namespace, claim.name, claim.uid):
-            return await self.claims.prepare(claim.namespace, claim.name, claim.uid)
+        asked = claim.namespace, claim.name, claim.uid
+        with self.view.attempts.attempt(Operation.PREPARE, *asked) as waits:
+
+            def waits_for(error: NodeagentError) -> None:
+                if waits(error):
+                    self._observe_change()
+                    self._nudge("a claim waits")
+
+            return await self._patience.persist(
+                claim.uid, partial(self.claims.prepare, *asked), waits_for
+            )
+
+    def give_way(self, claim: ClaimName) -> None:
+        self._patience.give_way(claim.uid)
 
     async def release(self, claim: ClaimName) -> None:
         with self.view.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
@@ -192,8 +205,9 @@ class ClaimsService:
         return found
 
     async def _observed(self) -> ObservedNode:
-        if self._observation.node is None:
-            raise NodeagentError(
+        # Without a state of this life it is not known what the plan has.
+        if self._observation.node is None or self._states.newest.observed_at is None:
+            raise Transient(
                 "the node's GPUs have not been read yet",
                 remedy="`nodeagent status` shows what is wrong with the driver; the agent retries",
             )
@@ -215,6 +229,8 @@ class ClaimsService:
         from nodeagent.cluster.slice_publisher import SlicePublisher
 
         kubelet = self._kubelet_client()
+        while not self._states.newest.rounds:
+            await self._next()
         while (uid := self._cluster.publisher.node_uid) is None:
             await self._next()
         node = NodeReference(self._settings.node_name, uid)
@@ -315,6 +331,7 @@ class ClaimsService:
         server, too.
         """
         self._changed.set()
+        self._patience.wake()
         health, records = self._device_health(), self.claims.records
         self._feed.publish(health)
         attempts = self.view.attempts.newest({record.uid for record in records})

@@ -9,7 +9,7 @@ from typing import Final
 
 from nodeagent.claims.names import GpuShare, share_named
 from nodeagent.claims.reference import ClaimReference
-from nodeagent.errors import NodeagentError
+from nodeagent.errors import NodeagentError, Transient
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
 from nodeagent.plan.shares import TimeSlice, WantedMps
@@ -22,6 +22,10 @@ Configuration = MpsEntry | TimeSlice
 
 class ClaimRefused(NodeagentError):
     """A claim cannot be prepared as it is; nothing was done for it."""
+
+
+class ClaimHeldUp(ClaimRefused, Transient):
+    """A claim cannot be prepared yet: another one has its devices, or it was read too early."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from nodeagent.errors import NodeagentError
+from nodeagent.errors import Transient
 from nodeagent.execute.executor import execute
 from nodeagent.execute.step_run import StepDriver, only_adds, only_removes
 from nodeagent.plan.desired import DesiredGpu
@@ -74,7 +74,7 @@ class GpuChanges:
         and `goal` may be called twice: once more when it turns out to do something else, for which
         all counts.
 
-        A refusal is in the outcome's plan, a failed step in its problems. Raises NodeagentError
+        A refusal is in the outcome's plan, a failed step in its problems. Raises Transient
         when the driver is not open or does not know the GPU, when it is closed before all steps are
         taken, and what `goal` raises. Steps that have begun are finished when the caller is
         cancelled.
@@ -82,7 +82,7 @@ class GpuChanges:
         async with self._turns[uuid]:
             if (driver := self._driver) is None:
                 remedy = "nodeagent status shows what is wrong with the driver; the agent retries"
-                raise NodeagentError("the driver is not open", remedy=remedy)
+                raise Transient("the driver is not open", remedy=remedy)
             try:
                 gpu, plan = await self._planned(driver, uuid, goal, adds=adds, removes=removes)
                 if not plan.steps:
@@ -125,7 +125,7 @@ class GpuChanges:
         [changed] = outcome.gpus
         self._on_end(changed)
         if stop.is_set() and any(r.result is StepResult.SKIPPED for r in changed.steps):
-            raise NodeagentError(
+            raise Transient(
                 f"the change of {gpu.title} is not finished: the driver was closed meanwhile",
                 remedy="the next call goes on from there",
             )

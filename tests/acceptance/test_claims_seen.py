@@ -133,17 +133,18 @@ async def test_a_claim_is_seen_from_its_first_second(cluster: Cluster) -> None:
         )
 
         rival = allocated_alike(cluster, "rival", "trainer")
-        with pytest.raises(PodFailed, match="is held"):
-            await cluster.kubelet.prepare("rival", rival)
+        preparing = asyncio.create_task(cluster.kubelet.prepare("rival", rival))
+        await until_status(cluster.api, lambda s: s["headline"]["code"] == "ClaimRefused")
         waiting = next(one for one in await listed(cluster) if one["name"] == "rival")
         assert (waiting["phase"], waiting["devices"]) == ("Waiting", [])
         assert waiting["refusal"]["code"] == "ClaimRefused"
         assert waiting["since"]
-        await until_status(cluster.api, lambda s: s["headline"]["code"] == "ClaimRefused")
-        failed = 'nodeagent_claim_failures_total{operation="prepare",reason="ClaimRefused"} 1'
-        assert failed in await scraped(cluster)
 
         await cluster.end(rival)
+        with pytest.raises(PodFailed, match="is held"):
+            await preparing
+        failed = 'nodeagent_claim_failures_total{operation="prepare",reason="ClaimRefused"} 1'
+        assert failed in await scraped(cluster)
         await until_status(cluster.api, lambda s: s["headline"]["code"] != "ClaimRefused")
         await cluster.end(claim)
         assert await listed(cluster) == []
@@ -151,6 +152,21 @@ async def test_a_claim_is_seen_from_its_first_second(cluster: Cluster) -> None:
         _explained(await answered(cluster, "/v1/events?within=3600"), device["gpu"])
         of_now = ("DCGM_", "nodeagent_claim_slices")  # what was held before is counted on
         assert not [s for s in await scraped(cluster) if s.startswith(of_now) and "trainer" in s]
+
+
+async def test_a_device_of_a_pod_that_is_ending(cluster: Cluster) -> None:
+    """The next pod's call waits for it, instead of the kubelet's next one a minute later."""
+    async with cluster.agent():
+        claim = cluster.pod("trainer", "1g.10gb")
+        assert claim
+        await cluster.kubelet.prepare("trainer", claim)
+        rival = allocated_alike(cluster, "rival", "trainer")
+        preparing = asyncio.create_task(cluster.kubelet.prepare("rival", rival))
+        await until_status(cluster.api, lambda s: s["headline"]["code"] == "ClaimRefused")
+        await cluster.end(claim)
+        await preparing
+        assert len(cluster.slices()) == cluster.cdi() == 1
+        await until_status(cluster.api, lambda s: s["headline"]["code"] != "ClaimRefused")
 
 
 async def test_the_container_is_named_as_soon_as_the_kubelet_lists_it(listing: Cluster) -> None:

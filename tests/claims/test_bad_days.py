@@ -56,6 +56,9 @@ class Service:
     async def release(self, claim: ClaimName) -> None:
         await self._claims.release(claim.uid)
 
+    def give_way(self, claim: ClaimName) -> None:
+        """Nothing waits here."""
+
 
 # --- the cluster ----------------------------------------------------------------------------------
 

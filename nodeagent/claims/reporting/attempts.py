@@ -14,7 +14,7 @@ from nodeagent.claims.files.cdi_files import NoToolkitEdits
 from nodeagent.claims.files.records import RecordNotKept
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.serving.outcomes import NotAdmitted
-from nodeagent.errors import DriverError, NodeagentError, StillInUse, UnknownDevice
+from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient, UnknownDevice
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.problems import Code
 from nodeagent.views.shapes import Problem
@@ -63,15 +63,27 @@ class Attempts:
         self.on_end: list[Ended] = []
 
     @contextmanager
-    def attempt(self, operation: Operation, namespace: str, name: str, uid: str) -> Iterator[None]:
-        """Around the work on a claim."""
+    def attempt(
+        self, operation: Operation, namespace: str, name: str, uid: str
+    ) -> Iterator[Callable[[NodeagentError], bool]]:
+        """Around the work on a claim; gives what is to be called with what the work waits for, and
+        returns whether that is news.
+        """
         began, now = self._clock(), self._wall()
         before = self._newest.get(uid)
         if before is None or before.operation is not operation:
             before = Attempt(namespace, name, operation, now, began)
         self._newest[uid] = replace(before, running=True)
+
+        def waits(error: NodeagentError) -> bool:
+            known, refusal = self._newest[uid], _refusal(error)
+            if known.refusal == refusal:
+                return False
+            self._newest[uid] = replace(known, last=self._clock(), refusal=refusal)
+            return True
+
         try:
-            yield
+            yield waits
         except Exception as error:
             refusal = _refusal(error)
             self._keep(uid, replace(before, refusal=refusal))
@@ -135,7 +147,7 @@ def _refusal(error: Exception) -> Problem:
 # --- why work fails -------------------------------------------------------------------------------
 
 
-class ClaimUnread(NodeagentError):
+class ClaimUnread(Transient):
     """The API server does not say what the claim is."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nodeagent.claims.model import ClaimRecord, ClaimRefused, Phase
+from nodeagent.claims.model import ClaimHeldUp, ClaimRecord, ClaimRefused, Phase
 from nodeagent.claims.reference import CLASSES
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import Gpu
@@ -33,21 +33,21 @@ def require_admission(
         if device := _common(record, other):
             made_anew = record.reference == other.reference
             holder = f"the earlier {other.title}" if made_anew else other.title
-            raise ClaimRefused(
+            raise ClaimHeldUp(
                 f"{record.title} was allocated a device that is held: {device} of {holder}",
                 remedy=f"wait until the pods of {holder} have ended, or have this one's "
                 f"scheduled again: {record.reference.schedule_anew}",
             )
         users = _mps_user(record, gpu.uuid), _mps_user(other, gpu.uuid)
         if all(users) and len(set(users)) > 1:
-            raise ClaimRefused(
+            raise ClaimHeldUp(
                 f"{record.title} wants MPS as user {users[0]} on {gpu.title}, where it runs as "
                 f"user {users[1]} for {other.title}: one GPU has clients of one user",
                 remedy=_one_class("with the same mps.user", other),
             )
         daemons = _daemon_of_share(record, gpu.uuid), _daemon_of_share(other, gpu.uuid)
         if all(daemons) and len(set(daemons)) > 1:
-            raise ClaimRefused(
+            raise ClaimHeldUp(
                 f"{record.title} wants a share of {gpu.title} with another enforce, or with other "
                 f"groups, than {other.title} has: all shares of a GPU have one MPS daemon",
                 remedy=_one_class("with the same mps.enforce and groups", other),

@@ -14,7 +14,14 @@ from itertools import product
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.model import UID, ClaimAllocation, ClaimRefused, Configuration, Result
+from nodeagent.claims.model import (
+    UID,
+    ClaimAllocation,
+    ClaimHeldUp,
+    ClaimRefused,
+    Configuration,
+    Result,
+)
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
 from nodeagent.claims.reference import CLASSES, ClaimReference
 from nodeagent.claims.serving.claim_object import (
@@ -60,7 +67,7 @@ def read_allocation(
     except RecursionError as error:
         raise _unreadable(reference, "it is nested too deeply") from error
     if found.metadata.uid != uid:
-        raise ClaimRefused(
+        raise ClaimHeldUp(
             f"{reference} has the uid {shown(found.metadata.uid)} now and not {shown(uid)}",
             remedy="it was deleted and created again: have its pods created again, too, by "
             f"{reference.schedule_anew}",
@@ -68,7 +75,7 @@ def read_allocation(
     if not UID.fullmatch(uid):
         raise _unreadable(reference, f"the uid {shown(uid)} is none that Kubernetes gives")
     if found.status is None or found.status.allocation is None:
-        raise ClaimRefused(
+        raise ClaimHeldUp(
             f"{reference} is not allocated",
             remedy=f"read what the scheduler says: {reference.describe}",
         )

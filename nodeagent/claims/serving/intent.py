@@ -10,7 +10,7 @@ from nodeagent.claims.names import GpuShare, Place, locate
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.errors import NodeagentError, UnknownDevice
+from nodeagent.errors import Transient, UnknownDevice
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 
@@ -37,7 +37,7 @@ def intended(
             raise UnknownDevice(f"{claim}: {error.message}", remedy=remedy) from error
         gpu, part = located.gpu, located.part
         if gpu.access is not Access.OK:
-            raise NodeagentError(
+            raise Transient(
                 f"{claim} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
                 remedy=f"`nodeagent status --gpu {gpu.index}` shows what is wrong with it",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.errors import StillInUse, Transient
 from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode
 from nodeagent.plan.remedies import in_use_remedy
@@ -78,7 +78,7 @@ def require_there(record: ClaimRecord, gpu: Gpu) -> None:
         if device.gpu == gpu.uuid and not is_there(device, gpu):
             anew = f"if none has it any more, run {record.reference.schedule_anew}; "
             by_plan = "" if device.is_held else f"the plan makes it; {anew}"
-            raise NodeagentError(
+            raise Transient(
                 f"{record.title} has to wait: {device.result.device} of {gpu.title} is not there",
                 remedy=f"{by_plan}`nodeagent status --gpu {gpu.index}` shows what keeps it from "
                 "that",

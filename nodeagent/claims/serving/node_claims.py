@@ -23,7 +23,7 @@ from nodeagent.claims.files.records import (
     write_record,
 )
 from nodeagent.claims.goals import to_prepare, to_release, unchanged
-from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, ClaimRefused, Phase
+from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimHeldUp, ClaimRecord, Phase
 from nodeagent.claims.offering.planned import beside_records
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.claim_pods import ClaimPods
@@ -140,7 +140,7 @@ class NodeClaims:
         async with self._turn(uid):
             found = await self.fetch(namespace, name)
             if found is None:
-                raise ClaimRefused(
+                raise ClaimHeldUp(
                     f"claim {namespace}/{name} is gone",
                     remedy="its pods are created again with it; "
                     f"`kubectl get pods -n {namespace}` shows them",

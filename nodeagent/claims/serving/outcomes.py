@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.claims.model import ClaimRecord
-from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.errors import NodeagentError, StillInUse, Transient
 from nodeagent.plan.plan import GpuOutcome, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.reserved import without
@@ -18,6 +18,10 @@ class NotAdmitted(NodeagentError):
         self.code = problem.code
 
 
+class DaemonNotReady(NotAdmitted, Transient):
+    """An MPS daemon of the claim's is being started."""
+
+
 def require_done(outcome: GpuOutcome, record: ClaimRecord) -> None:
     """Raise what is in the way of the claim: StillInUse or NotAdmitted.
 
@@ -29,14 +33,16 @@ def require_done(outcome: GpuOutcome, record: ClaimRecord) -> None:
         first = problems[0] if problems else Problem(Code.STEP_FAILED, "a step failed")
         if first.code is Code.IN_USE:
             raise StillInUse(f"{record.title}: {first.message}", remedy=first.remedy)
+        if first.code is Code.MPS:
+            raise DaemonNotReady(first, record)
         raise NotAdmitted(first, record)
 
 
 def require_daemons(outcome: GpuOutcome, record: ClaimRecord) -> None:
-    """Raise NotAdmitted while a daemon of the claim's own devices is not Ready.
+    """Raise DaemonNotReady while a daemon of the claim's own devices is not Ready.
 
     One that did not start in time needs no step any more: it is tried again by itself.
     """
     goal = outcome.plan.goal
     for problem in unready_daemons(without(outcome.after, goal.reserved if goal else ())):
-        raise NotAdmitted(problem, record)
+        raise DaemonNotReady(problem, record)

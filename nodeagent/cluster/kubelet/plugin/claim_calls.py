@@ -68,6 +68,10 @@ class ClaimService(Protocol):
 
     async def release(self, claim: ClaimName) -> None: ...
 
+    def give_way(self, claim: ClaimName) -> None:
+        """End work on the claim that only waits."""
+        ...
+
 
 class _Kind(Enum):
     PREPARE = "preparing"
@@ -118,6 +122,8 @@ class ClaimCalls:
             work = self._running.get(claim.uid) or self._start(kind, claim)
             if work.claim != claim:
                 raise NodeagentError(f"{claim} has the uid of another claim, {work.claim}")
+            if work.kind is not kind:
+                self._service.give_way(claim)  # its pod is over, say
             await asyncio.wait({work.task}, timeout=max(until - clock(), 0.0))
             if not work.task.done():
                 raise StillWorking(

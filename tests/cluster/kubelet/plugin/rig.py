@@ -35,6 +35,9 @@ class Claims:
         await self._work("release", claim)
         self.prepared.discard(claim)
 
+    def give_way(self, claim: ClaimName) -> None:
+        """Nothing waits by itself here."""
+
     def hold(self) -> None:
         self._open.clear()
 
