@@ -15,13 +15,12 @@ from nodeagent.execute.step_problems import (
     not_as_planned,
     not_restored,
     undone_if_gone,
-    unreachable,
 )
 from nodeagent.execute.step_run import Execution, OnProgress, StepDriver, StepRun
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, Verdict
-from nodeagent.plan.planner import layout_of
+from nodeagent.plan.planner import inaccessible, layout_of
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step
 from nodeagent.structs import replace
@@ -85,7 +84,7 @@ async def _execute_gpu(plan: GpuPlan, terms: Execution) -> GpuOutcome:
 def _check_end(plan: GpuPlan, seen: Gpu, terms: Execution) -> list[Problem]:
     """Plan once more, to see whether the GPU is what it was to become."""
     if seen.access is not Access.OK:
-        return [unreachable(seen)]
+        return [inaccessible(seen, plan.goal)]
     rest = terms.plan_for(layout_of(plan.after, plan.goal), seen)
     if rest.verdict is Verdict.IN_SYNC:
         return []

@@ -16,11 +16,11 @@ from types import MappingProxyType
 from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost, error_sentence
-from nodeagent.execute.step_problems import not_as_planned, reset_pending, step_failed, unreachable
+from nodeagent.execute.step_problems import not_as_planned, reset_pending, step_failed
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
-from nodeagent.plan.planner import layout_of, plan_gpu
+from nodeagent.plan.planner import inaccessible, layout_of, plan_gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import (
     CreateGpuInstance,
@@ -200,7 +200,7 @@ class StepRun:
         """
         seen = await self.observe()
         if seen.access is not Access.OK:
-            self.failure = unreachable(seen)
+            self.failure = inaccessible(seen, self.plan.goal)
             return
         plan, rest = self.plan, self.plan.steps[number:]
         resets = any(isinstance(later, ResetGpu) for later in rest)

@@ -110,7 +110,7 @@ def _freed(gpu: Gpu, uuids: Collection[str]) -> Gpu:
 
 def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:
     if gpu.access is not Access.OK:
-        raise PlanRefused(_inaccessible(gpu, desired.path))
+        raise PlanRefused(inaccessible(gpu, desired))
     if gpu.health_limits.gone and not desired.ends:
         raise PlanRefused(_gone(gpu, desired.path))
     used = without(as_used(gpu), desired.reserved)
@@ -200,9 +200,11 @@ def _gone(gpu: Gpu, path: str) -> Problem:
     return Problem(Code.GPU_LOST, message, limits.remedy, gpu.uuid, path)
 
 
-def _inaccessible(gpu: Gpu, path: str) -> Problem:
+def inaccessible(gpu: Gpu, goal: DesiredGpu | None) -> Problem:
+    """The driver does not answer for the GPU, before or after its steps."""
     code = Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN
     message = f"{gpu.title} does not answer: {gpu.access_reason or 'no reason is known'}"
+    path = goal.path if goal else ""
     return Problem(code, message, silent_remedy(gpu), gpu.uuid, path)
 
 

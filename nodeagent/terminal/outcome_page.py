@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeagent.plan.observed import Access
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.terminal.gpu_cells import cells_now, slots_of
@@ -81,4 +82,17 @@ def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
         return line(Span("Stopped", Tone.WARNING), f": {count(done, 'step')} done, {left} left.")
     if rest.verdict is Verdict.APPLICABLE:
         return line(Span("Failed", Tone.BAD), f": {count(done, 'step')} done, {left} left.")
+    unread = [gpu for gpu in outcome.gpus if gpu.after.access is not Access.OK]
+    open_gpus = {gpu.before.key for gpu in rest.gpus if gpu.verdict is not Verdict.IN_SYNC}
+    if open_gpus == {g.after.key for g in unread} and not any(map(_has_open_steps, unread)):
+        names = ", ".join(str(gpu.after.index) for gpu in unread)
+        return line(
+            Span("Not confirmed", Tone.WARNING),
+            f": {count(done, 'step')} done, but GPU {names} could not be read back; `nodeagent "
+            "assert` compares it with the document once it answers.",
+        )
     return line("Not all applied: ", verdict_span(rest.verdict), f"; {count(done, 'step')} done.")
+
+
+def _has_open_steps(outcome: GpuOutcome) -> bool:
+    return not outcome.steps or any(s.result is not StepResult.DONE for s in outcome.steps)

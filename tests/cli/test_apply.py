@@ -40,6 +40,19 @@ def test_it_is_done_step_by_step_and_proven(h100: Program) -> None:
     assert h100.on("assert", "-f", path).code == 0
 
 
+def test_steps_that_cannot_be_read_back_are_done_and_not_confirmed(h100: Program) -> None:
+    """Nothing is blocked: the driver stops answering after the last step, and that is said once."""
+    h100.on("apply", "-f", h100.plan("{devices: [0], mig: enabled}"))
+    with SimulatedNode(state=h100.state) as node:
+        node.inject("nvmlDeviceGetGpuInstances", error="UNKNOWN", times=None, gpu=0, skip=7)
+    ended = h100.on("apply", "-f", h100.plan("{devices: [0], mig: {1g.10gb: 7}}"))
+    assert ended.code == 1
+    assert ended.out.count("! ") == 1
+    assert ended.out.splitlines()[-1].startswith(
+        "Not confirmed: 7 steps done, but GPU 0 could not be read back"
+    )
+
+
 def test_a_second_time_there_is_nothing_to_do(h100: Program) -> None:
     """Applying is idempotent."""
     path = h100.plan(SPLIT)
