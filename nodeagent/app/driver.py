@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.gpu.driver import Driver
@@ -40,6 +41,7 @@ def make_driver(
         step_deadline=settings.driver.step_deadline,
         sources=tuple(_sources(settings, finished, recorded, simulated=simulated)),
         nvidia_smi=settings.nvidia_smi if simulated_smi is None else simulated_smi,
+        proc_root=None if simulated else Path("/proc"),
         topology=topology,
         original=original or OriginalSettings(None),
         time_slices=time_slices,

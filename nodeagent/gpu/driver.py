@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar, assert_never
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, NodeagentError
@@ -21,6 +22,7 @@ from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import about
 from nodeagent.gpu.observer import Observer, answers
+from nodeagent.gpu.open_devices import commands_to_end, holders
 from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.steps import instances, modes
 from nodeagent.gpu.steps.change import (
@@ -63,11 +65,13 @@ class Driver(Observer):
     It can be entered again after it was left: a call that hung then is known and not repeated.
 
     `step_deadline` is in seconds, for one step. `clock`, in seconds, is for the age of what was
-    read of users before a step. `after_step` is called after each step that was begun, whatever
-    came of it.
+    read of users before a step. `proc_root` shows who has a GPU open that is not reset because of
+    that, None where GPUs are simulated. `after_step` is called after each step that was begun,
+    whatever came of it.
     """
 
     step_deadline: float
+    proc_root: Path | None = Path("/proc")
     clock: Callable[[], float] = time.monotonic
     after_step: list[Callable[[Step], None]] = field(default_factory=list, init=False)
 
@@ -226,7 +230,9 @@ class Driver(Observer):
                 )
             try:
                 await reset_gpu(self.nvidia_smi, before.pci_bus_id, deadline=self.step_deadline)
-            except (DeadlineExceeded, GpuInUse) as error:
+            except GpuInUse as error:
+                raise about(name, await self._held(error, before.minor)) from error
+            except DeadlineExceeded as error:
                 raise about(name, error) from error
             except DriverError as error:  # it will say the same tomorrow
                 gpu.no_reset = error.message
@@ -240,6 +246,18 @@ class Driver(Observer):
         if after.mig and after.mig.current != after.mig.pending:
             gpu.no_reset = "nvidia-smi reported a reset, but the MIG mode is still pending"
             raise other_than_planned(f"{name}: {gpu.no_reset}")
+
+    async def _held(self, error: GpuInUse, minor: int | None) -> GpuInUse:
+        """The same refusal of a reset, with those who have the GPU open, if they are found."""
+        if self.proc_root is None or minor is None:
+            return error
+        users = await asyncio.to_thread(holders, minor, self.proc_root)
+        if not users:
+            return error
+        ends = await asyncio.to_thread(commands_to_end, users, self.proc_root)
+        who = ", ".join(map(str, users))
+        message = f"it is held open by {who}: {error.message}"
+        return GpuInUse(message, remedy=f"run {ends}, or reboot")
 
     async def _enumerate(self, step: Step) -> None:
         """A GPU that was never listed is looked for."""

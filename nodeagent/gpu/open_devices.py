@@ -11,9 +11,15 @@ import ctypes
 import os
 import re
 import struct
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISCHR
 from typing import Final
+
+from nodeagent.plan.remedies import end_commands
+from nodeagent.plan.users import User
+from nodeagent.processes import name_of
 
 _UNASKED: Final = 0x4000 | 0x800  # AT_STATX_DONT_SYNC, AT_NO_AUTOMOUNT
 _SELF: Final = 0x1000  # AT_EMPTY_PATH
@@ -72,3 +78,36 @@ def _is_open(descriptor: str) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return not found or not int(found[1], 8) & _O_PATH
+
+
+# --- who has a GPU open -----------------------------------------------------------------------
+
+
+def holders(minor: int, proc_root: Path) -> tuple[User, ...]:
+    """The processes with /dev/nvidiaN open, as far as they may be seen; NVML lists none that does
+    no work on it, such as nvidia-persistenced, DCGM or a display server. Raises nothing; blocks.
+    """
+    found = []
+    with suppress(OSError):
+        major = driver_major("nvidia", proc_root) or driver_major("nvidia-frontend", proc_root)
+        for entry in sorted(proc_root.iterdir()):
+            with suppress(OSError):
+                if major and entry.name.isdecimal() and minor in open_minors(str(entry), major):
+                    found.append(User(int(entry.name), name_of(int(entry.name)), "device file"))
+    return tuple(found)
+
+
+def commands_to_end(users: Iterable[User], proc_root: Path) -> str:
+    """systemd would start a service again that was killed. Blocks."""
+    services: set[str] = set()
+    others = []
+    for user in users:
+        cgroup = ""
+        with suppress(OSError):
+            cgroup = (proc_root / f"{user.pid}/cgroup").read_text(errors="replace")
+        if match := re.search(r":/system\.slice/([\w.@-]+)\.service$", cgroup, re.MULTILINE):
+            services.add(match[1])
+        else:
+            others.append((user.pid, user.namespace, user.pod))
+    stop = f"`systemctl stop {' '.join(sorted(services))}`" if services else ""
+    return " and ".join(filter(None, (stop, end_commands(others))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import Destruction, SetMigMode, Step
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
+from tests.processes.real import running
 from tests.rig import open_driver, plan_text
 
 RESETS = Policy(reset_when_idle=True)
@@ -139,3 +141,34 @@ async def test_a_mode_that_waited_for_a_reset_before_the_plan_waits_after_one_th
         assert [problem.code for problem in outcome.problems] == [Code.RESET_REQUIRED]
         assert outcome.after.mig == gpu.mig
         assert node.journal.total("nvmlDeviceSetMigMode") == 0
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "end"),
+    [
+        ("/system.slice/nvidia-persistenced.service", "`systemctl stop nvidia-persistenced`"),
+        ("/user.slice/user-0.slice/session-3.scope", "`kill {pid}`"),
+    ],
+)
+async def test_who_holds_a_gpu_open_that_is_not_reset(
+    tmp_path: Path, cgroup: str, end: str
+) -> None:
+    """Also where NVML lists nobody. The mode waits: with the process gone, or after a reboot."""
+    smi = ["sh", "-c", "echo GPU 3: In use by another client; exit 255"]
+    (tmp_path / "devices").write_text("Character devices:\n  1 nvidia\n")
+    with simulated("a100-40gb:4"), running("cat", "x") as pid:
+        for name, text in (("fdinfo/3", "flags:\t0100002\n"), ("cgroup", f"0::{cgroup}\n")):
+            (tmp_path / f"{pid}" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / f"{pid}" / name).write_text(text)
+        (tmp_path / f"{pid}/fd").mkdir()
+        (tmp_path / f"{pid}/fd/3").symlink_to("/dev/null")  # device 1, 3: this test's /dev/nvidia3
+        driver = Driver(observe_deadline=5, step_deadline=5, nvidia_smi=smi, proc_root=tmp_path)
+        async with driver, asyncio.timeout(LIMIT):
+            gpu = (await driver.observe()).gpus[3]
+            made = plan(wanting(on=True, gpu=gpu), ObservedNode((gpu,)), RESETS)
+            outcome = (await execute(made, driver, parallel=1, policy=RESETS)).gpus[0]
+    (problem,) = outcome.problems
+    assert problem.code is Code.IN_USE
+    assert f"held open by pid {pid} (cat)" in problem.message
+    assert problem.remedy == f"run {end.format(pid=pid)}, or reboot"
+    assert outcome.after.mig == MigMode(current=False, pending=True)
