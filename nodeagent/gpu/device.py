@@ -61,13 +61,17 @@ Value = TypeVar("Value")
 Other = TypeVar("Other")
 
 
+Boards = dict[tuple[object, ...], dict[object, Any]]
+
+
 class GpuDevice:
     """One GPU by NVML's index: its handle, the thread that makes its calls, and what need not be
     read twice.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, boards: Boards | None = None) -> None:
         self.index = index
+        self._boards: Boards = {} if boards is None else boards
         self.worker = Worker(f"GPU {index}")
         self.uuid = ""  # stays until another is read
         self.no_reset = ""  # a reset has shown it, and NVML is started anew around each
@@ -78,6 +82,7 @@ class GpuDevice:
         """There may be another GPU or another driver now, with other figures."""
         self._handle: Device | None = None
         self._identity: Gpu | None = None
+        self._common: dict[object, Any] | None = None
         self.needs_reset: bool | None = None  # by a change of the MIG mode; None: not known yet
         self.profiles: tuple[GpuInstanceProfile, ...] = ()  # as far as they are known
         self._compute: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
@@ -132,6 +137,18 @@ class GpuDevice:
                 else "",
             )
         return self._identity
+
+    @property
+    def _board(self) -> dict[object, Any]:
+        """What GPUs of the same board have in common, as far as one of them has read it. They are
+        read at the same time, and none waits for another.
+        """
+        if self._common is None:
+            one = self.identity()
+            board = (one.name, one.pci_device_id, one.pci_subsystem_id, one.memory, one.no_reset)
+            bios = _read(self.handle, "nvmlDeviceGetVbiosVersion", "")
+            self._common = self._boards.setdefault((*board, bios), {})
+        return self._common
 
     @property
     def picture(self) -> Gpu:
@@ -213,7 +230,8 @@ class GpuDevice:
         asked again once it is on.
         """
         if not self.profiles and self._none_offered_with != mode.current:
-            self._ask_for(range(_PROFILE_KINDS))
+            first = 3 * self.index % _PROFILE_KINDS  # another on each, so that they share the work
+            self._ask_for([*range(first, _PROFILE_KINDS), *range(first)])
             if self.profiles:
                 self.profiles += tuple(_beyond(_PROFILE_KINDS, self._read_known))
             self._none_offered_with = None if self.profiles else mode.current
@@ -241,6 +259,13 @@ class GpuDevice:
             return None
 
     def _read_known(self, kind: int) -> GpuInstanceProfile:
+        """What one GPU lacks may be denied in passing, and is no answer for another."""
+        known: GpuInstanceProfile | None = self._board.get(kind)
+        if known is None:
+            known = self._board[kind] = self._read_profile_with_places(kind)
+        return known
+
+    def _read_profile_with_places(self, kind: int) -> GpuInstanceProfile:
         handle = self.handle
         profile = nvml.gpu_instance_profile(handle, kind)
         name = profile_name(profile, self.identity().memory)
@@ -264,10 +289,12 @@ class GpuDevice:
     ) -> tuple[ComputeInstanceProfile, ...]:
         """How instances of `profile` can be divided: asked once, of the first one there is."""
         if profile.id not in self._compute:
+            key = ("compute", profile.id)
             kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices <= profile.slices]
-            found = tuple(self._read_compute(profile, instance, kinds))
+            found = self._board.get(key) or tuple(self._read_compute(profile, instance, kinds))
             if not found:
                 return ()
+            self._board[key] = found
             self._compute[profile.id] = found
             self.profiles = tuple(
                 replace(p, compute=found) if p.id == profile.id else p for p in self.profiles
@@ -283,9 +310,12 @@ class GpuDevice:
         known = self._compute.get(profile.id) or self._whole.get(profile.id)
         if not known:
             kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices == profile.slices]
-            known = tuple(self._read_compute(profile, instance, kinds, places=False))
+            key = ("whole", profile.id)
+            known = self._board.get(key) or tuple(
+                self._read_compute(profile, instance, kinds, places=False)
+            )
             if known:
-                self._whole[profile.id] = known
+                self._whole[profile.id] = self._board[key] = known
         return tuple(compute for compute in known if compute.slices == profile.slices)
 
     def holds_one(self, profile: GpuInstanceProfile) -> bool:

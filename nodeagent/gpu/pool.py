@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu import nvml
-from nodeagent.gpu.device import GpuDevice
+from nodeagent.gpu.device import Boards, GpuDevice
 from nodeagent.gpu.nvml_errors import UNINITIALIZED, unavailable
 from nodeagent.gpu.workers import Worker
 
@@ -75,6 +75,7 @@ class GpuPool:
         self._deadline = deadline
         self._worker = Worker("the driver")
         self._gpus: list[GpuDevice] = []
+        self._boards: Boards = {}
         self._lent: list[Worker] = []
         self.gpu_count = 0  # of those that the driver listed when they were counted last
         self._started = False  # written in the thread: what a caller gave up counts as well
@@ -109,6 +110,7 @@ class GpuPool:
             self._refused = error
             raise
         self._refused = None
+        self._boards.clear()
         for gpu in self._gpus:
             gpu.forget()
 
@@ -176,7 +178,8 @@ class GpuPool:
 
     async def enumerate(self) -> None:
         self.gpu_count = await self._call(nvml.device_count, what="counting GPUs")
-        self._gpus += map(GpuDevice, range(len(self._gpus), self.gpu_count))
+        new = range(len(self._gpus), self.gpu_count)
+        self._gpus += (GpuDevice(index, self._boards) for index in new)
 
     # --- calls between the steps, for sampling ----------------------------------------------------
 

@@ -6,6 +6,7 @@ back.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from fnmatch import fnmatchcase
 
@@ -108,6 +109,22 @@ async def test_a_fresh_process_recuts_a_gpu_with_few_calls() -> None:
         assert total(found, "*MemoryInfo*") == 1
         assert not total(found, "*ComputeMode")
         assert total(found) <= 150
+
+
+async def test_what_boards_have_in_common_is_asked_of_one() -> None:
+    """The profiles and their places that the first has read; what it lacks may be a passing no."""
+    with simulated("h100-80gb:2") as node:
+        async with open_driver(observe_deadline=30) as driver:
+            node.inject("nvmlDeviceGetVbiosVersion", gpu=1, hang=True)
+            looking = asyncio.create_task(driver.observe())
+            async with asyncio.timeout(30):
+                while not any(call.gpu == 0 for call in node.journal.named("*RunningProcesses*")):
+                    await asyncio.sleep(0.001)
+            node.clear_faults()
+            first, second = (await looking).gpus
+            places = node.journal.named("*GpuInstancePossiblePlacements*")
+            assert {call.gpu for call in places} == {0}
+            assert second.profiles == first.profiles != ()
 
 
 async def test_what_a_card_is_is_asked_anew_after_nvml_was_started_again() -> None:

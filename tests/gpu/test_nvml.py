@@ -63,6 +63,7 @@ PARAMETERS = {
     "nvmlDeviceGetSupportedEventTypes": ["handle"],
     "nvmlDeviceGetUUID": ["handle"],
     "nvmlDeviceGetVirtualizationMode": ["handle"],
+    "nvmlDeviceGetVbiosVersion": ["handle"],
     "nvmlDeviceReadPRMCounters_v1": ["handle", "c_info"],
     "nvmlDeviceRegisterEvents": ["handle", "eventTypes", "eventSet"],
     "nvmlDeviceSetComputeMode": ["handle", "mode"],
