@@ -198,6 +198,8 @@ class Entrance(asyncio.Protocol):
         except OSError as error:
             if slot in self._serving.slots:  # else it was ended for another
                 self._serving.refused(Reason.HANDSHAKE, slot.peer, type(error).__name__)
+            # Its frames refer to it: they would keep the buffers until garbage is collected.
+            error.__traceback__ = None
         finally:
             # Closed during the handshake: a newer configuration, perhaps with passwords, is served
             if secured is None or secured.is_closing() or self._serving.slots.closed:

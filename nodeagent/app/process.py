@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import os
 import signal
+from asyncio import sslproto
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -27,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _M_ARENA_MAX = -8  # of glibc's malloc.h
+_TLS_BUFFER = 16 * 1024  # bytes; TLS sends no more in one record
 
 
 def run(
@@ -48,6 +50,8 @@ def run(
             await made.run()
 
     _share_one_heap()
+    # Each connection has one, from before its handshake. asyncio's 256 KiB are 56 MiB for a peer.
+    sslproto.SSLProtocol.max_size = _TLS_BUFFER
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
     for problem in settings.dra.without_effect(in_cluster=is_in_cluster(settings.kubernetes)):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.agent_environment import agent_environment
 
 SOON = 60.0  # seconds that anything may take
@@ -83,6 +85,10 @@ class Process:
         code = self.popen.wait(SOON)
         self.errors.close()
         return code
+
+    def memory(self) -> int:
+        """Bytes of it that are resident."""
+        return psutil.Process(self.popen.pid).memory_info().rss
 
     def said(self) -> str:
         """What it, and every agent that ran in this folder before it, wrote to standard error."""

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import bcrypt
 
+from nodeagent.api.limits import TCP_LIMITS
 from tests.agent_environment import port_kept_free
 from tests.app.agent_process import Process, agent, write_plan
+from tests.cluster.client.test_access import certificate
 
 SOON = 60.0  # seconds that anything may take on a busy machine
 SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\na"
@@ -67,6 +69,37 @@ def test_garbage_fills_no_log(tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert "s3cret" not in said
     assert len(said) < 20_000
+
+
+def test_refused_handshakes_leave_no_memory_behind(tmp_path: Path) -> None:
+    """A peer's connections at once, again and again, that speak no TLS: no password is needed."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    certificate(tmp_path)
+    (tmp_path / "web.yaml").write_text(
+        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
+    )
+    settings = {"NODEAGENT_METRICS_WEB_CONFIG": f"{tmp_path}/web.yaml"}
+    with (
+        port_kept_free() as metrics,
+        agent(tmp_path, NODEAGENT_METRICS_LISTEN=f"127.0.0.1:{metrics}", **settings) as process,
+    ):
+        process.until_phase("InSync")
+        until_listening(metrics)
+        before = process.memory()
+        for _ in range(5):
+            with contextlib.ExitStack() as stack:
+                address = ("127.0.0.1", metrics)
+                clients = [
+                    stack.enter_context(socket.create_connection(address, SOON))
+                    for _ in range(TCP_LIMITS.connections_of_peer)
+                ]
+                for client in clients:
+                    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                for client in clients:
+                    with contextlib.suppress(ConnectionError):
+                        assert client.recv(4096) == b""
+        assert process.memory() - before < 24 << 20
+        assert process.end() == 0
 
 
 GARBAGE = (
