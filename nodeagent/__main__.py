@@ -10,11 +10,10 @@ def main() -> int:
 
     A SIGTERM that comes while the agent is still being imported waits until the agent can end
     well: for the init of a container the kernel would drop it, for others it would be a failure.
+    It arrives at once where the command turns out to be another one.
     """
-    if "run" in sys.argv[1:]:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    else:
-        gc.set_threshold(200_000)  # looking through what is imported for garbage takes 10 ms
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    gc.disable()  # looking through what is imported for garbage takes 10 ms
     from nodeagent.cli import main as command_line
 
     return command_line()

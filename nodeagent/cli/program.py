@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -85,10 +87,8 @@ def _main(argv: list[str] | None) -> int:
         _flush()
         return int(end.code or 0)
     output = Output(options.output, colour=not options.no_color)
-    if argv is None and options.command == "run":
-        # structlog loads rich where there is one, for tracebacks that the agent does not paint:
-        # 3 MiB for as long as it runs.
-        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None: not to be found
+    if argv is None:
+        _begin_process(options.command)
     with nullcontext() if argv is not None or options.command in _WITH_TLS else left_out("ssl"):
         run = command(options.command)
     code = run(options, output)
@@ -96,6 +96,18 @@ def _main(argv: list[str] | None) -> int:
         complain(f"the answer could not be written: {output.failure.strerror}")
         return max(code, ExitCode.FAILED)
     return code
+
+
+def _begin_process(command: str) -> None:
+    """Go on from `__main__`, by the command; the agent unblocks signals where it can end well."""
+    if command == "run":
+        # structlog loads rich where there is one, for tracebacks that the agent does not paint:
+        # 3 MiB for as long as it runs.
+        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None: not to be found
+    else:
+        gc.set_threshold(200_000)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    gc.enable()
 
 
 def command(name: str) -> Run:

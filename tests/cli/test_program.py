@@ -105,18 +105,19 @@ def test_ascii_terminals_get_ascii(h100: Program) -> None:
     assert "|3g.40gb" in shown.stdout
 
 
-def test_interrupting_is_silent(h100: Program) -> None:
-    """Ctrl-C during a look at a slow driver: code 130 and no traceback."""
-    h100.on("simulate", "fault", "nvmlDeviceGetCount*", "--latency", "30", "--count", "1")
-    words = ("export", "--state", h100.state)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_interrupting_is_silent(h100: Program, number: signal.Signals, code: int) -> None:
+    """Ctrl-C and `kill` during a look at a slow driver: at once and without a traceback."""
+    h100.on("simulate", "fault", "nvmlDeviceGetCount*", "--latency", "60", "--count", "1")
+    words = ("export", "--state", h100.state, "--run-dir", "run")
     with h100.process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 30
         while json.loads(h100.state.read_text())["faults"]:  # spent once the look has begun
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert err == b""
 
 
