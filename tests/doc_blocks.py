@@ -59,12 +59,8 @@ def blocks_of(text: str) -> Iterator[Block]:
 
 
 def words_of(command: str) -> tuple[list[str], str | None]:
-    """A command's words as a shell splits them, without the `&` that starts it in the background,
-    and the file that its output goes to.
-    """
+    """A command's words as a shell splits them, and the file that its output goes to."""
     words = shlex.split(command, comments=True)
-    if words and words[-1] == "&":
-        words.pop()
     if len(words) > 2 and words[-2] == ">":
         return words[:-2], words[-1]
     return words, None

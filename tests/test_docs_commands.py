@@ -40,6 +40,14 @@ def test_every_block_says_what_it_is() -> None:
             assert block.info != "console" or block.lines[0] in COMPARED, where
 
 
+def test_no_command_starts_beside_the_one_before() -> None:
+    """A block may be pasted whole: what is left in the background would race with the next line."""
+    lines = [
+        line for blocks in BLOCKS.values() for b in blocks if b.info in MARKS for line in b.lines
+    ]
+    assert [line for line in lines if re.search(r"(?<!&)&(?!&)\s*(#|$)", line)] == []
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """One whose name is short, since sockets of MPS lie in it."""
