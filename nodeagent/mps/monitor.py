@@ -128,7 +128,8 @@ class DaemonMonitor:
             self._sockets.keep(hidden=hidden)
             self.gate_fault = "" if hidden else self.gate_fault
         except OSError as error:
-            words = f"its sockets cannot be moved: {error.strerror or error}"
+            where = self.state.spec.pipe_directory
+            words = f"its sockets cannot be moved in {where}: {error.strerror or error}"
             if words != self.gate_fault:
                 report = model.Report(Subject.STILL_IN_USE, words)
                 self._context.report(self.state.spec.device, report)
@@ -260,7 +261,8 @@ class DaemonMonitor:
         except FileNotFoundError:
             pass  # the directory is gone, which the next poll will report
         except OSError as error:
-            words = f"its pipe directory cannot be made root's: {error.strerror or error}"
+            where = self.state.spec.pipe_directory
+            words = f"its pipe directory {where} cannot be made root's: {error.strerror or error}"
             self._handle(model.KeptOut(self.run, words))
             return False
         return True

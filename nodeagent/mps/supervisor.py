@@ -8,6 +8,7 @@ and the record for the next agent. Everything happens in one event loop.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -33,6 +34,15 @@ from nodeagent.structs import replace
 
 _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
 _AGAIN = 1.0  # seconds until a record that could not be written is tried again
+
+
+# What the machine may lack for a while.
+_SHORT = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+    }
+)
 
 
 class Supervisor:
@@ -270,7 +280,7 @@ class Supervisor:
             write_record(context.run_dir, self._record_now(spec))
             process = await context.launcher.launch(spec)
         except (NodeagentError, OSError) as error:
-            self.handle(model.StartFailed(action.run, str(error)))
+            self.handle(model.StartFailed(action.run, str(error), short=_is_short(error)))
             return
         except Exception as error:  # noqa: BLE001  # else its life would wait for this for ever
             self.handle(model.StartFailed(action.run, error_sentence(error)))
@@ -334,7 +344,13 @@ class Supervisor:
             self._written = None  # what is there now is not known
             self._retry = self._loop.call_later(_AGAIN, self._keep_record)
             if failed is None:
-                why = f"its record for the next agent cannot be written: {error.strerror or error}"
+                reason = f"{error.filename}: {error.strerror}" if error.filename else error
+                why = f"its record for the next agent cannot be written: {reason}"
                 self.context.report(self.device, model.Report(Subject.START_FAILED, why))
         else:
             self._written = record
+
+
+def _is_short(error: Exception) -> bool:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _SHORT

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import os
 
 import pytest
 
@@ -18,6 +20,7 @@ from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import (
     GPU,
     OTHER_GPU,
+    POLICY,
     US,
     FleetRig,
     limits,
@@ -52,6 +55,24 @@ async def test_start_and_stop(version: str) -> None:
             assert (fleet.statuses(), fleet.daemon_of(GPU), fleet.running()) == ((), None, ())
         assert rig.processes() == []
         assert list((rig.run_dir / "mps").iterdir()) == []
+
+
+async def test_a_full_disk_is_no_failure_of_the_daemon_s(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was started, so nothing crashed: it is tried again soon, and the file is named."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with rig.fleet(quick(longest_delay=3600.0)) as fleet:
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "fsync", full)
+            with pytest.raises(NotReady, match=f"No space left on device.*{GPU}/record.json"):
+                await fleet.start(GPU, wanted())
+            await until(lambda: len(rig.said(Subject.START_FAILED)) > 2 * POLICY.most_failures)
+            assert rig.said(Subject.FAILED) == []
+        assert (await ready(fleet)).restarts == 0
 
 
 async def test_devices_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:

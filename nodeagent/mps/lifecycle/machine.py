@@ -67,11 +67,12 @@ def _of_run(life: Transition, event: model.RunEvent) -> None:
     state = life.state
     match event:
         case model.Started(pid=pid, found=found):
-            life.state = replace(state, pid=pid, was_ready=state.was_ready or found)
+            was_ready = state.was_ready or found
+            life.state = replace(state, pid=pid, was_ready=was_ready, shortages=0)
             how = "that runs already is taken over" if found else "was started"
             life.report(Subject.STARTED, f"the daemon {how} as pid {pid}")
         case model.StartFailed():
-            life.ended(model.Report(Subject.START_FAILED, event.reason), quick=True)
+            life.not_started(event)
         case model.Exited():
             _exited(life, event)
         case model.Answered():

@@ -81,6 +81,7 @@ class State(Struct, frozen=True):
     pid: int | None = None
     restarts: int = 0  # by its own accord, after it ended by itself
     failures: int = 0  # quick ones in a row
+    shortages: int = 0  # starts in a row for which the machine lacked something
     silences: int = 0  # in a row
     kept_out: str = ""  # why it cannot be asked, as reported last; "" once it has answered
     excused: bool = False  # it could not be asked since its deadline began
@@ -119,9 +120,12 @@ class Started(OfRun, frozen=True):
 
 
 class StartFailed(OfRun, frozen=True):
-    """There is no process: the program could not be run, or an orphan could not be ended."""
+    """There is no process: the program could not be run, or an orphan could not be ended.
+    `short`: the machine lacked what a start takes, such as room on a disk.
+    """
 
     reason: str
+    short: bool = False
 
 
 class Exited(OfRun, frozen=True):

@@ -33,6 +33,7 @@ def fresh(state: model.State, spec: DaemonSpec) -> model.State:
         run=state.run + 1,
         restarts=state.restarts,
         failures=state.failures,
+        shortages=state.shortages,
         why="has not answered yet",
     )
 
@@ -155,9 +156,27 @@ class Transition(Struct):
             self.actions.append(sweep)
             self.wait(retry_delay(self.settings, self.state.failures, self.jitter))
 
+    def not_started(self, event: model.StartFailed) -> None:
+        """What the machine will have again was missing: that is no failure of the daemon's, and it
+        is tried again soon. Anything else is a quick end.
+        """
+        before, deadline = self.state, self.settings.start_deadline
+        report = model.Report(Subject.START_FAILED, event.reason)
+        if not event.short or before.phase is Phase.DRAINING:
+            self.ended(report, quick=True)
+            return
+        self.actions.append(report)
+        shortages = before.shortages + 1
+        self.state = replace(
+            before, phase=Phase.BACKOFF, ending=Ending.NO, shortages=shortages, why=event.reason
+        )
+        self.actions.append(model.SweepOrphans(before.spec))
+        self.wait(min(retry_delay(self.settings, self.state.shortages, self.jitter), deadline))
+
     def start_again(self, spec: DaemonSpec) -> None:
-        """As `start`, by its own accord."""
-        self.state = replace(self.state, restarts=self.state.restarts + 1)
+        """As `start`, by its own accord; counted where there was one before."""
+        restarts = self.state.restarts + (not self.state.shortages)
+        self.state = replace(self.state, restarts=restarts)
         self.start(spec)
 
     def _failed(self, report: model.Report, sweep: model.SweepOrphans) -> None:
