@@ -18,8 +18,8 @@ _LEAVING = 2.0  # seconds for putting back at the end what was done around a cha
 
 
 class ClusterService:
-    """The Node followed and written (`publisher`), and the cluster around a change (`hooks`), while
-    `run` runs.
+    """The Node followed and written (`publisher`), the cluster around a change (`hooks`), and what
+    limits the agent's account there (`guard`), while `run` runs.
 
     Raises UsageError for wrong settings.
     """
@@ -28,6 +28,7 @@ class ClusterService:
         from nodeagent.cluster.client.access import ClusterAccess
         from nodeagent.cluster.client.credentials import credentials_of
         from nodeagent.cluster.drain.hooks import ClusterHooks
+        from nodeagent.cluster.guard import NodeGuard
         from nodeagent.cluster.publisher import NodePublisher
 
         settings, events = shared.settings, shared.events
@@ -45,6 +46,11 @@ class ClusterService:
             policy=settings.policy,
             wake=shared.control.nudge,
             report=events.add,
+        )
+        self.guard = NodeGuard(
+            self.access,
+            settings.node_name,
+            on_change=lambda: shared.control.nudge("the account's limits are others"),
         )
         self.publisher = NodePublisher(
             self.access,
@@ -83,5 +89,6 @@ class ClusterService:
                 async with asyncio.TaskGroup() as parts:
                     parts.create_task(self.publisher.run(), name="publisher")
                     parts.create_task(self.hooks.run(), name="hooks")
+                    parts.create_task(self.guard.run(), name="guard")
             finally:
                 await self.hooks.shut_down(within=_LEAVING)

@@ -263,7 +263,10 @@ class Agent:
         readers = (*self._health.problems, *self._sampling.problems)
         claims = self._claims or self._left_claims
         of_claims = claims.problems if claims else ()
-        return (*self._own_files.problems, *self._without_effect, *readers, *of_claims)
+        guard = self._cluster.guard.problem if self._cluster else None
+        of_account = (guard,) if guard else ()
+        own = (*self._own_files.problems, *self._without_effect)
+        return (*own, *readers, *of_claims, *of_account)
 
     def _health_changed(self) -> None:
         """The cluster gets it at once, plans with the next look."""

@@ -46,6 +46,7 @@ class Code(StrEnum):
     OWNED = "Owned"  # another program splits the node's GPUs, too
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
     CONTESTED = "Contested"  # another program overwrites what this agent writes on the Node
+    UNGUARDED = "Unguarded"  # no admission policy limits what the agent's account may change
     CLUSTER = "Cluster"  # a change cannot be announced to the API server, which comes first
 
 

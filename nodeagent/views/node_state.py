@@ -51,6 +51,7 @@ SHOWN_ONLY = frozenset(
         Code.RUN_DIRECTORY,
         Code.SOURCE_MISSING,
         Code.CONTESTED,
+        Code.UNGUARDED,
     }
 )
 

@@ -80,6 +80,15 @@ async def unwritten(api: ApiServer, seconds: float) -> None:
         await asyncio.sleep(0.05)
 
 
+async def test_an_account_that_nothing_limits(tmp_path: Path, api: ApiServer) -> None:
+    """Where no admission policy denies what is not an agent's, that is the headline."""
+    api.access.unguarded = True
+    async with agent(tmp_path, api, "t4:1"):
+        found = await until_status(api, lambda status: bool(status["problems"]))
+    assert found["headline"]["severity"] == "warning"
+    assert found["headline"]["code"] == "Unguarded"
+
+
 def without_events(api: ApiServer) -> Counter[str]:
     """The requests so far, but for Events, which are sent at leisure."""
     return Counter(

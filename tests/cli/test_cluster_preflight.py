@@ -55,10 +55,21 @@ async def test_all_well_changes_nothing(api: ApiServer, tmp_path: Path) -> None:
     before = api.node(NODE)
     found = await _look(api, tmp_path)
     assert {finding.level for finding in found.values()} == {"ok"}
-    assert found.keys() >= {"API server", "Node", "Node's changes", "rights", "other managers"}
+    checks = {"API server", "Node", "Node's changes", "limits", "rights", "other managers"}
+    assert found.keys() >= checks
     assert api.node(NODE) == before
-    written = [request for request in api.requests if request.method == "PATCH"]
-    assert [(request.query, request.body) for request in written] == [({"dryRun": "All"}, {})] * 2
+    written = [request.query for request in api.requests if request.method == "PATCH"]
+    assert written == [{"dryRun": "All"}] * 3
+
+
+async def test_an_account_that_nothing_limits(api: ApiServer, tmp_path: Path) -> None:
+    """Without admission policies all rights are there, and that is a warning."""
+    api.access.unguarded = True
+    before = api.node(NODE)
+    found = await _look(api, tmp_path)
+    assert (found["rights"].level, found["limits"].level) == ("ok", "warning")
+    assert "node-policy.yaml" in found["limits"].remedy
+    assert api.node(NODE) == before
 
 
 async def test_a_name_that_no_node_has(api: ApiServer, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ class Access:
 
     `own_node` maps a token to the name of the only Node that it may write to, as an admission
     policy does it: anything else is denied with `denial` (422, or 403 where the policy says so).
-    `withheld` are the rights that no user has; every user has all others.
+    `withheld` are the rights that no user has; every user has all others. Unless `unguarded`, the
+    annotation by which an agent tries whether policies limit it is denied.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class Access:
         self.own_node: dict[str, str] = {}
         self.denial = 422
         self.withheld: set[Right] = set()
+        self.unguarded = False
 
     def revoke(self, token: str) -> None:
         """The token is refused from now on, also when it was the last one."""
@@ -50,6 +52,12 @@ class Access:
         verb, resource = right_of(request)
         if (verb, resource) in self.withheld:
             raise Refused(403, f'{resource} is forbidden: User "agent" cannot {verb} it')
+        if not self.unguarded and "guard.nodeagent.io/" in str(request.body):
+            raise Refused(
+                403,
+                "nodes is forbidden: ValidatingAdmissionPolicy 'nodeagent-own-node' with binding "
+                "'nodeagent-own-node' denied request: no annotation of an agent",
+            )
         own = self.own_node.get(request.who)
         if own is None or not request.write or not request.path.startswith(NODES):
             return

@@ -195,7 +195,8 @@ class Routes:
             )
             return _kept_apart(key.plural, found, after, status=status)
 
-        return web.json_response(self._store.change(key, edit))
+        dry_run = request.query.get("dryRun") == "All"
+        return web.json_response(self._store.change(key, edit, dry_run=dry_run))
 
     async def apply_status(self, request: web.Request) -> web.Response:
         """Of a ResourceClaim, by server-side apply."""

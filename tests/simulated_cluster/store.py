@@ -114,7 +114,9 @@ class Store:
         check_metadata(kind, name, metadata)
         return self._write(key, None, made)
 
-    def change(self, key: Key, edit: Callable[[Object], Object]) -> Object:
+    def change(
+        self, key: Key, edit: Callable[[Object], Object], *, dry_run: bool = False
+    ) -> Object:
         """Put what `edit` makes of a copy; raises Refused where that is not allowed."""
         before = self._found(key)
         after = edit(copy.deepcopy(before))
@@ -134,8 +136,8 @@ class Store:
             if metadata.get(field) != before["metadata"].get(field):
                 raise invalid(kind, key.name, f"metadata.{field}: field is immutable")
         _without_empty(metadata)
-        if after == before:
-            return copy.deepcopy(before)
+        if after == before or dry_run:
+            return copy.deepcopy(after)
         return self._write(key, before, after)
 
     def delete(self, key: Key) -> Object:

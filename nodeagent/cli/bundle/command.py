@@ -57,7 +57,8 @@ _JOURNAL_PATIENCE = 20.0  # seconds
 # Checks of the machine. The others look into files, and may quote them: only how they end is shown.
 _OF_THE_MACHINE = re.compile(
     r"gpus|gpu \d+|driver|permission|nvidia-smi|persistence mode|fabric manager|(run|state)\.dir"
-    r"|writer|mps( .+)?|other owners|kernel log|kubelet|plan on this node|Node('s changes)?|rights"
+    r"|writer|mps( .+)?|other owners|kernel log|kubelet|plan on this node|Node('s changes)?|limits"
+    r"|rights"
 )
 
 

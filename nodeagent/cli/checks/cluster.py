@@ -1,6 +1,6 @@
 """Preflight: the cluster, as far as the agent's own account may see it.
 
-Nothing is changed: what is tried are patches that hold nothing and are dry runs besides.
+Nothing is changed: what is tried are dry runs of patches that hold nothing, or what must be denied.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from nodeagent.cluster.client.requests import DRA_GROUP, Right
 from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.cluster.drain.owners import owned_by_others
 from nodeagent.cluster.drain.pods import pod_of
+from nodeagent.cluster.guard import UNGUARDED, is_guarded
 from nodeagent.cluster.plan_sources.nos.source import place_of
 from nodeagent.cluster.plan_sources.registry import check_source
 from nodeagent.errors import UsageError
@@ -73,7 +74,7 @@ async def _findings(
         return [
             *found,
             ok("Node", f"the Node {name} exists"),
-            await _changes(access, name),
+            *await _changes(access, name),
             *_unused(settings),
             *await _rights(access, settings, claims=claims),
             *await _runtime_class(access),
@@ -103,13 +104,17 @@ def _unreadable_node(fault: faults.ClusterFault) -> PreflightFinding:
             return error("API server", fault.message, fault.remedy or _AGAIN)
 
 
-async def _changes(access: ClusterAccess, name: str) -> PreflightFinding:
+async def _changes(access: ClusterAccess, name: str) -> list[PreflightFinding]:
     try:
         await access.send(requests.patch_node(name, {}, dry_run=True))
         await access.send(requests.patch_node_status(name, {}, dry_run=True))
+        guarded = await is_guarded(access, name)
     except faults.ClusterFault as fault:
-        return error("Node's changes", fault.message, _remedy_of(fault))
-    return ok("Node's changes", f"{name} may be changed")
+        return [error("Node's changes", fault.message, _remedy_of(fault))]
+    changes = ok("Node's changes", f"{name} may be changed")
+    if not guarded:
+        return [changes, warning("limits", UNGUARDED.message, UNGUARDED.remedy)]
+    return [changes, ok("limits", "admission policies limit what the account may change")]
 
 
 def _remedy_of(fault: faults.ClusterFault) -> str:

@@ -1,0 +1,62 @@
+"""Finds out whether admission policies hold the agent's account to what is an agent's.
+
+A policy that was refused, was deleted, or names another account leaves no other trace. So a change
+that every one of them must deny is tried, as a dry run and of a key that means nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from nodeagent.cluster.client import faults, requests
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.plan.problems import Code, Problem
+
+FOREIGN: Final = "guard.nodeagent.io/probe"
+"""An annotation that no agent may write."""
+UNGUARDED: Final = Problem(
+    Code.UNGUARDED,
+    "no admission policy limits the agent's account: its token can change every Node",
+    "kubectl apply -f manifests/base/node-policy.yaml, which has to name this account; "
+    "`nodeagent check` tries it again",
+)
+_INTERVAL: Final = 3600.0  # seconds
+_SOON: Final = 60.0  # seconds; policies may be applied after the agent
+
+
+async def is_guarded(access: ClusterAccess, node: str) -> bool:
+    """Raises ClusterFault where that cannot be found out."""
+    foreign = {"metadata": {"annotations": {FOREIGN: ""}}}
+    try:
+        await access.send(requests.patch_node(node, foreign, dry_run=True))
+    except (faults.NotAllowed, faults.RequestRefused):
+        return True
+    return False
+
+
+class NodeGuard:
+    """Looks while `run` runs. `problem` is None while the account is limited, or not known to be
+    unlimited; `on_change` is called when it is another.
+    """
+
+    def __init__(self, access: ClusterAccess, node: str, *, on_change: Callable[[], None]) -> None:
+        self._access = access
+        self._node = node
+        self._on_change = on_change
+        self.problem: Problem | None = None
+
+    async def run(self) -> NoReturn:
+        while True:
+            before, wait = self.problem, _SOON
+            try:
+                if await is_guarded(self._access, self._node):
+                    self.problem, wait = None, _INTERVAL
+                else:
+                    self.problem = UNGUARDED
+            except faults.ClusterFault:
+                pass  # who follows the Node reports it
+            if self.problem != before:
+                self._on_change()
+            await asyncio.sleep(wait)

@@ -1,0 +1,32 @@
+"""Whether something limits the agent's account is found out, and found out again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.guard import UNGUARDED, NodeGuard
+from tests.cluster.client.rig import running, until
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_policies_that_come_later(server: ApiServer, access: ClusterAccess) -> None:
+    """They end the problem within a minute or so; a server that does not answer changes nothing."""
+    server.access.unguarded = True
+    guard = NodeGuard(access, "n", on_change=lambda: None)
+    async with running(guard.run()):
+        await until(lambda: guard.problem == UNGUARDED)
+        server.faults.next(1, Answer(503))
+        await asyncio.sleep(90.0)
+        assert guard.problem == UNGUARDED
+        server.access.unguarded = False
+        await until(lambda: guard.problem is None, seconds=90.0)
+        asked = len(server.requests)
+        await asyncio.sleep(3.5 * 3600.0)
+        assert len(server.requests) - asked == 3
+    assert "guard.nodeagent.io/probe" not in str(server.node("n"))
