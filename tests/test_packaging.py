@@ -132,10 +132,7 @@ def test_licences_are_those_of_the_packages() -> None:
         exact = metadata.get_all("License-Expression", [])
         loose = " ".join(metadata.get_all("License", []) + metadata.get_all("Classifier", []))
         family = {"PSF-2.0": "Python Software Foundation"}.get(listed, listed.partition("-")[0])
-        assert exact == [listed] or (not exact and family in loose) or name in SILENT, name
-
-
-SILENT = {"cel-python"}  # its metadata say nothing; the text beside them is Apache's
+        assert exact == [listed] or (not exact and family in loose), name
 
 
 # --- the image ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Admission policies judged as the API server does, by another interpreter of CEL.
+"""Admission policies judged as the API server does, by another interpreter of CEL: with types.
 
 Objects are given as the API server hands them to a policy: without keys that are empty.
 """
@@ -6,13 +6,11 @@ Objects are given as the API server hands them to a policy: without keys that ar
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any
 
-import celpy
-from celpy.adapter import json_to_cel
-from celpy.celtypes import MapType, StringType, Value
-from celpy.evaluation import CELEvalError
+from cel_expr_python import cel
 
 from tests.manifests.rendering import one, written
 
@@ -40,18 +38,28 @@ class Asked:
     user: str = AGENT
     namespace: str = ""
 
-    def context(self) -> dict[str, Value]:
+    def context(self) -> dict[str, Any]:
         """What the expressions see."""
         extra = {NODE_NAME: [self.node]} if self.node else {}
         user = {"username": self.user, **({"extra": extra} if extra else {})}
         request = {"operation": self.operation, "userInfo": user, "namespace": self.namespace}
         if "/" in self.resource:
             request["subResource"] = self.resource.partition("/")[2]
-        return {
-            "request": json_to_cel(request),
-            "object": json_to_cel(self.after),
-            "oldObject": json_to_cel(self.before),
-        }
+        return {"request": request, "object": self.after, "oldObject": self.before}
+
+
+# Those that begin a list, and no index.
+_LISTS = re.compile(r"(?<![\w)\]])\[([^\[\]]*)\]")
+
+
+def compiled(expression: str, variables: dict[str, cel.Type]) -> cel.Expression:
+    """Raises RuntimeError for what has no type, and ValueError where Kubernetes' compiler is
+    stricter: what a list holds has one type, and a dynamic value and a string have not.
+    """
+    for elements in _LISTS.findall(expression):
+        if not re.fullmatch(r"('[^']*'(, *|$))*", elements.strip()):
+            raise ValueError(f"[{elements}]: a list of other things than strings")
+    return cel.NewEnv(variables=variables).compile(expression)
 
 
 class AdmissionPolicy:
@@ -60,15 +68,19 @@ class AdmissionPolicy:
     def __init__(self, document: dict[str, Any]) -> None:
         spec = document["spec"]
         self._rules = spec["matchConstraints"]["resourceRules"]
-        self._environment = celpy.Environment()
-        self._conditions = [self._compiled(c["expression"]) for c in spec["matchConditions"]]
-        self._variables = {
-            v["name"]: self._compiled(v["expression"]) for v in spec.get("variables", ())
-        }
+        self._known = dict.fromkeys(("request", "object", "oldObject"), cel.Type.DYN)
+        self._conditions = [self._holds(c["expression"]) for c in spec["matchConditions"]]
+        self._variables: dict[str, cel.Expression] = {}
+        for variable in spec.get("variables", ()):
+            name = f"variables.{variable['name']}"
+            self._variables[name] = compiled(variable["expression"], self._known)
+            self._known[name] = self._variables[name].return_type()
         self._validations = [
             (
-                self._compiled(v["expression"]),
-                self._compiled(v["messageExpression"]) if "messageExpression" in v else None,
+                self._holds(v["expression"]),
+                self._of_type(cel.Type.STRING, v["messageExpression"])
+                if "messageExpression" in v
+                else None,
                 v.get("message", ""),
             )
             for v in spec["validations"]
@@ -77,38 +89,42 @@ class AdmissionPolicy:
     def denials(self, asked: Asked) -> list[str]:
         """The messages of all validations that fail; empty when the request is let through.
 
-        Raises CELEvalError where an expression has no value: the API server would deny that too,
+        Raises ValueError where an expression has no value: the API server would deny that too,
         but without a word that helps.
         """
         context = asked.context()
         if not self._concerns(asked, context):
             return []
-        variables = MapType()
-        context["variables"] = variables
         for name, program in self._variables.items():
-            variables[StringType(name)] = _value(program, context)
+            context[name] = _value(program, context)
         return [
             str(_value(words, context)) if words else message
             for holds, words, message in self._validations
             if not _value(holds, context)
         ]
 
-    def _concerns(self, asked: Asked, context: dict[str, Value]) -> bool:
+    def _concerns(self, asked: Asked, context: dict[str, Any]) -> bool:
         named = any(
             asked.operation in rule["operations"] and asked.resource in rule["resources"]
             for rule in self._rules
         )
         return named and all(_value(condition, context) for condition in self._conditions)
 
-    def _compiled(self, expression: str) -> celpy.Runner:
-        return self._environment.program(self._environment.compile(expression))
+    def _holds(self, expression: str) -> cel.Expression:
+        return self._of_type(cel.Type.BOOL, expression)
+
+    def _of_type(self, wanted: cel.Type, expression: str) -> cel.Expression:
+        program = compiled(expression, self._known)
+        if program.return_type() != wanted:
+            raise ValueError(f"{expression}: {program.return_type()} instead of {wanted}")
+        return program
 
 
-def _value(program: celpy.Runner, context: dict[str, Value]) -> Value:
-    found = program.evaluate(context)
-    if isinstance(found, CELEvalError):
-        raise found
-    return found
+def _value(program: cel.Expression, context: dict[str, Any]) -> Any:
+    found = program.eval(data=context)
+    if found.type() == cel.Type.ERROR:
+        raise ValueError(str(found))
+    return found.plain_value()
 
 
 @functools.cache

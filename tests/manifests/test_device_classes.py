@@ -6,11 +6,10 @@ from functools import cache
 from textwrap import dedent
 from typing import Any
 
-import celpy
 import kubernetes_validate
 import pytest
 import yaml
-from celpy.adapter import json_to_cel
+from cel_expr_python import cel
 
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, mig_device_name, places
 from nodeagent.claims.offering.offer import OfferContext, make_offer
@@ -22,6 +21,7 @@ from nodeagent.cluster.drain.device_plugin import resource_of
 from nodeagent.simulation.boards import board_names, load_board
 from tests.claims.boards import NODE, mig_off
 from tests.doc_blocks import blocks_of
+from tests.manifests.admission import compiled
 from tests.manifests.rendering import MANIFESTS, Document, written
 from tests.plan.cards import card
 
@@ -57,20 +57,21 @@ def as_cel(device: dict[str, Any]) -> Any:
     for name, value in device["attributes"].items():
         domain, _, key = name.rpartition("/")
         (attributes.setdefault(domain, {})[key],) = value.values()
-    return json_to_cel({"driver": DRIVER, "attributes": attributes})
+    return {"driver": DRIVER, "attributes": attributes}
 
 
 @cache
-def selector(name: str) -> celpy.Runner:
+def selector(name: str) -> cel.Expression:
     """Of the class, compiled; each has one."""
     (one,) = classes()[name]["spec"]["selectors"]
-    environment = celpy.Environment()
-    return environment.program(environment.compile(one["cel"]["expression"]))
+    return compiled(one["cel"]["expression"], {"device": cel.Type.DYN})
 
 
 def chosen(name: str, devices: list[dict[str, Any]]) -> set[str]:
     """Names of the devices that the class takes."""
-    return {d["name"] for d in devices if selector(name).evaluate({"device": as_cel(d)})}
+    return {
+        d["name"] for d in devices if selector(name).eval(data={"device": as_cel(d)}).plain_value()
+    }
 
 
 def test_every_profile_has_a_class() -> None:

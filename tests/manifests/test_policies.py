@@ -10,8 +10,9 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+from cel_expr_python import cel
 
-from tests.manifests.admission import POLICIES, Asked, policy
+from tests.manifests.admission import POLICIES, Asked, compiled, policy
 from tests.manifests.rendering import one, written
 
 # Of every kind of the newest Kubernetes, by the name that they refer to each other with.
@@ -223,3 +224,24 @@ def test_of_claims_the_own_devices_are_written() -> None:
     labelled = {**before, "metadata": {"name": "x", "labels": {"a": "c"}}}
     assert "not an agent's" in denials(labelled)
     assert denials(labelled, user="system:serviceaccount:other:other") == ""
+
+
+# --- the interpreter ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "object.a in [object.b, 'x']",  # what no list of Kubernetes' may hold
+        "['x', 1] == []",
+        "object.a + 'x' + 1",
+        "request.operation == 'DELETE' ? 1 : 'x'",
+        "oject.a",
+        "variables.later",
+    ],
+)
+def test_expressions_that_a_real_server_refuses_are_refused(expression: str) -> None:
+    """Each has types that do not fit, or names what is not there."""
+    known = dict.fromkeys(("request", "object"), cel.Type.DYN)
+    with pytest.raises((ValueError, RuntimeError), match=r"list of other|INVALID_ARGUMENT"):
+        compiled(expression, known)
