@@ -16,15 +16,23 @@ import aiohttp
 import pytest
 import yaml
 
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.credentials import Kubeconfig
+from nodeagent.cluster.guard import is_guarded
 from tests.manifests import rendering
 from tests.manifests.node_changes import ALLOWED, BARE, DENIED, Change
 from tests.manifests.rendering import MANIFESTS, OVERLAYS, with_components
+from tests.simulated_cluster.claim_status import APPLY
 from tests.simulated_cluster.patching import MERGE
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
 
 _WHY_NOT = why_not() or rendering.why_not()
 pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 NODES = "/api/v1/nodes"
+PODS = "/api/v1/namespaces/{}/pods"
+EVENTS = "/api/v1/namespaces/{}/events"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 EVERYTHING = ("dra", "evictions", "plugin-pod-deletion")  # components with policies
 
 
@@ -64,7 +72,7 @@ class Admin:
         content_type: str = MERGE,
     ) -> tuple[int, str]:
         """Status and text of the answer. `agent_of`: as the agent whose token names this Node."""
-        token = self._server.token if agent_of is None else await self._token(agent_of)
+        token = self._server.token if agent_of is None else await self.token(agent_of)
         headers = {"Authorization": f"Bearer {token}"}
         if method == "PATCH":
             headers["Content-Type"] = content_type
@@ -86,7 +94,29 @@ class Admin:
         status, text = await self.ask("PATCH", f"{NODES}/{name}/status", {"status": like["status"]})
         assert status == 200, text
 
-    async def _token(self, node: str) -> str:
+    async def may(self, method: str, path: str, body: Any = None, **more: Any) -> str:
+        """What the policies say to the agent of gpu-0; "" where they let it through."""
+        status, text = await self.ask(method, path, body, agent_of="gpu-0", **more)
+        assert status in {200, 201, 403}, text
+        return text if status == 403 else ""
+
+    async def pod(
+        self, name: str, node: str, *, owned: bool = True, namespace: str = "default"
+    ) -> str:
+        """The path of a pod that is made there, of a DaemonSet or alone."""
+        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "x", "uid": "1"}
+        owners = [{**owner, "controller": True}] if owned else []
+        spec = {
+            "nodeName": node,
+            "containers": [{"name": "main", "image": "none"}],
+            "terminationGracePeriodSeconds": 0,
+        }
+        metadata = {"name": name, "ownerReferences": owners}
+        await self.made(PODS.format(namespace), {"metadata": metadata, "spec": spec})
+        return f"{PODS.format(namespace)}/{name}"
+
+    async def token(self, node: str) -> str:
+        """Bound to this Node, or to none."""
         if node not in self._tokens:
             bound = {"boundObjectRef": {"kind": "Node", "apiVersion": "v1", "name": node}}
             path = "/api/v1/namespaces/nodeagent/serviceaccounts/nodeagent/token"
@@ -104,8 +134,9 @@ async def admin(server: RealApiServer, tmp_path: Path) -> AsyncIterator[Admin]:
         admin = Admin(server, session)
         for name in ("gpu-0", "gpu-1"):
             await admin.node(name)
-        async with asyncio.timeout(30):  # a new policy takes its time
-            while (await admin.ask("PATCH", f"{NODES}/gpu-0", {}, agent_of="gpu-1"))[0] != 403:
+        probe = f"{await admin.pod('probe', 'gpu-1')}?dryRun=All"
+        async with asyncio.timeout(30):  # new policies take their time; this is of the last one
+            while not await admin.may("DELETE", probe):
                 await asyncio.sleep(0.2)
         yield admin
 
@@ -138,3 +169,123 @@ async def _try(admin: Admin, name: str, change: Change) -> tuple[int, str]:
     agent_of = name if change.node == "gpu-0" else change.node
     path = f"{NODES}/{name}/status" if change.status else f"{NODES}/{name}"
     return await admin.ask("PATCH", path, change.patch, agent_of=agent_of)
+
+
+async def test_another_node_is_not_the_agents(admin: Admin) -> None:
+    """No annotation, label, taint or cordon of it; and of its own no plan."""
+    status = {"nodeagent.io/status": "{}"}
+    for change in (
+        {"metadata": {"annotations": status}},
+        {"metadata": {"labels": {"nodeagent.io/free": "1"}}},
+        {"spec": {"taints": [{"key": "nodeagent.io/gpu-unhealthy", "effect": "NoSchedule"}]}},
+        {"spec": {"unschedulable": True}},
+    ):
+        assert "may not change Node gpu-1" in await admin.may("PATCH", f"{NODES}/gpu-1", change)
+    plan = {"metadata": {"annotations": {"nodeagent.io/plan": "version: v1"}}}
+    assert "no annotation of an agent" in await admin.may("PATCH", f"{NODES}/gpu-0", plan)
+    assert not await admin.may("PATCH", f"{NODES}/gpu-0", {"metadata": {"annotations": status}})
+
+
+@pytest.mark.parametrize("limited", [True, False])
+async def test_it_is_found_out_whether_the_account_is_limited(
+    admin: Admin, server: RealApiServer, tmp_path: Path, limited: bool
+) -> None:
+    """The agent's is, an administrator's is not; trying it changes nothing."""
+    token = await admin.token("gpu-0") if limited else server.token
+    cluster = {"server": server.url, "insecure-skip-tls-verify": True}
+    config = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    async with ClusterAccess(Kubeconfig(tmp_path / "kubeconfig")) as access:
+        assert await is_guarded(access, "gpu-0") == limited
+    assert "guard.nodeagent.io" not in (await admin.ask("GET", f"{NODES}/gpu-0"))[1]
+
+
+async def test_events(admin: Admin) -> None:
+    """About the own Node, and in the agent's own name about claims."""
+
+    def event(kind: str, name: str, **more: Any) -> dict[str, Any]:
+        about = {"kind": kind, "name": name, **({"namespace": "default"} if kind == "Pod" else {})}
+        return {"metadata": {"generateName": "e-"}, "involvedObject": about, **more}
+
+    own = {"reason": "ClaimPrepared", "source": {"component": "nodeagent", "host": "gpu-0"}}
+    path = EVENTS.format("default")
+    assert not await admin.may("POST", path, event("Node", "gpu-0"))
+    assert not await admin.may("POST", path, event("Pod", "x", **own))
+    for other in (event("Node", "gpu-1"), event("Pod", "x"), event("Pod", "x", reason="Killing")):
+        assert "Events about it alone" in await admin.may("POST", path, other)
+    theirs = await admin.made(path, event("Node", "gpu-1"))
+    change = {"involvedObject": {"name": "gpu-0"}}
+    name = f"{path}/{theirs['metadata']['name']}"
+    assert "another's Event its own" in await admin.may("PATCH", name, change)
+
+
+async def test_slices(admin: Admin) -> None:
+    """Of the own Node, driver and pools, whatever is done with them."""
+
+    def of(node: str = "gpu-0", driver: str = "gpu.nodeagent.io", pool: str = "") -> dict[str, Any]:
+        pools = {"name": pool or f"{node}/gpu-0", "generation": 1, "resourceSliceCount": 1}
+        spec = {"nodeName": node, "driver": driver, "pool": pools, "devices": []}
+        return {"metadata": {"name": f"{node}-{driver}"}, "spec": spec}
+
+    assert not await admin.may("POST", SLICES, of())
+    assert "of its own Node alone" in await admin.may("POST", SLICES, of("gpu-1"))
+    assert "own driver and pools" in await admin.may("POST", SLICES, of(driver="gpu.nvidia.com"))
+    assert "own driver and pools" in await admin.may("POST", SLICES, of(pool="gpu-1/gpu-1"))
+    theirs = await admin.made(SLICES, of("gpu-1"))
+    path = f"{SLICES}/{theirs['metadata']['name']}"
+    assert "of its own Node alone" in await admin.may("PUT", path, theirs)
+    assert "of its own Node alone" in await admin.may("DELETE", path)
+    assert not await admin.may("DELETE", f"{SLICES}/gpu-0-gpu.nodeagent.io")
+
+
+async def test_claims(admin: Admin) -> None:
+    """The status of the own devices; the API server itself denies or ignores the rest."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": "mig.nodeagent.io"}}
+    body = {"metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}}
+    await admin.made(CLAIMS, body)
+    results = [
+        {"request": "gpu", "driver": "gpu.nodeagent.io", "pool": f"{node}/gpu-1", "device": "d"}
+        for node in ("gpu-0", "gpu-1")
+    ]
+    field = {"key": "metadata.name", "operator": "In", "values": ["gpu-0"]}
+    node = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    patch = {"status": {"allocation": {"devices": {"results": results}, "nodeSelector": node}}}
+    status, text = await admin.ask("PATCH", f"{CLAIMS}/c/status", patch)
+    assert status == 200, text
+
+    async def apply(*devices: dict[str, str]) -> str:
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c"},
+            "status": {"devices": [*devices]},
+        }
+        path = f"{CLAIMS}/c/status?fieldManager=nodeagent&force=true"
+        return await admin.may("PATCH", path, body, content_type=APPLY)
+
+    own, theirs = ({key: one[key] for key in ("driver", "pool", "device")} for one in results)
+    assert not await apply(own)
+    assert "of its own devices alone" in await apply(own, theirs)
+
+
+async def test_pods(admin: Admin) -> None:
+    """A DaemonSet's on the own Node are deleted, and the cluster's own are not evicted."""
+    assert not await admin.may("DELETE", await admin.pod("plugin", "gpu-0"))
+    elsewhere, alone = (
+        await admin.pod("elsewhere", "gpu-1"),
+        await admin.pod("alone", "gpu-0", owned=False),
+    )
+    assert "deletes pods there alone" in await admin.may("DELETE", elsewhere)
+    assert "but a DaemonSet's" in await admin.may("DELETE", alone)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "alone"}}
+    assert not await admin.may("POST", f"{alone}/eviction", eviction)
+    proxy = await admin.pod("proxy", "gpu-0", namespace="kube-system")
+    eviction["metadata"] = {"name": "proxy"}
+    assert "no agent evicts pods of kube-system" in await admin.may(
+        "POST", f"{proxy}/eviction", eviction
+    )
