@@ -270,6 +270,11 @@ class Gpu(Struct, frozen=True):
         return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
 
     @property
+    def is_there(self) -> bool:
+        """The driver answers for it, and health does not find it gone."""
+        return self.access is Access.OK and not self.health_limits.gone
+
+    @property
     def in_mig_mode(self) -> bool:
         return self.mig is not None and self.mig.current
 

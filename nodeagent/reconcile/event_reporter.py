@@ -125,7 +125,7 @@ class EventReporter:
         """
         found = {_NODE: objections}
         for gpu_plan in judgement.gpus:
-            blocked = gpu_plan.verdict is Verdict.BLOCKED and gpu_plan.before.access is Access.OK
+            blocked = gpu_plan.verdict is Verdict.BLOCKED and gpu_plan.before.is_there
             found[gpu_plan.before.uuid] = gpu_plan.problems if blocked else ()
         for uuid, problems in found.items():
             before = self._obstacles.get(uuid, ())

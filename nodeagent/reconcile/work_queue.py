@@ -14,7 +14,7 @@ from typing import NamedTuple
 from nodeagent.backoff import Backoff
 from nodeagent.execute.step_problems import not_as_planned
 from nodeagent.plan.desired import DesiredGpu, WhenInUse
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
@@ -59,7 +59,7 @@ class WorkQueue:
             gpu = gpu_plan.before
             if gpu_plan.verdict is Verdict.IN_SYNC:
                 self._failures.pop(gpu.uuid, None)
-            if gpu.access is not Access.OK:
+            if not gpu.is_there:
                 continue
             if gpu_plan.verdict is Verdict.BLOCKED:
                 self._wait_for_users(gpu.uuid)

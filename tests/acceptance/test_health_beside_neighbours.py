@@ -51,11 +51,11 @@ FULL = {"fabric.health": 2}
     ("boards", "figures", "evidence", "shown"),
     [
         # like GPUs have them up
-        ("h100-80gb:3", [LINKS], "links 0-17 never came up, and are up on a GPU", (0.5, 1, 1)),
-        ("a100-40gb:2", [{}, ONE], "links 3-4 never came up, and are up on a GPU", (1, 0.5)),
+        ("h100-80gb:3", [LINKS], "links 0-17, up on a GPU", (0.5, 1, 1)),
+        ("a100-40gb:2", [{}, ONE], "links 3-4, up on a GPU", (1, 0.5)),
         # by the fabric's word, where all are alike
-        ("h100-80gb:1", [LINKS], "links 0-17 never came up, though the fabric", (0.5,)),
-        ("h100-80gb:1", [ONE | REDUCED], "links 3-4 never came up, though the fabric", (0.5,)),
+        ("h100-80gb:1", [LINKS], "links 0-17, though the fabric", (0.5,)),
+        ("h100-80gb:1", [ONE | REDUCED], "links 3-4, though the fabric", (0.5,)),
         ("h100-80gb:1", [ONE | FULL], None, (1,)),
         # nobody knows
         ("h100-80gb:1", [ONE], None, ()),

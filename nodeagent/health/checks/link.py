@@ -62,7 +62,7 @@ def nvlink(view: GpuView) -> Iterator[Observation]:
     yield Observation(
         "nvlinkMissing",
         None if missing is None else bool(missing),
-        f"{_links(parts)} never came up, {why}",
+        f"{_links(parts)}, {why}",
         parts=parts,
         unsure=bool(view.gpu.mig) or missing is None or bool(missing),
     )
@@ -98,7 +98,7 @@ def _missing(view: GpuView, never: frozenset[int]) -> tuple[frozenset[int] | Non
     like_up = frozenset[int]().union(*(other.links_up for other in view.like))
     expected = never & like_up
     if expected and (view.past.links_up or view.switched):
-        return expected, "and are up on a GPU like it"
+        return expected, "up on a GPU like it"
     fabric = view.gpu.fabric
     if never and fabric is not None and (fabric.state, fabric.status) == (_COMPLETED, 0):
         narrow = fabric.health_mask >> _MASK["bandwidth"] & 0x3
