@@ -32,6 +32,10 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
         raise refuse("the document is empty", remedy=_SMALLEST_PLAN)
     if not isinstance(tree.value, dict):
         raise refuse(f"the document is {shown(tree.value)}, not a map", remedy=_SMALLEST_PLAN)
+    if "gpus" not in tree.value and _MIG_PARTED_KEY not in tree.value:
+        from nodeagent.documents.wrapped import refuse_wrapped
+
+        refuse_wrapped(tree.value)
     if _is_mig_parted(tree.value):
         from nodeagent.documents.mig_parted import read_configuration
 

@@ -263,3 +263,51 @@ def test_plans_read_back_as_written(plan: dict[str, Any]) -> None:
     """What a valid plan says is what is read, nothing more and nothing less."""
     document = read_document(json.dumps(plan))
     assert [written(e) for e in document.entries] == [expected(e) for e in plan["gpus"]]
+
+
+# --- what holds a plan, and is none ---------------------------------------------------------------
+
+INNER = "version: v1\\ngpus: [{devices: all, mig: {1g.10gb: 7}}]\\n"
+MAPPED = (
+    f'{{kind: ConfigMap, apiVersion: v1, metadata: {{name: mig}}, data: {{"a.yaml": "{INNER}"}}}}'
+)
+GET = "`kubectl get configmap mig -o 'jsonpath={.data.a\\.yaml}' > plan.yaml`"
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "remedy"),
+    [
+        (MAPPED, 'kind "ConfigMap", not a plan; there is one at data["a.yaml"]', GET),
+        (
+            MAPPED.replace("name: mig", "name: mig, namespace: gpus"),
+            'at data["a.yaml"]',
+            GET.replace("configmap", "configmap -n gpus"),
+        ),
+        (
+            f"{{kind: List, apiVersion: v1, items: [{{kind: Secret}}, {MAPPED}]}}",
+            'kind "List", not a plan; there is one at items[1].data["a.yaml"]',
+            GET,
+        ),
+        (
+            f'{{migManager: {{config: {{data: {{"a.yaml": "{INNER}"}}}}}}}}',
+            'Helm values or the like, not a plan; there is one at migManager.config.data["a.yaml"]',
+            "`yq -r '.migManager.config.data[\"a.yaml\"]' FILE > plan.yaml`",
+        ),
+        (
+            "{image: {tag: 1}, plan: {version: v1, mig-configs: {}}}",
+            "there is one at plan",
+            "`yq -r .plan FILE > plan.yaml`",
+        ),
+        ("{kind: Pod, apiVersion: v1}", 'kind "Pod", not a plan, and has none', "version and gpus"),
+    ],
+)
+def test_what_holds_a_plan_says_where_and_how_to_get_at_it(
+    text: str, said: str, remedy: str
+) -> None:
+    """With the name of a configuration, too; each is refused for that one reason."""
+    for configuration in (None, "all-1g.10gb"):
+        with pytest.raises(DocumentError) as caught:
+            read_document(text, configuration=configuration)
+        (problem,) = caught.value.problems
+        assert said in problem.message
+        assert remedy in problem.remedy
