@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Final
 
 import structlog
@@ -27,10 +28,8 @@ from nodeagent.structs import replace
 log = structlog.get_logger(__name__)
 
 DEVICE: Final = Path("/dev/kmsg")
-_REMEDY: Final = (
-    "give the agent CAP_SYSLOG, and in a pod the device /dev/kmsg; until then XIDs are known only "
-    "from NVML's events"
-)
+_REMEDY: Final = "give the agent CAP_SYSLOG, and in a pod the device /dev/kmsg"
+_UNTIL_THEN: Final = "until then XIDs are known only from NVML's events"
 _DRIVER = b"NVRM"  # what all lines of NVIDIA's driver begin with
 _RECORD = 16 * 1024  # bytes; the kernel's longest record has 8 KiB
 _AT_ONCE = 256  # records, so that a full ring does not block the event loop
@@ -74,17 +73,14 @@ class KernelErrors:
 
     async def _follow(self, since: float) -> None:
         """From its oldest record on; raises NodeagentError where it cannot be read (any more)."""
-        try:
-            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise self._unreadable(f"cannot be opened: {error.strerror}") from error
+        file = open_log(self.path)
         self._caught_up = False
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         try:
             loop.add_reader(file, readable.set)
-        except OSError as error:  # a plain file cannot be waited for
+        except OSError as error:  # such as /dev/null
             os.close(file)
-            raise NodeagentError(f"{self.path} cannot be followed: {error.strerror}") from error
+            raise _no_log(self.path, "something that cannot be waited for") from error
         try:
             while True:
                 await readable.wait()
@@ -117,18 +113,17 @@ class KernelErrors:
                 return
             except OSError as error:
                 if error.errno != errno.EPIPE:  # after that, the oldest there is comes next
-                    raise self._unreadable(f"cannot be read any more: {error.strerror}") from error
+                    raise _unreadable(
+                        self.path, f"cannot be read any more: {error.strerror}"
+                    ) from error
                 # In a flood this happens again and again; it is logged once a minute.
                 if self._log_limit.due("lost", self.uptime()):
                     log.warning("records of the kernel log were overwritten before they were read")
                 yield b""  # it counts among those at once
                 continue
             if not record:  # what is no kernel log may have an end
-                raise self._unreadable("cannot be read any more: it has ended")
+                raise _unreadable(self.path, "cannot be read any more: it has ended")
             yield record
-
-    def _unreadable(self, why: str) -> NodeagentError:
-        return NodeagentError(f"{self.path} {why}", remedy=_REMEDY)
 
     def _set(self, problem: Problem | None) -> None:
         if problem == self._problem:
@@ -139,6 +134,31 @@ class KernelErrors:
         else:
             log.warning(problem.message, remedy=problem.remedy)
         self.report(problem)
+
+
+def open_log(path: Path) -> int:
+    """Its descriptor; raises NodeagentError where it cannot be opened or is no kernel log."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, f"cannot be opened: {error.strerror}") from error
+    mode = os.fstat(file).st_mode
+    if S_ISREG(mode) or S_ISDIR(mode):
+        os.close(file)
+        raise _no_log(path, "a plain file" if S_ISREG(mode) else "a directory")
+    return file
+
+
+def _unreadable(path: Path, why: str) -> NodeagentError:
+    return NodeagentError(f"{path} {why}", remedy=f"{_REMEDY}; {_UNTIL_THEN}")
+
+
+def _no_log(path: Path, kind: str) -> NodeagentError:
+    return NodeagentError(
+        f"{path} is {kind}, not the kernel's own log",
+        remedy=f"leave health.kernel_log at {DEVICE}: text logs, such as /var/log/kern.log or the "
+        f"journal, have no records to follow; {_UNTIL_THEN}",
+    )
 
 
 def _lines_of(record: bytes) -> list[str]:

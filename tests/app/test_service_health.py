@@ -258,16 +258,27 @@ def test_an_xid_is_logged_with_its_gpu_by_both_names(tmp_path: Path) -> None:
     os.close(kernel)
 
 
-def test_a_kernel_log_that_cannot_be_read_is_in_the_headline(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said", "remedy"),
+    [
+        (None, "cannot be opened", "CAP_SYSLOG"),
+        ("NVRM: Xid\n", "is a plain file", "health.kernel_log at /dev/kmsg"),
+    ],
+)
+def test_a_kernel_log_that_cannot_be_read_is_in_the_headline(
+    tmp_path: Path, text: str | None, said: str, remedy: str
+) -> None:
     """XIDs may be missed, so the node does not look well; the plan is not concerned."""
     write_plan(tmp_path, "{3g.40gb: 2}")
+    if text is not None:
+        (tmp_path / "kmsg").write_text(text)
     with agent(tmp_path, NODEAGENT_HEALTH_KERNEL_LOG=f"{tmp_path}/kmsg") as process:
         status = process.until(
             lambda body: body["phase"] == "InSync" and body["headline"]["severity"] == "warning"
         )
         assert status["headline"]["code"] == "Reader"
-        assert status["headline"]["text"].startswith(f"{tmp_path}/kmsg cannot be opened")
-        assert "CAP_SYSLOG" in status["headline"]["remedy"]
+        assert status["headline"]["text"].startswith(f"{tmp_path}/kmsg {said}")
+        assert remedy in status["headline"]["remedy"]
         assert [problem["code"] for problem in status["problems"]] == ["Reader"]
 
 

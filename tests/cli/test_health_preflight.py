@@ -23,6 +23,12 @@ def test_the_kernel_log(tmp_path: Path) -> None:
     level, message = _found(kernel_log=tmp_path / "none")["kernel log"]
     assert level == "warning"
     assert "No such file" in message
+    (tmp_path / "kern.log").touch()
+    level, message = _found(kernel_log=tmp_path / "kern.log")["kernel log"]
+    assert (level, message) == (
+        "warning",
+        f"{tmp_path}/kern.log is a plain file, not the kernel's own log",
+    )
     assert _found(simulated=True) == {}
     assert "kernel log" in _found(simulated=True, kernel_log=tmp_path / "kmsg")
 

@@ -43,15 +43,13 @@ def _table_finding(settings: HealthSettings) -> PreflightFinding:
 
 
 def _log_finding(settings: HealthSettings) -> PreflightFinding:
+    from nodeagent.telemetry.kernel_errors import open_log
+
     path = settings.kernel_log
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError as failed:
-        return warning(
-            "kernel log",
-            f"{path} cannot be opened: {failed.strerror}; XIDs are then known from NVML alone",
-            "run as root with CAP_SYSLOG, and in a pod with the device",
-        )
+        os.close(open_log(path))
+    except NodeagentError as failed:
+        return warning("kernel log", failed.message, failed.remedy)
     return ok("kernel log", f"{path} can be read")
 
 
