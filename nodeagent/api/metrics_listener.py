@@ -2,14 +2,13 @@
 
 When the web-config file changes, or a certificate that it names, connections from then on are as
 it says now; the address is never given up in between. A file that cannot be used leaves what was
-in force. At the start there is nothing to leave: until the file can be used no client is let in.
+in force. At the start there is nothing to leave: until it can be used connections are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,77 +45,61 @@ class MetricsListener:
     refusals: Refusals
     limits: Limits = TCP_LIMITS
     interval: float = _INTERVAL
+    _listener: socket.socket | None = None
     _serving: Serving | None = None
     _check: PasswordCheck | None = None
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Listen until cancelled. An address that cannot be used is reported, and tried again:
-        another exporter may have it still, and the agent has more to do than this.
+        """Listen until cancelled. A file or an address that cannot be used is reported, and tried
+        again: another exporter may have the address still, and the agent has more to do than this.
         """
-        listener = await self._listening()
         try:
-            self.port = listener.getsockname()[1]
-            await self._follow(listener)
+            await self._follow()
         finally:
-            listener.close()
+            if self._listener:
+                self._listener.close()
             if self._serving:
                 await self._serving.end()
             await asyncio.gather(*self._ending, return_exceptions=True)
             if self._check:
                 self._check.close()
 
-    async def _listening(self) -> socket.socket:
+    async def _follow(self) -> None:
+        known: list[Signature] | None = None
+        files: tuple[Path, ...] = (self.web_config,) if self.web_config else ()
         reported = ""
         while True:
-            try:
-                listener = await asyncio.to_thread(_socket, self.host, self.port)
-            except NodeagentError as error:
-                if error.message != reported:
-                    reported = error.message
-                    self.report(error)
-                await asyncio.sleep(self.interval)
-                continue
-            if reported and self.web_config is None:  # else the file decides whether all is well
-                self.report(None)
-            return listener
-
-    async def _follow(self, listener: socket.socket) -> None:
-        if self.web_config is None:
-            await self._serve(listener, WebConfig(), None, None)
-            await asyncio.Event().wait()
-            return
-        known: list[Signature] | None = None
-        files: tuple[Path, ...] = (self.web_config,)
-        while True:
             found = await asyncio.to_thread(_signatures, files)
-            if found != known:
+            if found != known or self._listener is None:
                 try:
-                    config = await asyncio.to_thread(read_web_config, self.web_config)
-                    tls = config.tls
-                    named = (self.web_config, *(tls.files if tls else ()))
-                    if named != files:  # else what is written from here on is seen the next time
-                        files = named
-                        found = await asyncio.to_thread(_signatures, files)
-                    context = await asyncio.to_thread(tls.context) if tls else None
-                    check = await self._check_of(config)
-                    await self._serve(listener, config, context, check)
+                    config = WebConfig()
+                    if self.web_config:
+                        config = await asyncio.to_thread(read_web_config, self.web_config)
+                        named = (self.web_config, *(config.tls.files if config.tls else ()))
+                        if named != files:  # what is written from here on is seen the next time
+                            files = named
+                            found = await asyncio.to_thread(_signatures, files)
+                    await self._serve(config)
                 except NodeagentError as error:
-                    self.report(error)
+                    if found != known or error.message != reported:
+                        self.report(error)
+                    reported = error.message
                 else:
                     self.report(None)
+                    if not files:  # that could change
+                        await asyncio.Event().wait()
                 known = found
             await asyncio.sleep(self.interval)
 
-    async def _serve(
-        self,
-        listener: socket.socket,
-        config: WebConfig,
-        context: ssl.SSLContext | None,
-        check: PasswordCheck | None,
-    ) -> None:
+    async def _serve(self, config: WebConfig) -> None:
+        context = await asyncio.to_thread(config.tls.context) if config.tls else None
+        check = await self._check_of(config)
+        if self._listener is None:  # not before: who connects would wait for an answer
+            self._listener = await asyncio.to_thread(_socket, self.host, self.port)
+            self.port = self._listener.getsockname()[1]
         serving = Serving(self._app(config, check), "metrics", self.limits, self.refusals)
-        await serving.start(sock=listener.dup(), context=context)
+        await serving.start(sock=self._listener.dup(), context=context)
         earlier, self._serving = self._serving, serving
         if earlier:
             ending = asyncio.create_task(earlier.end(), name="end an earlier listener")

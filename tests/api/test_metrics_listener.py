@@ -62,15 +62,20 @@ async def serving(
     web_config: Path | None = None, limits: Limits = TCP_LIMITS
 ) -> AsyncIterator[Served]:
     """Run it until the end of the block."""
-    served = Served(web_config, limits)
-    running = asyncio.create_task(served.listener.run())
+    async with running(Served(web_config, limits)) as served:
+        yield served
+
+
+@asynccontextmanager
+async def running(served: Served) -> AsyncIterator[Served]:
+    """From its first report to the end of the block."""
+    task = asyncio.create_task(served.listener.run())
     try:
-        await until(lambda: bool(served.listener.port) and (web_config is None or served.reported))
-        await asyncio.sleep(0)
+        await until(lambda: served.reported)
         yield served
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -165,19 +170,20 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
         assert await served.status(tls=new) == 200
 
 
-async def test_until_the_files_are_there_no_client_gets_in(tmp_path: Path) -> None:
-    """A listener that is configured to be secure is never open; it begins when it can."""
+async def test_until_the_files_are_there_connections_are_refused(tmp_path: Path) -> None:
+    """At once, rather than left without an answer; it begins when it can."""
     made = certificate(tmp_path / "made")
     config = tmp_path / "web.yaml"
     config.write_text("tls_server_config: {cert_file: t/certificate.pem, key_file: t/key.pem}\n")
-    async with serving(config) as served:
-        assert "cannot be read" in str(served.reported[-1])
-        with pytest.raises((ClientConnectionError, TimeoutError)):
-            async with asyncio.timeout(0.1):
-                await served.status()
-        shutil.copytree(made, tmp_path / "t")
-        await until(lambda: served.reported[-1] is None)
-        assert await served.status(tls=made) == 200
+    served = Served(config)
+    with port_kept_free() as served.listener.port:
+        async with running(served):
+            assert "cannot be read" in str(served.reported)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", served.listener.port)
+            shutil.copytree(made, tmp_path / "t")
+            await until(lambda: served.reported[-1] is None)
+            assert await served.status(tls=made) == 200
 
 
 async def test_client_certificates(tmp_path: Path) -> None:
@@ -258,19 +264,11 @@ async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
     """Once, with the setting that names it; when the other lets go of it, metrics are there."""
     served = Served(None)
     with port_kept_free() as served.listener.port:
-        with socket.create_server(("127.0.0.1", served.listener.port)):
-            running = asyncio.create_task(served.listener.run())
-            await until(lambda: served.reported)
+        taken = socket.create_server(("127.0.0.1", served.listener.port))
+        async with running(served):
+            assert "metrics.listen" in str(served.reported[0])
             await asyncio.sleep(0.1)
             assert len(served.reported) == 1
-            assert "metrics.listen" in str(served.reported[0])
-        try:
+            taken.close()
             await until(lambda: served.reported[-1] is None)
-            async with asyncio.timeout(30):
-                while True:
-                    with suppress(ClientConnectionError):
-                        assert await served.status() == 200
-                        break
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            assert await served.status() == 200
