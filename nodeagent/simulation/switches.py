@@ -77,6 +77,9 @@ class Switches(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     supported_events_tell_mig: bool = False
     """Whether the supported event types include the MIG configuration change."""
 
+    zero_outside_mig: bool = False
+    """Processes and events of a GPU outside MIG mode name instance 0 instead of none."""
+
     gpm_of_mig_parent: bool = False
     """Whether a GPU in MIG mode gives GPM samples of the whole GPU."""
 

@@ -35,6 +35,22 @@ class ProcessReader(Struct):
 
     def read(self, gpu: GpuDevice) -> ProcessSample:
         """Raises DriverError when the GPU does not even list its compute processes."""
+        found = self._listed(gpu)
+        if any(instance is not None for instance, _ in found):
+            mode = gpu.mode()
+            if mode is None or not mode.current:  # some drivers leave the number at 0
+                found = {(None, pid): process for (_, pid), process in found.items()}
+        busy = self._busy(gpu) if found else {}
+        running: dict[int | None, list[ProcessReading]] = {}
+        for (instance, pid), process in sorted(found.items(), key=lambda one: one[0][1]):
+            one = ProcessReading(
+                pid, process.memory, None if instance is not None else busy.get(pid)
+            )
+            running.setdefault(instance, []).append(one)
+        return ProcessSample(gpu.identity().uuid, {i: tuple(some) for i, some in running.items()})
+
+    def _listed(self, gpu: GpuDevice) -> dict[tuple[int | None, int], NvmlProcess]:
+        """By GPU instance and pid; of a process in several lists, where its memory is known."""
         device = gpu.handle
         found: dict[tuple[int | None, int], NvmlProcess] = {}
         for kind in PROCESS_KINDS:
@@ -54,14 +70,7 @@ class ProcessReader(Struct):
                 key = (process.gpu_instance, process.pid)
                 if found.get(key) is None or found[key].memory is None:
                     found[key] = process
-        busy = self._busy(gpu) if found else {}
-        running: dict[int | None, list[ProcessReading]] = {}
-        for (instance, pid), process in sorted(found.items(), key=lambda one: one[0][1]):
-            one = ProcessReading(
-                pid, process.memory, None if instance is not None else busy.get(pid)
-            )
-            running.setdefault(instance, []).append(one)
-        return ProcessSample(gpu.identity().uuid, {i: tuple(some) for i, some in running.items()})
+        return found
 
     def _busy(self, gpu: GpuDevice) -> dict[int, float]:
         """Percent of the GPU's time by pid, as far as it is known; nothing with MIG on."""

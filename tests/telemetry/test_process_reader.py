@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
+
 from nodeagent.gpu.driver import Driver
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.codes import Code
 from nodeagent.telemetry.process_reader import ProcessReader, process_samples
 from nodeagent.telemetry.samples import ProcessReading, ProcessSample
@@ -28,9 +30,12 @@ def _busy(node: SimulatedNode) -> None:
     node.set_figures(0, {"process.101.sm": 30, "process.103.sm": 15})
 
 
-async def test_all_kinds_of_processes_with_memory_and_time() -> None:
-    """Compute, graphics and MPS, each once; what is not known is None."""
-    with simulated("t4:1") as node:
+@pytest.mark.parametrize("zero", [False, True])
+async def test_all_kinds_of_processes_with_memory_and_time(zero: bool) -> None:
+    """Compute, graphics and MPS, each once; what is not known is None, and no instance is believed
+    where there are none.
+    """
+    with simulated("t4:1", switches=Switches(zero_outside_mig=zero)) as node:
         _busy(node)
         async with open_driver() as driver:
             await driver.observe()

@@ -77,6 +77,8 @@ def nvmlEventSetWait_v2(
     data.device = pointer_to(session.give(Device(card)), Kind.GPU)
     data.eventType, data.eventData = event.type, event.data
     data.gpuInstanceId, data.computeInstanceId = event.instance, event.compute
+    if session.node.switches.zero_outside_mig and not card.state.mig:
+        data.gpuInstanceId = data.computeInstanceId = 0
 
 
 @c_function()

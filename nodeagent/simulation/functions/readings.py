@@ -129,15 +129,17 @@ def _declare_processes(name: str, kind: ProcessKind) -> None:
         if room < len(found):
             raise Refused(Code.INSUFFICIENT_SIZE)
         if infos is not None:
-            infos.fill([_process_info(process) for process in found])
+            zero = session.node.switches.zero_outside_mig and not device.card.state.mig
+            none = 0 if zero else ONLY_PARENT
+            infos.fill([_process_info(process, none) for process in found])
 
 
-def _process_info(process: Process) -> dict[str, int]:
+def _process_info(process: Process, none: int) -> dict[str, int]:
     return {
         "pid": process.pid,
         "usedGpuMemory": _UNKNOWN_MEMORY if process.memory is None else process.memory,
-        "gpuInstanceId": ONLY_PARENT if process.instance is None else process.instance,
-        "computeInstanceId": ONLY_PARENT if process.compute is None else process.compute,
+        "gpuInstanceId": none if process.instance is None else process.instance,
+        "computeInstanceId": none if process.compute is None else process.compute,
     }
 
 
