@@ -151,6 +151,8 @@ class Rig:
 
     async def settle(self, phase: Phase) -> None:
         await self.until(lambda: self.state.rounds > 0 and self.state.phase is phase)
+        if phase is Phase.IN_SYNC:  # and was looked at once more
+            await self.rest()
 
 
 @asynccontextmanager

@@ -66,14 +66,15 @@ class NodeReader:
     async def __aexit__(self, *error: object) -> None:
         await self._driver.__aexit__(*error)
 
-    async def observe(self) -> ObservedNode:
-        """Every GPU as it is now, with its daemons; raises as the driver does.
+    async def observe(self, *, details: bool = True) -> ObservedNode:
+        """Every GPU as it is now, with its daemons; raises as the driver does. Where nothing has a
+        daemon it may be without `details`, as the driver's.
 
         That takes as long as the slowest GPU. One that was read alone meanwhile is as it was then.
         """
         self._driver.details = self._shared()
         self._newer.clear()
-        observed = await self._driver.observe()
+        observed = await self._driver.observe(details=details or bool(self._driver.details))
         newest = (
             self._newer.get(gpu.uuid, gpu) if gpu.access is Access.OK else gpu
             for gpu in observed.gpus
@@ -176,12 +177,12 @@ class NodeController(NodeReader):
         self._steps_begun = 0
         self._steps_running = 0
 
-    async def observe(self) -> ObservedNode:
+    async def observe(self, *, details: bool = True) -> ObservedNode:
         """As for those who only look. Daemons of MIG devices that are no more are ended, unless a
         step was taken meanwhile, and what is published is as the daemons are by now.
         """
         begun, quiet = self._steps_begun, self._steps_running == 0
-        observed = await super().observe()
+        observed = await super().observe(details=details)
         # What a step made or set meanwhile may be missing in what was observed.
         quiet = quiet and begun == self._steps_begun
         present = {device.uuid for gpu in observed.gpus for device in gpu.devices()}

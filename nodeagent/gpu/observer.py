@@ -97,22 +97,22 @@ class Observer:
 
     # --- all GPUs, or one -----------------------------------------------------------------------
 
-    async def observe(self) -> ObservedNode:
-        """Every GPU as it is now, side by side.
+    async def observe(self, *, details: bool = True) -> ObservedNode:
+        """Every GPU as it is now, side by side; `details` as in `observe_gpu`.
 
         Never raises for one GPU's failure: that GPU has access Unknown or Lost. Raises
         DriverError when the driver as a whole fails before it ever listed a GPU.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + self.observe_deadline
-        gpus, failure = await self._observe_all()
+        gpus, failure = await self._observe_all(details)
         if not failure and _silent(gpus) and clock() < until:  # it may be no hang, but in passing
             # Without persistence mode, to close NVML costs a card its mode and its instances.
-            gpus, failure = await self._observe_all()
+            gpus, failure = await self._observe_all(details)
         if failure or _silent(gpus) or not self.pool.is_started:
             try:
                 if await self.pool.restart():
-                    gpus, failure = await self._observe_all()
+                    gpus, failure = await self._observe_all(details)
             except DriverError as error:
                 failure = failure or error
         if failure and not gpus:
@@ -166,7 +166,7 @@ class Observer:
         """The GPU as it was observed last; without UUID and address while it never gave them."""
         return self._last.get(gpu.uuid, gpu.picture)
 
-    async def _observe_all(self) -> tuple[list[Gpu], DriverError | None]:
+    async def _observe_all(self, details: bool) -> tuple[list[Gpu], DriverError | None]:
         """All GPUs, and why the driver as a whole does not answer, if it does not."""
         async with self.pool.lock.shared():
             try:
@@ -174,7 +174,7 @@ class Observer:
             except DriverError as error:
                 return [self._unreachable(gpu, error) for gpu in self.pool.present], error
             reads = (
-                self._read_without_users(gpu, self.details, confirm=True)
+                self._read_without_users(gpu, self.details if details else None, confirm=True)
                 for gpu in self.pool.present
             )
             gpus = await self._with_users(await asyncio.gather(*reads))

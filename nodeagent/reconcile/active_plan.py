@@ -92,6 +92,7 @@ class ActivePlan:
         self._file = file or last_good_plan(None)
         self._saved: KeptPlan | None = None
         self._update: PlanUpdate | DeferredPlan | None = None  # the newest of the plan's source
+        self._judged: PlanUpdate | DeferredPlan | None = None  # the newest then
         # What was read last: the newest update, or what the deferred plan is on this node.
         self.offered: PlanUpdate | None = None
         self._newest: ReadPlan | None = None
@@ -105,6 +106,11 @@ class ActivePlan:
     @property
     def text(self) -> PlanText | None:
         return self._good.text if self._good else None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether something was offered that has not been judged yet."""
+        return self._update is not self._judged
 
     @property
     def kept(self) -> KeptPlan | None:
@@ -208,7 +214,7 @@ class ActivePlan:
 
     def judge(self, observed: ObservedNode, policy: Policy) -> Judgement:
         """Decide which document counts for this observation, and plan it."""
-        refusal = self._unread
+        refusal, self._judged = self._unread, self._update
         self._numbers = numbers_of(observed, self._numbers)
         if (new := self._newest) and new != self._good:
             same = self._good is not None and new.text == self._good.text

@@ -45,7 +45,7 @@ _OLD = 0.2  # seconds after which what was seen is not acted upon without anothe
 class NodeDriver(StepDriver, Protocol):
     """What is needed of `nodeagent.gpu.driver.Driver`."""
 
-    async def observe(self) -> ObservedNode: ...
+    async def observe(self, *, details: bool = True) -> ObservedNode: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,11 @@ class Reconciler:
                 self._session = await self._open_session.enter_async_context(self.driver)
                 self.changes.open(self._session)
             driver = self._session
-        judgement = await self._observe(driver)
+        # A plan waits for nothing that only people ask for; they get it with the next look.
+        brief = self.plan.is_new and self._seen.observed.gpus != ()
+        judgement = await self._observe(driver, details=not brief)
+        if brief:
+            self.control.nudge("details were left out")
         self.control.resume()  # what was offered meanwhile has been judged, too
         # The disk and the API server are asked side by side: each may take 10 ms and more.
         tried = self.plan.kept
@@ -242,10 +246,10 @@ class Reconciler:
         self._learn(outcome, judgement)
         return judgement, unprepared
 
-    async def _observe(self, driver: NodeDriver) -> Judgement:
+    async def _observe(self, driver: NodeDriver, *, details: bool = True) -> Judgement:
         self._counted = self.changes.counts()
         async with self.control.abandoned_at_stop():
-            observed = await driver.observe()
+            observed = await driver.observe(details=details)
         self._alive(0)
         self.reporter.driver_answers()
         return await self._judge(observed)

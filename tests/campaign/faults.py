@@ -53,13 +53,13 @@ FAULTS: Faults = {  # for days in one process
         ),
         Edit(
             "reconcile/reconciler.py",
-            "        judgement = await self._observe(driver)\n        self._done = outcome\n",
-            "        ends = {g.plan.before.uuid: g.plan.after for g in outcome.gpus}\n"
-            "        observed = judgement.observed\n"
-            "        gpus = tuple(ends.get(gpu.uuid, gpu) for gpu in observed.gpus)\n"
-            "        observed = replace(observed, gpus=gpus)\n"
-            "        judgement = self.plan.judge(observed, self.rules.policy)\n"
-            "        self._done = outcome\n",
+            "    after = {gpu.after.uuid: gpu.after for gpu in outcome.gpus}\n",
+            "    after = {gpu.after.uuid: gpu.plan.after for gpu in outcome.gpus}\n",
+        ),
+        Edit(
+            "reconcile/reconciler.py",
+            '            self.control.nudge("the GPUs were changed")\n',
+            "            pass\n",
         ),
     ),
     "users are looked for too early": (
@@ -114,8 +114,8 @@ FAULTS: Faults = {  # for days in one process
     "a GPU that does not answer keeps the others waiting": (
         Edit(
             "reconcile/reconciler.py",
-            "            observed = await driver.observe()\n",
-            "            observed = await driver.observe()\n"
+            "            observed = await driver.observe(details=details)\n",
+            "            observed = await driver.observe(details=details)\n"
             "        if any(gpu.access is not Access.OK for gpu in observed.gpus):\n"
             '            raise NodeagentError("a GPU does not answer")\n',
         ),

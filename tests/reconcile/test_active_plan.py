@@ -192,8 +192,8 @@ async def test_a_gpu_that_moves_up_is_not_the_one_that_was_named(remembered: boo
 class FirstGone(Driver):
     """Does not list the first GPU: those behind it move up."""
 
-    async def observe(self) -> ObservedNode:
-        node = await super().observe()
+    async def observe(self, *, details: bool = True) -> ObservedNode:
+        node = await super().observe(details=details)
         left = enumerate(node.gpus[1:])
         return replace(node, gpus=tuple(replace(gpu, index=index) for index, gpu in left))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState, Phase
-from tests.rig import CREATE, Rig, plan_text, running
+from tests.rig import CREATE, Rig, open_driver, plan_text, running
 
 LOOK = "nvmlDeviceGetMigMode"  # once in each look at a GPU
 ONE, TWO = "{1g.10gb: 1}", "{1g.10gb: 2}"
@@ -54,3 +54,22 @@ async def test_what_came_of_a_plan_is_known_from_the_gpus_that_it_changed(tmp_pa
             await rig.until(lambda: bool(at_end) and len(rig.gpu().instances) == 2)
             assert (at_end[0][1], at_end[0][2]) == (before[1] + 1, before[2] + 1)
             await rig.until(lambda: looks(node)[2] == before[2] + 2)
+
+
+async def test_a_plan_does_not_wait_for_what_only_people_ask_for(tmp_path: Path) -> None:
+    """Memory and compute modes of MIG devices are read after it."""
+    driver = open_driver()
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path, driver=driver)) as rig:
+            rig.offer(ONE)
+            await rig.settle(Phase.IN_SYNC)
+            await rig.rest()
+            driver.details = frozenset(device.uuid for device in rig.gpu().devices())  # are old
+            node.journal.clear()
+            rig.offer(TWO)
+            await rig.until(lambda: len(rig.gpu().instances) == 2)
+            await rig.rest()
+            (made,) = node.journal.named(CREATE)
+            read = [call.number for call in node.journal.named("nvmlDeviceGetMemoryInfo*")]
+            assert read
+            assert min(read) > made.number
