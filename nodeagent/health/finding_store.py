@@ -23,6 +23,7 @@ _DAMPING = {
     "memoryTooHot": (limits.HEAT_HOLD, limits.HEAT_HOLD),
     "pcieLink": (limits.LINK_HOLD, limits.LINK_HOLD),
     "pcieUnlike": (limits.LINK_HOLD, 0.0),
+    "pcieIdleUnlike": (limits.LINK_HOLD, 0.0),
     "powerLimitUnlike": (limits.LINK_HOLD, 0.0),
     "eccUnlike": (limits.LINK_HOLD, 0.0),
     "nvlinkMissing": (limits.LINK_HOLD, 0.0),

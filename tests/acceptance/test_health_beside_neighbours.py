@@ -88,6 +88,10 @@ async def test_links_that_never_came_up(
             "pcieUnlike", "pcie", {"pcie.widthMax": 8},
             "8 lanes of generation 5 at most; GPUs like it: 16 lanes of generation 5 at most",
         ),
+        (
+            "pcieIdleUnlike", "pcie", {"pcie.width": 8},
+            "8 lanes while idle; GPUs like it: 16 lanes while idle",
+        ),
         ("powerLimitUnlike", "power", {"power.limit": 350_000}, "350 W; GPUs like it: 700 W"),
         ("eccUnlike", "ecc", {"ecc.mode": 0}, "ECC off; GPUs like it: ECC on"),
     ],
@@ -96,7 +100,9 @@ async def test_a_gpu_unlike_its_neighbours(
     tmp_path: Path, cause: str, check: str, figure: dict[str, float], evidence: str
 ) -> None:
     """It is named with both figures; of another model, nothing follows from it."""
-    async with installed(tmp_path, "h100-80gb:3,h100-pcie:1", {}, figure) as w:
+    idle = {"pstate": 8}
+    boards = "h100-80gb:3,h100-pcie:1"
+    async with installed(tmp_path, boards, idle, idle | figure, idle, idle) as w:
         (finding,) = w.part.state.findings
         hit = w.observed.gpus[1].uuid
         assert (finding.cause, finding.place.gpu, finding.evidence) == (cause, hit, evidence)
@@ -106,5 +112,5 @@ async def test_a_gpu_unlike_its_neighbours(
         w.node.set_figures(2, figure)  # now it is one of most
         await w.look(after=31.0)
         assert w.is_reported(cause) is (cause == "pcieUnlike")  # which is read once
-    async with installed(tmp_path / "alone", "h100-80gb:1,h100-pcie:1", figure) as w:
+    async with installed(tmp_path / "alone", "h100-80gb:1,h100-pcie:1", idle | figure) as w:
         assert w.part.state.findings == ()

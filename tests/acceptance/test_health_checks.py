@@ -173,8 +173,9 @@ CASES = (
     Case("migChanged", event(0x100), later(601)),
 )
 ELSEWHERE = {  # in test_health_beyond_sensors.py, but for these and two others
-    "nvlinkMissing",  # test_health_beside_neighbours.py, as are the next three
+    "nvlinkMissing",  # test_health_beside_neighbours.py, as are the next four
     "pcieUnlike",
+    "pcieIdleUnlike",
     "powerLimitUnlike",
     "eccUnlike",
     "gpuHangs",

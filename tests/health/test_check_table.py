@@ -182,6 +182,9 @@ MEASURED: dict[str, tuple[Step, Step]] = {
         {"pcie_width_max": 8, "pcie_generation_max": 5},
         {"pcie_width_max": 16, "pcie_generation_max": 5},
     ),
+    "pcieIdleUnlike": _unlike(
+        {"pcie_width": 8, "under_load": False}, {"pcie_width": 16, "under_load": False}
+    ),
     "powerLimitUnlike": _unlike({"power_limit": 350_000}, {"power_limit": 700_000}),
     "eccUnlike": _unlike({"ecc_mode": False}, {"ecc_mode": True}),
     "nvlinkMissing": _unlike({"nvlinks": _DOWN}, {"nvlinks": _UP}),
