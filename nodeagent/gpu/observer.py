@@ -181,6 +181,10 @@ class Observer:
             if self.topology:
                 await self.topology.read(gpus, self.pool.session)
         seen = {gpu.uuid for gpu in gpus}
+        taken = {gpu.pci_bus_id for gpu in gpus if gpu.pci_bus_id and answers(gpu)}
+        for gpu in [g for g in self._last.values() if g.uuid not in seen]:
+            if gpu.pci_bus_id in taken:  # another one was put in its place
+                del self._last[gpu.uuid]
         why = "the driver does not list it any more"
         remedy = "look for it with `lspci -d 10de:`, and reboot the node"
         vanished = (gpu for uuid, gpu in self._last.items() if uuid not in seen)

@@ -25,6 +25,7 @@ from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.fencing import with_pods
 from nodeagent.health.finding_store import Ended, FindingStore
 from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_order
+from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
 from nodeagent.health.state import GpuHistory, HealthState, Trail, XidCount, XidRepair
 from nodeagent.health.table import BY_CAUSE, ROWS, Check
@@ -73,12 +74,16 @@ def evaluate(
     state = replace(state, xids=_of_what_is_there(state, reading, rebooted=rebooted))
     if rebooted:
         state = replace(state, gpus={}, holds=(), recent_xids=(), kernel_log_read=-1)
+    replaced = _replaced(state.gpus, reading)
+    state = replace(state, gpus={u: g for u, g in state.gpus.items() if u not in replaced})
     store = FindingStore(state, now)
     resets = reading.resets | _turned_back(state.gpus, reading.gpus)
 
     def repaired(finding: Finding) -> End | None:
         if rebooted:
             return End.REBOOT
+        if finding.place.gpu in replaced:
+            return End.REPLACED
         mended = finding.place.gpu in resets and End.RESET in BY_CAUSE[finding.cause].ends
         return End.RESET if mended else None
 
@@ -98,6 +103,15 @@ def evaluate(
         store.replace(with_pods(finding, observed, now.uptime))
     state = replace(state, gpus=gpus, findings=in_order(store.findings), holds=store.holds)
     return Evaluation(state, store.raised, store.changed, tuple(store.ended), news)
+
+
+def _replaced(known: Mapping[str, GpuHistory], reading: NodeReading) -> frozenset[str]:
+    """GPUs that NVML lists no more, while it lists another one at their PCI address."""
+    if reading.known is None:
+        return frozenset()
+    taken = {pci_address(gpu.pci_bus_id) for gpu in reading.gpus} - {None}
+    gone = ((uuid, past) for uuid, past in known.items() if uuid not in reading.known)
+    return frozenset(uuid for uuid, past in gone if pci_address(past.pci_bus_id) in taken)
 
 
 def _turned_back(known: Mapping[str, GpuHistory], gpus: tuple[GpuReading, ...]) -> frozenset[str]:

@@ -43,6 +43,7 @@ class End(StrEnum):
     GONE = "its cause is gone"  # a reading says so
     RESET = "the GPU was reset"
     REBOOT = "the node rebooted"
+    REPLACED = "another GPU is in its place"
     LAPSED = "it did not come back"  # for as long as `limits` says
     INSTANCE_GONE = "its GPU instance is gone"
     CLEARED = "it was cleared by hand"

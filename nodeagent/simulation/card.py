@@ -131,6 +131,11 @@ class Card:
 
     # --- the life of the machine ----------------------------------------------------------
 
+    def swap(self) -> None:
+        """Another card comes to this one's place."""
+        self.identity = self.identity.successor()
+        self.reboot(persistence=self.state.persistence)
+
     def reset(self) -> None:
         """A GPU reset of a card that is not in use; raises IN_USE otherwise."""
         if self.state.processes:

@@ -13,8 +13,9 @@ _BUSES_A_DOMAIN = 16
 class Identity:
     """The identity of the card at one index. `pdi` is the board's own 64-bit number."""
 
-    def __init__(self, board: str, index: int) -> None:
-        text = f"{board}/{index}"
+    def __init__(self, board: str, index: int, number: int = 0) -> None:
+        text = f"{board}/{index}" + (f"/{number}" if number else "")
+        self._made_of = board, index, number
         self.uuid = f"GPU-{_version5(text)}"
         self.pdi = int.from_bytes(_digest(text)[-8:], "big")
         self.serial_number = str(1_320_000_000_000 + self.pdi % 9_999_999_999)
@@ -22,6 +23,11 @@ class Identity:
         self.pci_bus = 0x1A + 0x0D * place
         self.pci_bus_id = f"{self.pci_domain:08X}:{self.pci_bus:02X}:00.0"
         self._mig_uuids: dict[tuple[int, int, int], str] = {}
+
+    def successor(self) -> Identity:
+        """The card that comes to the same place after this one."""
+        board, index, number = self._made_of
+        return Identity(board, index, number + 1)
 
     def answers_to(self, text: str) -> bool:
         """Whether this is its UUID or its PCI address, with a domain of 8 or 4 digits."""

@@ -279,6 +279,11 @@ class SimulatedNode:
         with self.changes():
             self.card(gpu).state.failure = code_named(error, known=True)
 
+    def swap(self, gpu: int) -> None:
+        """Put another card of the kind in the place of one, without a reboot. In this process."""
+        with self.changes():
+            self.card(gpu).swap()
+
     def reset(self, gpu: int) -> None:
         """Reset a GPU as `nvidia-smi --gpu-reset` does; raises Refused (IN_USE)."""
         with self.changes():

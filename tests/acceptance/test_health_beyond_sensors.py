@@ -70,6 +70,23 @@ async def test_a_driver_that_is_unloaded(tmp_path: Path) -> None:
         assert not w.is_reported("driverNotLoaded")
 
 
+async def test_a_gpu_that_another_is_put_in_place_of(tmp_path: Path) -> None:
+    """Without a reboot: what was wrong with the first one is over, and it is not missing."""
+    async with world("h100-80gb:1", tmp_path) as w:
+        await w.look()
+        w.node.xid(0, 48)
+        w.node.lose(0)
+        await w.look()
+        await w.observe()
+        assert w.is_reported("gpuLost")
+        w.node.swap(0)
+        await w.observe()
+        await w.look()
+        await w.look(after=3600.0)
+        assert w.part.state.findings == ()
+        assert list(w.part.state.gpus) == [w.gpu]
+
+
 async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
     """By its address, after half a minute: a GPU that is being reset is not missing."""
     devices = tmp_path / "devices"

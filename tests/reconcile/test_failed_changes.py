@@ -104,6 +104,23 @@ async def test_a_reset_that_is_refused_for_good_is_tried_once(
 # --- GPUs and drivers that do not answer ----------------------------------------------------------
 
 
+async def test_a_gpu_that_another_is_put_in_place_of(tmp_path: Path) -> None:
+    """Without a reboot: the plan holds for the new one, and nothing is missing."""
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path, retry=0.05)) as rig:
+            rig.offer("{3g.40gb: 2}")
+            await rig.settle(Phase.IN_SYNC)
+            first = rig.gpu().uuid
+            node.lose(0)
+            await rig.round()
+            assert rig.codes == {Code.GPU_LOST}
+            node.swap(0)
+            await rig.settle(Phase.IN_SYNC)
+            assert rig.gpu().uuid != first
+            assert len(rig.state.observed.gpus) == 1
+            assert rig.layout() == "3g.40gb at 0, 4"
+
+
 async def test_a_lost_gpu_is_reported_and_left_alone(tmp_path: Path) -> None:
     """The others get their layout; the lost one gets it when it is back."""
     with simulated("h100-80gb:2") as node:
