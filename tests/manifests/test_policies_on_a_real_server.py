@@ -22,6 +22,7 @@ from nodeagent.cluster.guard import is_guarded
 from tests.manifests import rendering
 from tests.manifests.node_changes import ALLOWED, BARE, DENIED, Change
 from tests.manifests.rendering import MANIFESTS, OVERLAYS, with_components
+from tests.manifests.test_rendering import TOGETHER
 from tests.simulated_cluster.claim_status import APPLY
 from tests.simulated_cluster.patching import MERGE
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
@@ -33,7 +34,6 @@ PODS = "/api/v1/namespaces/{}/pods"
 EVENTS = "/api/v1/namespaces/{}/events"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-EVERYTHING = ("dra", "evictions", "plugin-pod-deletion")  # components with policies
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ class Admin:
 @pytest.fixture
 async def admin(server: RealApiServer, tmp_path: Path) -> AsyncIterator[Admin]:
     """With all that is shipped in force, and the Nodes gpu-0 and gpu-1."""
-    with_components(tmp_path, "gpu-operator", EVERYTHING)
+    with_components(tmp_path, "gpu-operator", TOGETHER[0])  # all that have policies
     _kubectl(server, "apply", "--server-side", "-k", str(tmp_path))
     async with aiohttp.ClientSession() as session:
         admin = Admin(server, session)
@@ -143,11 +143,23 @@ async def admin(server: RealApiServer, tmp_path: Path) -> AsyncIterator[Admin]:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_the_overlay_is_applied(server: RealApiServer, tmp_path: Path, name: str) -> None:
-    """All that it has is accepted."""
+    """All that it has is accepted, and so is what the examples ask for where it serves claims."""
     namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: nebuly-nvidia}\n"
     (tmp_path / "nos.yaml").write_text(namespace)  # which nos brings along
     _kubectl(server, "apply", "--server-side", "-f", str(tmp_path / "nos.yaml"))
     _kubectl(server, "apply", "--server-side", "-k", str(MANIFESTS / "overlays" / name))
+    if name == "dra":
+        examples = str(MANIFESTS.parent / "examples/dra")
+        _kubectl(server, "create", "--dry-run=server", "-f", examples)
+
+
+@pytest.mark.parametrize("components", TOGETHER, ids=lambda names: names[0])
+def test_the_components_are_applied(
+    server: RealApiServer, tmp_path: Path, components: tuple[str, ...]
+) -> None:
+    """With an overlay of one's own."""
+    with_components(tmp_path, "gpu-operator", components)
+    _kubectl(server, "apply", "--server-side", "-k", str(tmp_path))
 
 
 async def test_every_change_is_judged_as_by_the_other_interpreter(admin: Admin) -> None:
