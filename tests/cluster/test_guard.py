@@ -16,13 +16,16 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_policies_that_come_later(server: ApiServer, access: ClusterAccess) -> None:
-    """They end the problem within a minute or so; a server that does not answer changes nothing."""
+    """They end the problem within a minute or so. No answer changes nothing, nor do webhooks that
+    know no dry runs.
+    """
     server.access.unguarded = True
     guard = NodeGuard(access, "n", on_change=lambda: None)
     async with running(guard.run()):
         await until(lambda: guard.problem == UNGUARDED)
-        server.faults.next(1, Answer(503))
-        await asyncio.sleep(90.0)
+        for code in (503, 400):
+            server.faults.next(1, Answer(code))
+        await asyncio.sleep(150.0)
         assert guard.problem == UNGUARDED
         server.access.unguarded = False
         await until(lambda: guard.problem is None, seconds=90.0)
