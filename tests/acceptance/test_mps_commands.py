@@ -165,6 +165,19 @@ def test_a_daemon_that_cannot_start_is_not_applied(home: Home) -> None:
     assert "GPU 0" in events[0]["message"]
 
 
+def test_a_state_file_too_deep_for_sockets(home: Home) -> None:
+    """The remedy names what the path comes from, and what the other choice is: it helps."""
+    deep = home.folder / ("d" * 80)
+    deep.mkdir()
+    home.plan.write_text(ONE)
+    home.settings["NODEAGENT_RUN_DIR"] = ""
+    apply = ("apply", "-f", str(home.plan), "--state", str(deep / "node.json"))
+    failed = home.run(*apply, "--simulate", home.boards)
+    assert "set run.dir to a shorter path" in failed.stdout
+    assert "beside the file that --state names" in failed.stdout
+    assert home.run(*apply, "--run-dir", str(home.folder / "run")).returncode == 0
+
+
 @pytest.mark.full
 def test_servers_that_cannot_start_are_seen(home: Home) -> None:
     """The daemon is Ready all the while, so it is said beside that, until a server serves."""

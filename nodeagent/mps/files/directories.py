@@ -97,6 +97,10 @@ def _is_there(name: str, inside: int) -> bool:
 
 LONGEST_SOCKET_PATH = 107  # bytes; sockaddr_un holds 108 with the zero at the end
 LONGEST_SOCKET_NAME = "control_privileged"  # of those that the daemon makes
+SHORTER = (  # where a socket's path is too long
+    "set run.dir to a shorter path; without it the daemons of a simulated node are beside the file "
+    "that --state names"
+)
 # Where a daemon without a setting would be. These are never ours: every CUDA program looks there,
 # and container runtimes mount the first into every container.
 DEFAULT_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps", "/var/log/nvidia-mps")  # noqa: S108  # to refuse them
@@ -130,7 +134,7 @@ def directories_of(run_dir: Path, device: str) -> Directories:
         raise PathRefused(
             f"{os.fsdecode(socket)} has {len(socket)} bytes, a socket's path at most "
             f"{LONGEST_SOCKET_PATH}",
-            remedy="set run.dir to a shorter path",
+            remedy=SHORTER,
         )
     return Directories(f"{top}/pipe", f"{top}/log", f"{top}/shm")
 

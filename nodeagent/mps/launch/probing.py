@@ -21,7 +21,11 @@ from typing import Any, BinaryIO
 from nodeagent.files.open_directory import make_open_directory
 from nodeagent.mps.control.client import ControlClient, ControlError
 from nodeagent.mps.control.commands import Command
-from nodeagent.mps.files.directories import LONGEST_SOCKET_NAME, LONGEST_SOCKET_PATH
+from nodeagent.mps.files.directories import (
+    LONGEST_SOCKET_NAME,
+    LONGEST_SOCKET_PATH,
+    SHORTER,
+)
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, process_descriptor, processes_of
 from nodeagent.mps.programs import Programs, run_program
 from nodeagent.plan.problems import Code, Problem
@@ -174,9 +178,7 @@ class _Trials(Struct, frozen=True):
     async def all(self) -> Probe:
         longest = len(os.fsencode(self.folder)) + len(f"/plain/pipe/{LONGEST_SOCKET_NAME}")
         if longest > LONGEST_SOCKET_PATH:
-            return _nothing(
-                f"{self.folder} is too long for sockets", "set run.dir to a shorter path"
-            )
+            return _nothing(f"{self.folder} is too long for sockets", SHORTER)
         try:
             plain = await self._try("plain")
         except OSError as error:
