@@ -143,7 +143,7 @@ def get_claim(namespace: str, name: str) -> Request:
 
 def apply_claim_devices(namespace: str, name: str, body: JsonObject) -> Request:
     """The agent's part of a ResourceClaim's `status.devices` becomes that of `body`, by server-side
-    apply; with `metadata.uid` refused with `WriteConflict` when another claim has its name.
+    apply; with `metadata.uid` refused with `RequestRefused` when another claim has its name.
     """
     path = _path("resourceclaims", name, "status", namespace=namespace, api=_RESOURCES)
     return Request(
