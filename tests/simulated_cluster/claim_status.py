@@ -7,9 +7,10 @@ before and leaves out now goes; a device has to be one of the allocation's
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from tests.simulated_cluster.refusals import Refused, invalid
+from tests.simulated_cluster.refusals import Refused, immutable, invalid
 
 Object = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
@@ -32,20 +33,23 @@ class ClaimStatusRules:
             raise Refused(400, "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value")
         uid = (body.get("metadata") or {}).get("uid", metadata["uid"])
         if uid != metadata["uid"]:
-            raise Refused(409, f"Precondition failed: UID in precondition: {uid}")
+            raise invalid(KIND, name, immutable("metadata.uid", uid))
         status = found.get("status") or {}
         results = ((status.get("allocation") or {}).get("devices") or {}).get("results", [])
         allocated = {_key(result) for result in results}
         own = {_key(one): one for one in body["status"]["devices"]}
-        for key in own:
+        for number, key in enumerate(own):
             if key not in allocated:
-                raise invalid(
-                    KIND, name, "status.devices: must be an allocated device in the claim"
-                )
+                names = ("Driver", "Pool", "Device", "ShareID")
+                value = json.dumps(dict(zip(names, key, strict=True)), separators=(",", ":"))
+                wrong = f"Invalid value: {value}: must be an allocated device in the claim"
+                raise invalid(KIND, name, f"status.devices[{number}]: {wrong}")
         earlier = self._applied.get((metadata["uid"], manager), set())
         others = [one for one in status.get("devices", []) if _key(one) not in {*own, *earlier}]
         self._applied[metadata["uid"], manager] = set(own)
-        return {**found, "status": {**status, "devices": [*others, *own.values()]}}
+        others += own.values()
+        status = {key: value for key, value in status.items() if key != "devices"}
+        return {**found, "status": {**status, **({"devices": others} if others else {})}}
 
 
 def _key(one: Object) -> _Key:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.simulated_cluster.refusals import Refused
+from tests.simulated_cluster.refusals import Refused, another_uid
 from tests.simulated_cluster.store import Key, Object, Store
 
 
@@ -24,16 +24,15 @@ class Pods:
 
     def delete(self, key: Key) -> Object:
         """Delete, or mark as to be deleted; what the request is answered with."""
-        if (key.namespace, key.name) not in self.lingering:
-            return self._store.delete(key)
+        lingers = (key.namespace, key.name) in self.lingering
 
         def mark(pod: Object) -> Object:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             pod["metadata"].setdefault("deletionTimestamp", now)
-            pod["metadata"].setdefault("deletionGracePeriodSeconds", 30)
+            pod["metadata"].setdefault("deletionGracePeriodSeconds", 30 if lingers else 0)
             return pod
 
-        return self._store.change(key, mark)
+        return self._store.change(key, mark) if lingers else mark(self._store.delete(key))
 
     def gone(self, name: str, namespace: str) -> None:
         """A lingering pod has ended."""
@@ -45,11 +44,7 @@ class Pods:
         pod = self._store.get(key)
         uid = body.get("deleteOptions", {}).get("preconditions", {}).get("uid")
         if uid not in (None, pod["metadata"]["uid"]):
-            raise Refused(
-                409,
-                f"Precondition failed: UID in precondition: {uid}, "
-                f"UID in object meta: {pod['metadata']['uid']}",
-            )
+            raise another_uid("Pod", key.name, uid, pod["metadata"]["uid"])
         terminal = pod["status"].get("phase") in {"Succeeded", "Failed"}
         budget = self.budgets.get((key.namespace, key.name))
         if budget is not None and not terminal:

@@ -23,6 +23,22 @@ REASONS = {
 }
 
 
+_GROUPS = {  # of what is not in the first one, by resource and by kind
+    "resourceclaims": "resource.k8s.io",
+    "resourceslices": "resource.k8s.io",
+    "ResourceClaim": "resource.k8s.io",
+    "ResourceSlice": "resource.k8s.io",
+    "runtimeclasses": "node.k8s.io",
+}
+_CAUSES = {  # how the text of a fault begins, to its reason
+    "Duplicate value": "FieldValueDuplicate",
+    "Forbidden": "FieldValueForbidden",
+    "Required value": "FieldValueRequired",
+    "Too long": "FieldValueTooLong",
+    "Too many": "FieldValueTooMany",
+}
+
+
 class Refused(Exception):
     """The request is answered with a Status object of this code."""
 
@@ -58,14 +74,43 @@ class Refused(Exception):
 
 def not_found(plural: str, name: str) -> Refused:
     """There is no object of this name."""
-    return Refused(404, f'{plural} "{name}" not found', details={"name": name, "kind": plural})
+    return Refused(404, f"{_named(plural, name)} not found", details=_details(plural, name))
+
+
+def already_exists(plural: str, name: str) -> Refused:
+    """There is an object of this name."""
+    message, details = f"{_named(plural, name)} already exists", _details(plural, name)
+    return Refused(409, message, reason="AlreadyExists", details=details)
 
 
 def invalid(kind: str, name: str, *faults: str) -> Refused:
-    """An object that does not pass validation."""
+    """An object that does not pass validation; each fault is a field, and what is wrong with it."""
     listed = faults[0] if len(faults) == 1 else f"[{', '.join(faults)}]"
+    causes = [
+        {
+            "reason": _CAUSES.get(what.partition(":")[0], "FieldValueInvalid"),
+            "message": what,
+            "field": field,
+        }
+        for field, _, what in (fault.partition(": ") for fault in faults)
+    ]
+    details = {**_details(kind, name), "causes": causes}
+    return Refused(422, f"{_named(kind, name)} is invalid: {listed}", details=details)
+
+
+def immutable(field: str, value: object) -> str:
+    """The fault of a field that was changed and may not be."""
+    return f'{field}: Invalid value: "{value}": field is immutable'
+
+
+def another_uid(kind: str, name: str, wanted: str, found: str) -> Refused:
+    """The request is about another object of this name."""
     return Refused(
-        422, f'{kind} "{name}" is invalid: {listed}', details={"name": name, "kind": kind}
+        409,
+        f"Operation cannot be fulfilled on {_named(kind, name)}: the UID in the precondition "
+        f"({wanted}) does not match the UID in record ({found}). The object might have been "
+        "deleted and then recreated",
+        details=_details(kind, name),
     )
 
 
@@ -73,12 +118,21 @@ def modified_meanwhile(plural: str, name: str) -> Refused:
     """Another client wrote the object after the version that the request names."""
     return Refused(
         409,
-        f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified; '
+        f"Operation cannot be fulfilled on {_named(plural, name)}: the object has been modified; "
         "please apply your changes to the latest version and try again",
-        details={"name": name, "kind": plural},
+        details=_details(plural, name),
     )
 
 
 def expired(version: int, oldest: int) -> Refused:
     """The server no longer knows what happened since `version`."""
     return Refused(410, f"too old resource version: {version} ({oldest})")
+
+
+def _named(kind: str, name: str) -> str:
+    return f'{kind}.{_GROUPS[kind]} "{name}"' if kind in _GROUPS else f'{kind} "{name}"'
+
+
+def _details(kind: str, name: str) -> dict[str, Any]:
+    group = {"group": _GROUPS[kind]} if kind in _GROUPS else {}
+    return {"name": name, **group, "kind": kind}

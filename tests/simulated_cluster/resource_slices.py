@@ -7,9 +7,10 @@ pkg/apis/resource/validation/validation.go: only what decides how an agent has t
 from __future__ import annotations
 
 import copy
+from datetime import UTC, datetime
 from typing import Any
 
-from tests.simulated_cluster.refusals import Refused, invalid
+from tests.simulated_cluster.refusals import Refused, immutable, invalid
 
 Object = dict[str, Any]
 
@@ -38,29 +39,31 @@ class SliceRules:
                 device.pop("consumesCounters", None)
             if not self.taints:
                 device.pop("taints", None)
+            for taint in device.get("taints", ()):
+                taint.setdefault("timeAdded", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         self._check(name, spec)
         return after
 
     def check_update(self, before: Object, after: Object) -> None:
         """Raise Refused where a field changes that may not."""
-        name, metadata = before["metadata"]["name"], after["metadata"]
-        if not metadata.get("resourceVersion"):
-            raise invalid(KIND, name, "metadata.resourceVersion: must be specified for an update")
+        name = before["metadata"]["name"]
         for field in ("driver", "nodeName"):
             if before["spec"].get(field) != after["spec"].get(field):
-                raise invalid(KIND, name, f"spec.{field}: field is immutable")
+                raise invalid(KIND, name, immutable(f"spec.{field}", after["spec"].get(field)))
         if before["spec"]["pool"]["name"] != after["spec"]["pool"]["name"]:
-            raise invalid(KIND, name, "spec.pool.name: field is immutable")
+            fault = immutable("spec.pool.name", after["spec"]["pool"]["name"])
+            raise invalid(KIND, name, fault)
 
     def _check(self, name: str, spec: Object) -> None:
         pool = spec.get("pool") or {}
         if not (spec.get("driver") and spec.get("nodeName") and pool.get("name")):
-            raise invalid(KIND, name, "spec: driver, nodeName and pool.name are required")
+            raise invalid(KIND, name, "spec: Required value: driver, nodeName and pool.name")
         generation = pool.get("generation", -1)
         if pool.get("resourceSliceCount", 0) < 1 or not 0 <= generation < 2**63:
             raise invalid(KIND, name, "spec.pool: Invalid value")
         if "devices" in spec and "sharedCounters" in spec:
-            raise invalid(KIND, name, "spec: exactly one of sharedCounters and devices is required")
+            only = "only one of `sharedCounters` or `devices` is allowed"
+            raise invalid(KIND, name, f'spec: Invalid value: "": {only}')
         devices = spec.get("devices") or ()
         special = any("consumesCounters" in d or "taints" in d for d in devices)
         if len(devices) > (MOST_SPECIAL if special else MOST_DEVICES):

@@ -14,7 +14,7 @@ from tests.simulated_cluster.discovery import DISCOVERY
 from tests.simulated_cluster.faults import spoil
 from tests.simulated_cluster.journal import Request
 from tests.simulated_cluster.patching import patched
-from tests.simulated_cluster.refusals import Refused, invalid, not_found
+from tests.simulated_cluster.refusals import Refused, another_uid, invalid, not_found
 from tests.simulated_cluster.selectors import selected
 from tests.simulated_cluster.store import GROUPS, KINDS, Key, Object
 from tests.simulated_cluster.watching import Stream, asked
@@ -52,9 +52,11 @@ def application(server: ApiServer) -> web.Application:
     add("GET", slices + "/{name}", routes.read)
     add("PUT", slices + "/{name}", routes.replace)
     add("DELETE", slices + "/{name}", routes.delete)
-    claims = "/apis/resource.k8s.io/v1/namespaces/{namespace}/{plural:resourceclaims}/{name}"
-    add("GET", claims, routes.read)
-    add("PATCH", claims + "/{part:status}", routes.apply_status)
+    claims = "/apis/resource.k8s.io/v1/namespaces/{namespace}/{plural:resourceclaims}"
+    add("POST", claims, routes.create)
+    add("GET", claims + "/{name}", routes.read)
+    add("PATCH", claims + "/{name}/{part:status}", routes.patch_claim_status)
+    add("DELETE", claims + "/{name}", routes.delete)
     add("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", routes.review)
     add("GET", "/apis/node.k8s.io/v1/runtimeclasses/{name}", routes.runtime_class)
     for path, answer in DISCOVERY.items():
@@ -180,6 +182,9 @@ class Routes:
             )
         if plural == "events":
             _check_event(body, namespace)
+            body = {"eventTime": None, "reportingComponent": "", "reportingInstance": "", **body}
+        if plural in {"nodes", "resourceclaims"}:
+            body = {"spec": {}, "status": {}, **body}
         if plural == "resourceslices":
             body = self._server.slices.admitted(body)
         if plural == "pods":
@@ -198,10 +203,10 @@ class Routes:
         dry_run = request.query.get("dryRun") == "All"
         return web.json_response(self._store.change(key, edit, dry_run=dry_run))
 
-    async def apply_status(self, request: web.Request) -> web.Response:
-        """Of a ResourceClaim, by server-side apply."""
+    async def patch_claim_status(self, request: web.Request) -> web.Response:
+        """Of a ResourceClaim: by server-side apply, as the agent does, or by a scheduler."""
         if request.content_type != APPLY:
-            raise Refused(415, f"only {APPLY} is known here")
+            return await self.patch(request)
         body, manager = _object(request), request.query.get("fieldManager", "")
 
         def edit(found: Object) -> Object:
@@ -227,14 +232,12 @@ class Routes:
         found = self._store.get(key)
         wanted = (options.get("preconditions") or {}).get("uid")
         if wanted not in {None, found["metadata"]["uid"]}:
-            raise Refused(
-                409,
-                f'Operation cannot be fulfilled on {key.plural} "{key.name}": Precondition failed: '
-                f"UID in precondition: {wanted}, UID in object meta: {found['metadata']['uid']}",
-            )
+            raise another_uid(KINDS[key.plural], key.name, wanted, found["metadata"]["uid"])
         if key.plural == "pods":
             return web.json_response(self._server.pods.delete(key))
-        self._store.delete(key)
+        deleted = self._store.delete(key)
+        if key.plural in GROUPS:
+            return web.json_response(deleted)
         details = {"name": key.name, "kind": key.plural, "uid": found["metadata"]["uid"]}
         return web.json_response(_success(details))
 
@@ -251,7 +254,7 @@ class Routes:
     async def runtime_class(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in self._server.runtime_classes:
-            raise not_found("runtimeclasses.node.k8s.io", name)
+            raise not_found("runtimeclasses", name)
         return web.json_response({"kind": "RuntimeClass", "metadata": {"name": name}})
 
     async def review(self, request: web.Request) -> web.Response:
@@ -260,7 +263,13 @@ class Routes:
         below = f"/{asked['subresource']}" if asked.get("subresource") else ""
         right = asked["verb"], asked["resource"] + below
         allowed = right not in self._server.access.withheld
-        return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
+        said = {name: value for name, value in asked.items() if value}
+        answer = {
+            "metadata": {},
+            "spec": {"resourceAttributes": said},
+            "status": {"allowed": allowed},
+        }
+        return web.json_response({**body, **answer}, status=201)
 
 
 def _refusal(refused: Refused) -> web.Response:
@@ -291,8 +300,8 @@ def _success(details: Object | None = None) -> Object:
 
 def _check_event(body: Object, namespace: str) -> None:
     """An event is in the namespace of what it is about; one about a Node in `default`."""
-    about = (body.get("involvedObject") or {}).get("namespace") or "default"
-    if about != namespace:
+    about = (body.get("involvedObject") or {}).get("namespace", "")
+    if (about or "default") != namespace:
         raise invalid(
             "Event",
             (body.get("metadata") or {}).get("name", ""),

@@ -18,7 +18,9 @@ from typing import Any
 
 from tests.simulated_cluster.refusals import (
     Refused,
+    already_exists,
     expired,
+    immutable,
     invalid,
     modified_meanwhile,
     not_found,
@@ -105,7 +107,7 @@ class Store:
             )
         key = Key(plural, namespace, name)
         if key in self._objects:
-            raise Refused(409, f'{plural} "{name}" already exists', reason="AlreadyExists")
+            raise already_exists(plural, name)
         made["apiVersion"], made["kind"] = GROUPS.get(plural, "v1"), kind
         metadata["uid"] = f"00000000-0000-4000-8000-{number:012x}"
         metadata["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -134,7 +136,8 @@ class Store:
         check_metadata(kind, key.name, metadata)
         for field in IMMUTABLE:
             if metadata.get(field) != before["metadata"].get(field):
-                raise invalid(kind, key.name, f"metadata.{field}: field is immutable")
+                fault = immutable(f"metadata.{field}", metadata.get(field))
+                raise invalid(kind, key.name, fault)
         _without_empty(metadata)
         if after == before or dry_run:
             return copy.deepcopy(after)

@@ -57,7 +57,7 @@ async def test_bookmarks_on_a_timer(api: ApiServer, core: Api) -> None:
     """Bookmarks come every so often to a watch that asks for them, to others never."""
     events = await watched(core, "gpu-0", version=versions(api), allow_watch_bookmarks=True)
     assert 1 <= len([one for one in events if one["type"] == "BOOKMARK"]) <= 6
-    assert set(events[0]["object"]) == {"kind", "apiVersion", "metadata"}
+    assert set(events[0]["object"]) == {"kind", "apiVersion", "metadata", "spec", "status"}
     assert await watched(core, "gpu-0", version=versions(api)) == []
 
 

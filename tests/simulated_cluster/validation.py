@@ -10,6 +10,16 @@ from tests.simulated_cluster.refusals import invalid
 ANNOTATIONS_LIMIT = 256 * 1024  # bytes of all keys and values together, by any writer
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+NO_KEY = (
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end "
+    "with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for "
+    "validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+)
+NO_LABEL = (
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', "
+    "and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or "
+    "'12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+)
 _WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 
@@ -42,11 +52,11 @@ def _pairs(field: str, pairs: Any) -> list[str]:
     faults = []
     for key, value in pairs.items():
         if not _is_key(key if field == "labels" else key.lower()):
-            faults.append(f'metadata.{field}: Invalid value: "{key}": no qualified name')
+            faults.append(f'metadata.{field}: Invalid value: "{key}": {NO_KEY}')
         if not isinstance(value, str):
             faults.append(f"metadata.{field}: Invalid value: {value!r}: has to be a string")
         elif field == "labels" and not _is_label_value(value):
-            faults.append(f'metadata.labels: Invalid value: "{value}": no label value')
+            faults.append(f'metadata.labels: Invalid value: "{value}": {NO_LABEL}')
     return faults
 
 

@@ -29,7 +29,7 @@ from tests.simulated_cluster.faults import (
 )
 from tests.simulated_cluster.refusals import Refused, invalid
 from tests.simulated_cluster.selectors import Matches
-from tests.simulated_cluster.store import KINDS, Change, Store, events_of
+from tests.simulated_cluster.store import GROUPS, KINDS, Change, Store, events_of
 
 DEFAULT_SECONDS = 1800.0  # the real server's shortest, when the request names no time
 INITIAL_END = {"k8s.io/initial-events-end": "true"}
@@ -202,8 +202,9 @@ class Stream:
         metadata: dict[str, Any] = {"resourceVersion": str(self._reported)}
         if annotations:
             metadata["annotations"] = annotations
-        kind = KINDS[self._asked.plural]
-        await self._event("BOOKMARK", {"kind": kind, "apiVersion": "v1", "metadata": metadata})
+        empty = {"kind": KINDS[self._asked.plural], "spec": {}, "status": {}}
+        version = GROUPS.get(self._asked.plural, "v1")
+        await self._event("BOOKMARK", {**empty, "apiVersion": version, "metadata": metadata})
 
     async def _event(self, kind: str, found: dict[str, Any]) -> None:
         await self._line(json.dumps({"type": kind, "object": found}).encode() + b"\n")
