@@ -79,6 +79,7 @@ PURE    := tests/documents tests/health tests/metrics tests/mps/lifecycle tests/
   $(addprefix tests/cluster/drain/test_,allocatable.py change.py eviction.py owners.py)
 CLUSTER := tests/cluster tests/simulated_cluster tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
+REAL    := tests/real_cluster
 DAEMONS := tests/mps tests/simulation/mps
 COMMANDS := tests/app tests/cli tests/claims tests/goldens
 PROGRAMS := tests/campaign $(filter-out $(CLUSTER), $(wildcard tests/acceptance/test_*.py))
@@ -88,7 +89,7 @@ pytest-pure: $(DEV)
 
 pytest-computing: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) \
-	  $(patsubst %,--ignore=%,$(COMMANDS) $(PROGRAMS) $(DAEMONS) $(CLUSTER)) $(LABEL)
+	  $(patsubst %,--ignore=%,$(COMMANDS) $(PROGRAMS) $(DAEMONS) $(CLUSTER) $(REAL)) $(LABEL)
 
 pytest-commands: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(COMMANDS) $(LABEL)
@@ -101,6 +102,9 @@ pytest-daemons: $(DEV)
 
 pytest-cluster: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(CLUSTER) $(LABEL)
+
+real-cluster: $(DEV)  ## the agent in the cluster that NODEAGENT_TEST_KUBECONFIG names (ARGS='-k five')
+	$(BIN)/python -m pytest -p no:cacheprovider $(REAL) $(ARGS)
 
 goldens: $(DEV)  ## record anew what users meet; the diff in git is then to be decided on
 	$(BIN)/python -m tests.goldens $(ARGS)
@@ -173,6 +177,6 @@ $(DEV): requirements/dev.txt $(RUN)
 	@$(call INSTALL,--require-hashes -r requirements/dev.txt)
 	@touch $@
 
-.PHONY: help run run-cluster check test test-full install format lint types layers pytest \
+.PHONY: help run run-cluster real-cluster check test test-full install format lint types layers pytest \
   pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes soak bench man dist card-kit audit \
   lock clean
