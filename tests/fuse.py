@@ -18,15 +18,21 @@ def can_mount() -> bool:
 
 
 @contextmanager
-def silent_file_system(folder: Path) -> Iterator[None]:
-    """Over `folder`. Calls into it wait until the end of the block, and fail then."""
+def silent_file_system(folder: Path, user: int = 0) -> Iterator[None]:
+    """Over `folder`. Calls of its user into it wait until the end of the block, and fail then;
+    those of others, root included, fail at once.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     device = os.open(_DEVICE, os.O_RDWR)
-    options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+    options = f"fd={device},rootmode=40000,user_id={user},group_id=0".encode()
     try:
         if libc.mount(b"fuse", bytes(folder), b"fuse", 0, options):
             raise OSError(ctypes.get_errno(), "mount")
-        yield
+        mounted = os.open(folder, os.O_PATH)  # wherever its path leads by then
+        try:
+            yield
+        finally:
+            libc.umount2(f"/proc/self/fd/{mounted}".encode(), _MNT_DETACH)
+            os.close(mounted)
     finally:
         os.close(device)
-        libc.umount2(bytes(folder), _MNT_DETACH)

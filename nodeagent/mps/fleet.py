@@ -225,7 +225,10 @@ class Fleet:
 
     async def _new(self, device: str, wanted: WantedMps) -> Supervisor:
         account, run_dir = wanted.account, self._context.run_dir
-        await asyncio.to_thread(make_directories, run_dir, device, uid=account.uid, gid=account.gid)
+        shm = self._context.private_shm
+        await asyncio.to_thread(
+            make_directories, run_dir, device, uid=account.uid, gid=account.gid, shm=shm
+        )
         return self._supervisor(Record(device, wanted))
 
     async def _forget(self, supervisor: Supervisor) -> None:

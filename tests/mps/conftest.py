@@ -92,7 +92,7 @@ def spec(open_folder: Path) -> DaemonSpec:
 
 def spec_for(folder: Path, uid: int, gid: int, *, device: str = GPU) -> DaemonSpec:
     """A daemon as some user, its directories made."""
-    made = make_directories(folder / "run", device, uid=uid, gid=gid)
+    made = make_directories(folder / "run", device, uid=uid, gid=gid, shm=True)
     return DaemonSpec(device, uid, gid, made.pipe, made.log, 4096, 50.0)
 
 

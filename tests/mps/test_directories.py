@@ -19,7 +19,9 @@ from nodeagent.mps.files.directories import (
     directories_of,
     make_directories,
     remove_directories,
+    seal_pipe_directory,
 )
+from tests.fuse import can_mount, silent_file_system
 from tests.mps.conftest import PYTHON
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
@@ -49,11 +51,11 @@ def test_an_agent_that_was_killed_while_it_made_them(run_dir: Path, name: str) -
     """A directory that was not given to its user yet is given to it now, but for one with content:
     who put that there is not known.
     """
-    made = make_directories(run_dir, GPU, uid=4711, gid=4712)
+    made = make_directories(run_dir, GPU, uid=4711, gid=4712, shm=True)
     before = mode(getattr(made, name))
     Path(getattr(made, name)).rmdir()
     Path(getattr(made, name)).mkdir(mode=0o700)
-    assert make_directories(run_dir, GPU, uid=4711, gid=4712) == made
+    assert make_directories(run_dir, GPU, uid=4711, gid=4712, shm=True) == made
     assert mode(getattr(made, name)) == before
     os.chown(made.log, 0, 0)
     Path(made.log).chmod(0o700)
@@ -67,7 +69,7 @@ def test_made_for_their_user(run_dir: Path) -> None:
     """All users may pass, the daemon's may write, whatever this process' umask is."""
     umask = os.umask(0o077)
     try:
-        found = make_directories(run_dir, GPU, uid=OTHER, gid=100)
+        found = make_directories(run_dir, GPU, uid=OTHER, gid=100, shm=True)
     finally:
         os.umask(umask)
     assert found.pipe == f"{run_dir}/mps/{GPU}/pipe"
@@ -162,7 +164,7 @@ def test_something_else_in_the_way(
     """On every level; the path is in the message."""
     hostile(run_dir, place)
     with pytest.raises(PathRefused, match=reason) as caught:
-        make_directories(run_dir, GPU, uid=ME, gid=MINE)
+        make_directories(run_dir, GPU, uid=ME, gid=MINE, shm=True)
     assert str(run_dir / place) in caught.value.message
 
 
@@ -207,6 +209,38 @@ def test_removed_for_another_user(run_dir: Path) -> None:
     assert mode(make_directories(run_dir, GPU, uid=4711, gid=4711).pipe) == "755 4711:4711"
 
 
+@pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse")
+@pytest.mark.parametrize("name", ["pipe", "log"])
+def test_removed_with_what_its_user_mounted_on_it(run_dir: Path, name: str) -> None:
+    """fusermount lets each user do so on its own directories, and root may not look into it."""
+    made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    with silent_file_system(Path(getattr(made, name)), OTHER):
+        remove_directories(run_dir, GPU)
+        assert mode(make_directories(run_dir, GPU, uid=4711, gid=4711).log) == "750 4711:4711"
+    remove_directories(run_dir, GPU)
+    assert list((run_dir / "mps").rglob("*")) == [run_dir / "mps/.aside"]
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse")
+def test_what_is_mounted_on_it_is_not_sealed(run_dir: Path) -> None:
+    """Its owner would say what that looks like."""
+    pipe = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER).pipe
+    with silent_file_system(Path(pipe), OTHER), pytest.raises(OSError, match="another file system"):
+        seal_pipe_directory(pipe)
+
+
+@as_root
+def test_what_all_users_could_fill_is_not_there(run_dir: Path) -> None:
+    """Neither a /dev/shm that nothing uses, nor a lock file that all may write, as daemons make."""
+    made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    assert not Path(made.shm).exists()
+    lock = Path(made.pipe) / "control_lock"
+    lock.touch()
+    lock.chmod(0o666)
+    seal_pipe_directory(made.pipe)
+    assert mode(lock) == f"644 0:{MINE}"
+
+
 def test_removed_while_another_thread_removes(run_dir: Path) -> None:
     """As the environment files of a stopped device go: all of it goes all the same, for a record
     that stayed would bring its daemon back.
@@ -237,7 +271,7 @@ def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
     outside = run_dir.parent / "outside"
     outside.mkdir()
     (outside / "file").touch()
-    made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER, shm=True)
     script = (
         "import os, sys\n"
         "os.chdir(sys.argv[1])\n"

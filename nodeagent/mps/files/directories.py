@@ -10,6 +10,7 @@ descriptors.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import mkdtemp
 
 from nodeagent.files.open_directory import (
     DIRECTORY_FLAGS,
@@ -106,6 +108,8 @@ SHORTER = (  # where a socket's path is too long
 DEFAULT_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps", "/var/log/nvidia-mps")  # noqa: S108  # to refuse them
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
+_LOCK = "control_lock"  # which the daemon makes for all users to write
+_ASIDE = ".aside"  # beside the devices' directories, and no device's name
 _MODES = {
     "pipe": 0o755,  # clients of other users must reach it, or they would silently run without MPS
     "log": 0o750,
@@ -158,8 +162,11 @@ def spec_in(
     )
 
 
-def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Directories:
-    """Make them for this user, or see that they are as they must be.
+def make_directories(
+    run_dir: Path, device: str, *, uid: int, gid: int, shm: bool = False
+) -> Directories:
+    """Make them for this user, or see that they are as they must be; `shm` only where it is used,
+    for every user of the machine can fill it.
 
     Raises PathRefused with what was found where. Blocks for as long as the file system does.
     """
@@ -171,6 +178,8 @@ def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Direc
         for name in ("mps", device):
             above = stack.enter_context(above.child(name, make=True))
         for name, mode in _MODES.items():
+            if name == "shm" and not shm:
+                continue
             is_pipe = name == "pipe"  # sealed when its last daemon had answered
             made = above.child(name, make=True, mode=mode, owner=(uid, gid), retake=is_pipe)
             stack.enter_context(made)
@@ -178,44 +187,73 @@ def make_directories(run_dir: Path, device: str, *, uid: int, gid: int) -> Direc
 
 
 def seal_pipe_directory(pipe: str) -> None:
-    """Let only root add or remove files there, until `make_directories` gives it back to its user.
-    Does nothing where this process is not root. Raises OSError.
+    """Let only root add or remove files there, until `make_directories` gives it back to its user,
+    and only that user write to its lock file. Does nothing where this process is not root. Raises
+    OSError.
     """
     if os.geteuid() != 0:
         return
+    if _has_mounts(Path(pipe)):
+        raise OSError(errno.EBUSY, "another file system is mounted on it")
     descriptor = os.open(pipe, DIRECTORY_FLAGS)
     try:
         found = os.fstat(descriptor)
+        if found.st_dev != Path(pipe).parent.stat().st_dev:  # mounted meanwhile
+            raise OSError(errno.EBUSY, "another file system is mounted on it")
         if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) != (0, 0, _MODES["pipe"]):
             os.fchown(descriptor, 0, 0)
             os.fchmod(descriptor, _MODES["pipe"])
+        with suppress(FileNotFoundError):
+            lock = os.stat(_LOCK, dir_fd=descriptor, follow_symlinks=False)
+            if stat.S_ISREG(lock.st_mode) and lock.st_mode & 0o022:
+                os.chmod(_LOCK, stat.S_IMODE(lock.st_mode) & ~0o022, dir_fd=descriptor)
     finally:
         os.close(descriptor)
 
 
 def remake_directories(run_dir: Path, spec: DaemonSpec) -> None:
-    """As `make_directories`, for its user; what another user's daemon had is removed before."""
+    """As `make_directories`, for its user; what another user's daemon had is removed before, and
+    what this one mounted there.
+    """
     owners = {spec.pipe_directory: {spec.uid, os.geteuid()}, spec.log_directory: {spec.uid}}
-    for directory, uids in owners.items():
-        with suppress(FileNotFoundError):
-            if os.lstat(directory).st_uid not in uids:
-                remove_directories(run_dir, spec.device)
-    make_directories(run_dir, spec.device, uid=spec.uid, gid=spec.gid)
+    top = Path(spec.pipe_directory).parent
+    with suppress(FileNotFoundError):
+        if _has_mounts(top) or any(os.lstat(one).st_uid not in owners[one] for one in owners):
+            remove_directories(run_dir, spec.device)
+    make_directories(run_dir, spec.device, uid=spec.uid, gid=spec.gid, shm=spec.private_shm)
 
 
 def remove_directories(run_dir: Path, device: str) -> None:
     """Take away all of the device's, as when another user is to have it. No daemon may run there.
 
+    What has a file system of its user's mounted on it is put aside, and removed when that has gone.
     Raises PathRefused when something could not be removed; symlinks are not followed.
     """
-    top = Path(_top(run_dir, device))
+    top, aside = Path(_top(run_dir, device)), run_dir / "mps" / _ASIDE
     try:
-        remove_tree(top)  # the record goes last, so that after a crash the rest is still known
+        for left in aside.iterdir() if aside.is_dir() else ():
+            if not _has_mounts(left):
+                remove_tree(left)
+        if _has_mounts(top):
+            aside.mkdir(0o700, exist_ok=True)
+            top.rename(Path(mkdtemp(dir=aside)) / device)
+        else:
+            remove_tree(top)  # the record goes last, so that after a crash the rest is still known
     except OSError as error:
         raise PathRefused(
             f"{error.filename or top} cannot be removed: {error.strerror}",
             remedy=f"`lsof +D {top}` shows what holds it; then remove it by hand: `rm -r {top}`",
         ) from error
+
+
+def _has_mounts(top: Path) -> bool:
+    """Whether anything is mounted on it or below, by the kernel's list: a file system of another
+    user (FUSE) may refuse every look, or never answer.
+    """
+    above = os.path.realpath(top.parent)
+    wanted = f"{above}/{top.name}/".replace(" ", "\\040")
+    mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    return any(f"{line.split(' ', 5)[4]}/".startswith(wanted) for line in mounts)
 
 
 def _top(run_dir: Path, device: str) -> str:

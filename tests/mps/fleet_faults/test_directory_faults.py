@@ -173,8 +173,8 @@ async def test_a_log_line_of_an_unknown_process(rig: FleetRig, fleet: Fleet) -> 
 
 
 async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet) -> None:
-    """All users may open a daemon's lock; who has it when the daemon dies, keeps no other from
-    starting, nor does what was put beside it.
+    """Who has opened a daemon's lock in time keeps no other from starting when the daemon dies,
+    nor does what was put beside it.
     """
     first = status(fleet).pid
     assert first
@@ -186,7 +186,6 @@ async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet
         [shared_interpreter(), "-IS", "-c", script, rig.pipes() / "control_lock"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        user=1234 if IS_ROOT else None,
     )
     with waiting:
         assert waiting.stdout
