@@ -10,6 +10,7 @@ NAMES = (
         "planning_time",
         "side_by_side",
         "recut",
+        "slow_driver",
         "commands",
         "agent",
         "api_load",

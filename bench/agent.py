@@ -11,12 +11,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.commands import PLAN
 from bench.processes import cpu_seconds, installed, resident
 from bench.tables import percentile, show
 
+SIMULATED = ("nodeagent", "run", "--simulate", "h100-80gb:8")
 STARTS = 7
 IDLE = 130.0  # seconds: two resyncs at the default of 60 s are in it
 
@@ -42,11 +44,14 @@ def run() -> None:
 class Running:
     """An agent in a process of its own, in a directory of its own."""
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(
+        self, program: Sequence[str] = SIMULATED, plan: str = PLAN, **settings: str
+    ) -> None:
         self._directory = tempfile.TemporaryDirectory()
         here = Path(self._directory.name)
         self._plan = here / "plan.yaml"
-        self.plan(PLAN)
+        self._digest = ""
+        self.plan(plan)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -59,32 +64,41 @@ class Running:
         }
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "nodeagent", "run", "--simulate", "h100-80gb:8"),
-                *("--plan", str(here / "plan.yaml")),
-            ],
+            [sys.executable, "-m", *program, "--plan", str(here / "plan.yaml")],
             env=environment,
-            stdout=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if program is not SIMULATED else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
 
     def wait_until_in_sync(self) -> float:
-        """Seconds from the process' start until its API says so."""
-        while time.perf_counter() - self.began < 30:
+        """Seconds from the process' start, or from the plan's change, until its API says so."""
+        while time.perf_counter() - self.began < 60:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/status") as answer:
-                    if json.load(answer)["phase"] == "InSync":
+                    status = json.load(answer)
+                    if status["phase"] == "InSync" and status["digest"] != self._before:
+                        self._digest = status["digest"]
                         return time.perf_counter() - self.began
             except urllib.error.URLError:
                 pass
-            time.sleep(0.005)
-        raise TimeoutError("the agent did not get in sync within 30 s")
+            time.sleep(0.02)
+        raise TimeoutError("the agent did not get in sync within 60 s")
 
     def plan(self, text: str) -> None:
         """Replace the plan as most programs do."""
         new = self._plan.with_suffix(".new")
         new.write_text(text)
         new.replace(self._plan)
+        self._before, self.began = self._digest, time.perf_counter()
+
+    def ask(self) -> str:
+        """The program's answer to an empty line."""
+        if not (self.process.stdin and self.process.stdout):
+            raise RuntimeError("this program is not asked")
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().decode()
 
     def stop(self) -> None:
         self.process.terminate()
