@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState, Phase
 from tests.rig import CREATE, Rig, open_driver, plan_text, running
@@ -73,3 +74,20 @@ async def test_a_plan_does_not_wait_for_what_only_people_ask_for(tmp_path: Path)
             read = [call.number for call in node.journal.named("nvmlDeviceGetMemoryInfo*")]
             assert read
             assert min(read) > made.number
+
+
+async def test_users_that_came_after_such_a_look_keep_their_device(tmp_path: Path) -> None:
+    """It is acted on, but whoever would lose a device is looked for once more before."""
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path)) as rig:
+            rig.offer(ONE)
+            await rig.settle(Phase.IN_SYNC)
+            held = node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", hang=True)
+            rig.control.nudge("the status is requested")
+            await rig.until(lambda: not held.times)
+            node.occupy(rig.gpu().instances[0].compute[0].uuid)
+            rig.offer("{7g.80gb: 1}")
+            node.clear_faults()
+            await rig.settle(Phase.BLOCKED)
+            assert Code.IN_USE in rig.codes
+            assert [instance.profile for instance in rig.gpu().instances] == ["1g.10gb"]
