@@ -10,6 +10,7 @@ from nodeagent.app.paths import Paths
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import UsageError
 from nodeagent.execute.node_controller import LastObservation
+from nodeagent.processor_waits import RunningTime
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
 from nodeagent.settings import PlanSettings, Settings
@@ -41,7 +42,7 @@ class Shared:
             EventLog(),
             LoopControl(),
             NodeStates(NodeState(settings.node_name, source)),
-            Heartbeats(asyncio.get_running_loop().time),
+            Heartbeats(RunningTime(asyncio.get_running_loop().time)),
             LastObservation(),
         )
 

@@ -7,7 +7,6 @@ exclusively, so that no call is in the driver meanwhile.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -115,17 +114,21 @@ class GpuPool:
             gpu.forget()
 
     async def _initialise(self) -> None:
-        until = time.monotonic() + self._deadline
+        given_up = False
 
         def initialise() -> None:
             nvml.initialise()
             self._started = True
             self.session += 1
-            if time.monotonic() > until:  # the caller has given up and would not shut it down
+            if given_up:  # by the caller, who would not shut it down
                 self._shut_down()
 
         if not self._started:
-            await self._call(initialise, what="starting NVML")
+            try:
+                await self._call(initialise, what="starting NVML")
+            except DeadlineExceeded:
+                given_up = True
+                raise
         try:
             version = await self._call(
                 lambda: nvml.call("nvmlSystemGetDriverVersion"), what="asking its version"

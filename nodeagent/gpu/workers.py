@@ -3,7 +3,8 @@
 A call into the driver cannot be cancelled. So each GPU has one thread of its own, each call into
 the driver has a deadline, and a thread that is still in it afterwards is left there: its GPU is
 out of reach until the call returns, everything else goes on. A job of many calls may take as long
-as they need together, up to a limit. The threads are daemons, so the program can end without them.
+as they need together, up to a limit. Time for which this process waited for a processor does not
+count. The threads are daemons, so the program can end without them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.processor_waits import Stopwatch
 from nodeagent.structs import Struct, field
 
 # How many deadlines a job of many calls may take, each of which keeps its own.
@@ -97,7 +99,6 @@ class _Job(Struct, frozen=True):
 
     what: str
     deadline: float
-    began: float
     result: asyncio.Future[Any]
     began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -179,10 +180,9 @@ class Worker:
             self._refuse_if_stuck(what)
             await self._wait_for_forsaken(deadline)
             result: asyncio.Future[Result] = self._begin(function, gives_way=gives_way)
-            clock = asyncio.get_running_loop().time
-            self._job = job = _Job(what, deadline, clock(), result)
-            await self._wait(job, deadline, changing=changing)
-            self.pace = self._progress.pace if clock() - job.began > deadline else ""
+            self._job = job = _Job(what, deadline, result)
+            took = await self._wait(job, deadline, changing=changing)
+            self.pace = self._progress.pace if took > deadline else ""
             return result.result()
         finally:
             self._turn.release()
@@ -197,19 +197,19 @@ class Worker:
 
     async def _take_turn(self, what: str, deadline: float) -> None:
         """Wait for the job before; one that goes on may need longer than one call."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + deadline * LONGEST_JOB
+        spent = Stopwatch(deadline)
         while True:
             try:
-                async with asyncio.timeout(min(deadline, until - clock())):
+                async with asyncio.timeout(spent.next(deadline)):
                     await self._turn.acquire()
             except TimeoutError:
                 self._refuse_if_stuck(what)
-                job = self._running()
-                # One that came to or from the driver lately goes on.
-                if clock() < until and job and self._progress.silence < job.deadline:
-                    continue
-                raise _late(f"{self.name}: {what} could not begin within {deadline:g} s") from None
+                spent.look()
+                # Whether the one before goes on is known to its own wait.
+                most = deadline * LONGEST_JOB if self._running() else deadline
+                if spent.seconds >= most:
+                    late = f"{self.name}: {what} could not begin within {deadline:g} s"
+                    raise _late(late) from None
             else:
                 return
 
@@ -238,15 +238,18 @@ class Worker:
             ) from error
         return thread
 
-    async def _wait(self, job: _Job, limit: float, *, changing: bool = False) -> None:
-        """Wait for the job's end, with `limit` for each of its calls from now on."""
+    async def _wait(self, job: _Job, limit: float, *, changing: bool = False) -> float:
+        """Wait for the job's end, with `limit` for each of its calls from now on; the seconds that
+        this took, as far as they count.
+        """
         cancelled, late = False, None
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        spent, of_call, of = Stopwatch(limit), 0.0, self._progress.since
         while not job.result.done():
             # Read once: the thread may go on at this very moment, and then is not stuck.
             call, since = self._progress.call, self._progress.since
-            silence = min(time.monotonic() - since, clock() - began)
+            counted = spent.look()
+            of_call, of = (of_call + counted if since == of else counted), since
+            silence = min(time.monotonic() - since, of_call)
             if silence >= limit:
                 self._overdue = since  # it is stuck for as long as this stays
                 late = _late(
@@ -255,13 +258,13 @@ class Worker:
                     call,
                 )
                 break
-            left = min(limit - silence, began + limit * LONGEST_JOB - clock())
+            left = min(limit - silence, limit * LONGEST_JOB - spent.seconds)
             if left <= 0:
                 late = self._slowness(job, limit)
                 break
             try:
                 # Unlike wait_for, this leaves the future alone when the caller is cancelled.
-                await asyncio.wait({job.result}, timeout=left)
+                await asyncio.wait({job.result}, timeout=spent.next(left))
             except asyncio.CancelledError:
                 if not changing:
                     raise
@@ -270,6 +273,7 @@ class Worker:
             raise asyncio.CancelledError
         if late:
             raise late
+        return spent.so_far
 
     def _slowness(self, job: _Job, limit: float) -> DeadlineExceeded:
         self.pace = self._progress.pace  # for the log: figures would change what is published

@@ -38,6 +38,7 @@ class Code(StrEnum):
     READER = "Reader"  # something cannot be read, so that its values are missing
     METRICS = "Metrics"  # some of what was asked for is not exported; nothing else is the matter
     # the agent itself
+    STARVED = "Starved"  # it gets too little processor time
     NO_EFFECT = "NoEffect"  # something is set that has no effect
     SOURCE_MISSING = "SourceMissing"  # the file that should hold the plan is not there
     RUN_DIRECTORY = "RunDirectory"  # it was deleted under the agent, or cannot be written

@@ -29,6 +29,7 @@ from nodeagent.settings import SampleSettings
 from nodeagent.telemetry.process_reader import ProcessReader
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
+from nodeagent.telemetry.scarcity import Scarcity
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +77,7 @@ class SamplingService:
         self._events = EventListener(driver, Timing(deadline=settings.deadline))
         self._events_error: str | None = None  # why none arrive, as it was logged last
         self._problems: dict[str, tuple[str, ...]] = {}  # as they were logged last
+        self._scarcity = Scarcity()
         self.problems: tuple[Problem, ...] = ()
         self._on_problems = on_problems
         self._patience = _PASSING * settings.slow_interval
@@ -169,7 +171,8 @@ class SamplingService:
         }
         self._failing = {name: self._failing.get(name, now) for name in failing}
         lasting = (n for n, since in self._failing.items() if now - since >= self._patience)
-        problems = tuple(dict.fromkeys(self._problem_of(failing[name]) for name in lasting))
+        of_readers = dict.fromkeys(self._problem_of(failing[name]) for name in lasting)
+        problems = (*filter(None, [self._scarcity.problem(now)]), *of_readers)
         if problems != self.problems:
             self.problems = problems
             self._on_problems()

@@ -39,13 +39,14 @@ class Phase(StrEnum):
 WAITING = frozenset(
     {Code.IN_USE, Code.RESET_REQUIRED, Code.GPU_UNHEALTHY, Code.OWNED, Code.CLUSTER}
 )
-# What a client of MPS does wrong, a metric that is not exported, a setting that has no effect, or a
-# file of the agent's own that was lost leaves the node as planned.
+# What a client of MPS does wrong, a metric that is not exported, a setting that has no effect, a
+# file of the agent's own that was lost, or too little processor time leaves the node as planned.
 SHOWN_ONLY = frozenset(
     {
         Code.MPS_CLIENT,
         Code.METRICS,
         Code.READER,
+        Code.STARVED,
         Code.NO_EFFECT,
         Code.STATE_FILE,
         Code.RUN_DIRECTORY,

@@ -251,7 +251,7 @@ def ask(progress: CallProgress, seconds: float, times: int) -> int:
 
 async def test_the_deadline_is_for_one_call_and_not_for_all(worker: Worker) -> None:
     """Sixty calls that each keep it are no hang; their pace is reported."""
-    slow = await worker.call(lambda: ask(current(), 0.02, 60), what="observing it", deadline=1)
+    slow = await worker.call(lambda: ask(current(), 0.04, 60), what="observing it", deadline=1)
     assert slow == 60
     assert "60 driver calls, the slowest nvmlDeviceGetUUID" in worker.pace
     await worker.call(lambda: ask(current(), 0.0, 1), what="observing it", deadline=1)

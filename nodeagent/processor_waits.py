@@ -1,0 +1,116 @@
+"""How long this process was ready to run and did not, because others had the processors or its
+cgroup's share of them was used up: time for which no deadline may blame the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_INTERVAL = 5.0  # seconds at least between two looks of RunningTime
+
+
+class ProcessorWaits:
+    """What the kernel has counted for each thread of this process since the last `lap`."""
+
+    def __init__(self) -> None:
+        self._at, self._before = time.monotonic(), _counts()
+
+    def lap(self) -> float:
+        """Seconds for which a thread waited for a processor, of that which waited longest: where it
+        has Python's lock, all others wait for it. 0 where the kernel does not count.
+        """
+        at, before = self._at, self._before
+        self._at, self._before = time.monotonic(), _counts()
+        passed, longest = self._at - at, 0.0
+        for thread, (ran, waited) in self._before.items():
+            earlier = before.get(thread, (0.0, 0.0))
+            # A wait is counted when it is over: who waits now has done nothing else but run.
+            now = passed - (ran - earlier[0]) if _is_ready(thread) else 0.0
+            longest = max(longest, waited - earlier[1], now)
+        return min(longest, passed)
+
+
+class Stopwatch:
+    """Counts the seconds of a wait in which this process could run: not those of waits for a
+    processor, nor those by which the event loop came late. `limit` is what the wait may take.
+
+    What is over soon costs no look: only from the first quarter of the limit on are waits known.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.seconds = 0.0
+        self._limit = limit
+        self._clock = asyncio.get_running_loop().time
+        self._at = self._due = self._clock()
+        self._waits: ProcessorWaits | None = None
+
+    def next(self, left: float) -> float:
+        """How long to wait until the next look, at most about `left` seconds."""
+        least, first = self._limit / 50, self._limit / 4
+        seconds = max(left, least) if self._waits else min(left, first)
+        self._due = self._at + seconds
+        return seconds
+
+    @property
+    def so_far(self) -> float:
+        """With the time since the last look."""
+        return self.seconds + self._clock() - self._at
+
+    def look(self) -> float:
+        """The seconds that count since the last look."""
+        now = self._clock()
+        waited = max(self._waits.lap() if self._waits else 0.0, now - self._due)
+        if self._waits is None and now > self._at:
+            self._waits = ProcessorWaits()
+        counted = max(now - self._at - max(waited, 0.0), 0.0)
+        self._at = self._due = now
+        self.seconds += counted
+        return counted
+
+
+class RunningTime:
+    """A clock in seconds that stands still while this process waits for a processor."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waits = ProcessorWaits()
+        self._looked_at = clock()
+        self._waited = 0.0
+
+    def __call__(self) -> float:
+        now = self._clock()
+        if now - self._looked_at >= _INTERVAL:
+            self._waited += min(self._waits.lap(), now - self._looked_at)
+            self._looked_at = now
+        return now - self._waited
+
+
+def _counts() -> dict[int, tuple[float, float]]:
+    """Seconds by thread for which it ran and for which it waited, as its schedstat has them. Does
+    not wait for a disk.
+    """
+    found = {}
+    for thread in filter(None, (thread.native_id for thread in threading.enumerate())):
+        with suppress(OSError, ValueError):  # it ended, or the kernel has no CONFIG_SCHED_INFO
+            ran, waited, _ = _read(thread, "schedstat").split()
+            found[thread] = (int(ran) / 1e9, int(waited) / 1e9)
+    return found
+
+
+def _is_ready(thread: int) -> bool:
+    """Whether another thread than the calling one runs or would, if it had a processor."""
+    if thread == threading.get_native_id():
+        return False
+    try:
+        return _read(thread, "stat").rpartition(b") ")[2].startswith(b"R")
+    except OSError:
+        return False
+
+
+def _read(thread: int, file: str) -> bytes:
+    return Path(f"/proc/self/task/{thread}/{file}").read_bytes()

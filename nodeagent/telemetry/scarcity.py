@@ -1,0 +1,37 @@
+"""Whether the agent itself is short of processor time."""
+
+from __future__ import annotations
+
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.processor_waits import ProcessorWaits
+
+# Shares of the time for which the agent waits for a processor.
+_SCARCE, _ENOUGH = 0.5, 0.25
+
+_PROBLEM = Problem(
+    Code.STARVED,
+    "the agent is short of processor time: most of the time it is ready to run and waits for a "
+    "processor, so that all it does is late",
+    "raise the CPU request of its pod (resources.requests.cpu) and any limit, or CPUWeight= and "
+    "CPUQuota= of nodeagent.service; `grep . /proc/pressure/cpu` shows how busy the node is",
+)
+
+
+class Scarcity:
+    """Judges what the kernel counts, each time that `window` seconds are over."""
+
+    def __init__(self, window: float = 30.0) -> None:
+        self._window = window
+        self._waits: ProcessorWaits | None = None
+        self._since = 0.0
+        self._is_scarce = False
+
+    def problem(self, now: float) -> Problem | None:
+        """Called again and again; `now` in seconds."""
+        if self._waits is None:
+            self._waits, self._since = ProcessorWaits(), now
+        elif now - self._since >= self._window:
+            share = self._waits.lap() / (now - self._since)
+            self._is_scarce = share >= (_ENOUGH if self._is_scarce else _SCARCE)
+            self._since = now
+        return _PROBLEM if self._is_scarce else None

@@ -1,0 +1,99 @@
+"""Deadlines count the time in which this process could run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.agent_environment import agent_environment
+
+CALL = """
+import asyncio, os, time
+from nodeagent.gpu.workers import Worker, current
+
+def at_work():
+    current().begin("nvmlDeviceGetUUID")
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end:
+        pass
+
+async def main():
+    os.nice(19)
+    worker = Worker("GPU 3")
+    await worker.call(os.getpid, what="beginning", deadline=30)
+    began = time.monotonic()
+    await worker.call({function}, what="asking it", deadline=0.5)
+    print(time.monotonic() - began, flush=True)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+JUDGE = """
+import os, time
+from nodeagent.telemetry.scarcity import Scarcity
+
+os.nice(19)
+scarcity = Scarcity(window=0.5)
+scarcity.problem(time.monotonic())
+end = time.thread_time() + 0.02
+while time.thread_time() < end:
+    pass
+print(scarcity.problem(time.monotonic()).code)
+time.sleep(5)
+print(scarcity.problem(time.monotonic()), flush=True)
+os._exit(0)
+"""
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="the kernel counts no waits"
+)
+
+
+@contextmanager
+def one_busy_processor() -> Iterator[None]:
+    """Where this process and those that it starts are beside another that never waits."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            try:
+                yield
+            finally:
+                other.kill()
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def run_starved(program: str) -> subprocess.CompletedProcess[str]:
+    """A Python program that makes itself the nicer one of the two."""
+    with one_busy_processor():
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env=agent_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def test_too_little_processor_time_is_a_problem_of_its_own() -> None:
+    """While the agent waits for most of the time; without work it waits for nothing."""
+    assert run_starved(JUDGE).stdout.splitlines() == ["Starved", "None"]
+
+
+@pytest.mark.parametrize(
+    ("function", "hangs"), [("at_work", False), ("lambda: time.sleep(60)", True)]
+)
+def test_a_driver_call_is_not_late_while_this_process_waits(function: str, *, hangs: bool) -> None:
+    """One of 20 ms, of which the processor gives one in seventy, is no hang; one that hangs is."""
+    done = run_starved(CALL.replace("{function}", function))
+    assert ("did not return within 0.5 s" in done.stderr) is hangs, done.stderr
+    assert done.returncode == hangs
+    if not hangs:
+        assert float(done.stdout) > 0.5
