@@ -114,7 +114,7 @@ async def _changes(access: ClusterAccess, name: str) -> list[PreflightFinding]:
     changes = ok("Node's changes", f"{name} may be changed")
     if not guarded:
         return [changes, warning("limits", UNGUARDED.message, UNGUARDED.remedy)]
-    return [changes, ok("limits", "admission policies limit what the account may change")]
+    return [changes, ok("limits", "a policy limits what the account may change of Nodes")]
 
 
 def _remedy_of(fault: faults.ClusterFault) -> str:
