@@ -158,7 +158,10 @@ def unlisted(gpu: Gpu, path: str = "") -> Problem:
         remedy += ", or leave MIG out of its plan: a guest with virtual GPUs has none"
         if not gpu.in_mig_mode:
             what += " while its MIG mode is off"
-            remedy = "apply a plan with `mig: enabled` for it first: older drivers list them then"
+            remedy = (
+                "apply a plan with `mig: enabled` for it first: older drivers list them then; if "
+                "that is refused, leave MIG out of its plan"
+            )
     message = f"the driver does not report GPU {gpu.index}'s {what}: {gpu.unlisted}"
     return Problem(Code.UNSUPPORTED, message, remedy, gpu.uuid, path)
 
