@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 
 from tests.api.serving import Api, api
 
@@ -21,6 +22,10 @@ HOSTS: tuple[tuple[str, int], ...] = (
     ("evil.example:9470", 403),
     ("localhost.evil.example", 403),
     ("127.0.0.1.evil.example", 403),
+    ("evil.localhost", 403),
+    ("evillocalhost", 403),
+    ("evil.127.0.0.1", 403),
+    ("[fd00::1]", 403),
     ("[::1].evil", 403),
     ("[::1]evil:80", 403),
     ("[::1", 403),
@@ -49,6 +54,19 @@ async def test_the_address_that_is_listened_on_is_no_foreign_host() -> None:
     async with api(host="127.0.0.2") as served:
         assert (await served.get("/healthz"))[0] == 200
         assert (await served.get("/healthz", Host="127.0.0.3"))[0] == 403
+
+
+async def test_each_reason_is_logged() -> None:
+    """One that comes often hides no other on the same listener."""
+    with structlog.testing.capture_logs() as lines:
+        async with api() as served:
+            for _ in range(3):
+                await served.get("/healthz", Host="evil.example")
+            await raw(served, b"nonsense\r\n\r\n")
+    assert [(line["listener"], line["reason"], line["count"]) for line in lines] == [
+        ("api", "host", 1),
+        ("api", "malformed", 1),
+    ]
 
 
 async def test_two_hosts_are_refused() -> None:

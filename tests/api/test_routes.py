@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from nodeagent.api.listening import listen
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.routes import create_app
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.shapes import Cluster, ClusterProblem
 from nodeagent.views.status_report import status_json
@@ -116,6 +118,17 @@ async def test_the_status_of_one_gpu() -> None:
         status, error = await served.get("/v1/status?gpu=GPU-none")
         assert status == 404
         assert "GPU-none" in error["error"]
+
+
+async def test_the_status_of_one_gpu_is_that_of_now() -> None:
+    """Also where nothing else is requested."""
+    async with api() as served:
+        uuid = served.answers.state.observed.gpus[1].uuid
+        _, before = await served.get(f"/v1/status?gpu={uuid}")
+        served.answers.state = replace(served.answers.state, source="annotation")
+        async with asyncio.timeout(30):
+            while (await served.get(f"/v1/status?gpu={uuid}"))[1] == before:
+                await asyncio.sleep(0.01)
 
 
 async def test_the_unix_socket_is_for_its_owner_alone(tmp_path: Path) -> None:

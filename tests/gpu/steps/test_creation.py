@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pynvml
 import pytest
 
 from nodeagent.errors import DriverError
@@ -82,6 +83,25 @@ async def test_a_create_that_fails_although_it_was_done_is_taken_away_too(
     node.inject("nvmlGpuInstanceCreateComputeInstance", error="UNKNOWN", applied=True)
     with pytest.raises(DriverError):
         await driver.apply(create(gpu, "3g.40gb", 0))
+    assert layout(await driver.observe_gpu(gpu.uuid)) == {}
+
+
+async def test_another_part_than_was_asked_for_is_taken_away(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that reports success has not proven what it made."""
+    gpu = await laid_out(driver, 0)
+    function = "nvmlGpuInstanceCreateComputeInstance"
+    right = getattr(pynvml.nvmlLib, function)
+    monkeypatch.setitem(
+        pynvml._nvmlGetFunctionPointer_cache,
+        function,
+        lambda instance, _, made: right(
+            instance, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, made
+        ),
+    )
+    with pytest.raises(DriverError, match=r"profile 1 was asked for .* made one of profile 0"):
+        await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
     assert layout(await driver.observe_gpu(gpu.uuid)) == {}
 
 
