@@ -129,6 +129,8 @@ class WorkQueue:
             now + pause,
             outcome.problems or (not_as_planned(gpu),),
         )
+        if after.verdict is Verdict.BLOCKED:  # who came meanwhile may be gone at the next look
+            self._wait_for_users(gpu.uuid)
         return Retry(count, round(pause, 1))
 
     def problems(self, gpu_plan: GpuPlan) -> tuple[Problem, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.text import layout_words
 from tests.rig import CREATE, Rig, open_driver, plan_text, running
 
 LOOK = "nvmlDeviceGetMigMode"  # once in each look at a GPU
@@ -77,17 +78,26 @@ async def test_a_plan_does_not_wait_for_what_only_people_ask_for(tmp_path: Path)
 
 
 async def test_users_that_came_after_such_a_look_keep_their_device(tmp_path: Path) -> None:
-    """It is acted on, but whoever would lose a device is looked for once more before."""
+    """It is acted on, but whoever would lose a device is looked for once more before. Their end
+    sets the work going again, although the GPU was not looked at in between.
+    """
+    kept = []
     with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path)) as rig:
+
+        def reported(state: NodeState) -> None:
+            if state.phase is Phase.BLOCKED:
+                kept.append((state.blocking, layout_words(state.observed.gpus[0])))
+                node.release()
+
+        async with running(Rig(tmp_path, on_state=reported)) as rig:
             rig.offer(ONE)
             await rig.settle(Phase.IN_SYNC)
+            layout = rig.layout()
             held = node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", hang=True)
             rig.control.nudge("the status is requested")
             await rig.until(lambda: not held.times)
             node.occupy(rig.gpu().instances[0].compute[0].uuid)
             rig.offer("{7g.80gb: 1}")
             node.clear_faults()
-            await rig.settle(Phase.BLOCKED)
-            assert Code.IN_USE in rig.codes
-            assert [instance.profile for instance in rig.gpu().instances] == ["1g.10gb"]
+            await rig.until(lambda: rig.layout() == "7g.80gb at 0")
+            assert kept == [(frozenset({Code.IN_USE}), layout)]
