@@ -225,6 +225,13 @@ CASES = {
                 meanwhile=lambda node: node.lose(0),
             )
         ],
+        "a GPU that needs a reset": [
+            Case(
+                way, Code.GPU_LOST, "{1g.10gb: 2}", "h100-80gb:1",
+                meanwhile=lambda node: node.lose(0, error="RESET_REQUIRED"),
+            )
+            for way in ("command", "reboot")
+        ],
         "a GPU that is held": [
             Case(
                 "end", Code.IN_USE, "{1g.10gb: 2}", "h100-80gb:1", before="{1g.10gb: 1}",
@@ -281,6 +288,23 @@ def test_a_remedy_followed_once_leads_to_the_goal(
     again = home.apply(case.mig, reset=reset)
     assert (again.code, again.problems) == (0, []), f"{remedy}\n{again.report}"
     assert again.report["verdictAfter"] == "inSync"
+
+
+@pytest.mark.parametrize("reboots", [True, False])
+def test_a_gpu_that_another_program_has_open_is_not_reset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reboots: bool
+) -> None:
+    """The mode waits for it: once that program has ended, or for a reboot, as the remedy says."""
+    home = Home(tmp_path, capsys, "a100-40gb:1", Switches())
+    with simulated(state=home.state):
+        pynvml.nvmlInit()
+        waits = home.apply(ON, reset="whenIdle", own=True)
+        pynvml.nvmlShutdown()
+    assert (waits.code, [p["code"] for p in waits.problems]) == (3, [Code.IN_USE]), waits.report
+    assert "end it, or reboot" in waits.problems[0]["remedy"]
+    if reboots:
+        home.on_node(lambda node: node.reboot())
+    assert home.apply(ON, reset="never" if reboots else "whenIdle").code == 0
 
 
 @pytest.mark.parametrize("how", ["NOT_SUPPORTED", "NO_PERMISSION", "in vain"])
