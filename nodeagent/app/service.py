@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.app.api_adapter import ApiAdapter
@@ -217,7 +217,10 @@ class Agent:
         self._shared.control.stop()
 
     async def _run_services(self) -> None:
-        services = {
+        services: dict[str, Coroutine[Any, Any, None]] = {}
+        if self._claims:  # first: a pod whose call finds no driver waits for more than a minute
+            services["claims"] = self._claims.run()
+        services |= {
             "api": self._api.run(self._ready),
             "watchdog": self._notifier.keep_alive(self._shared.hearts.overdue),
             "simulated node": self._follow_simulated(),
@@ -228,8 +231,6 @@ class Agent:
         }
         if self._cluster:
             services["cluster"] = self._cluster.run()
-        if self._claims:
-            services["claims"] = self._claims.run()
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run, name=name) for name, run in services.items()]
             await group.create_task(self._reconciler.run(), name="reconcile")
