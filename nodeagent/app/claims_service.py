@@ -153,15 +153,19 @@ class ClaimsService:
         from nodeagent.cluster.kubelet.plugin.driver import dra_driver
 
         while True:
+            kubelet = self._kubelet_client()
             try:
                 calls = ClaimCalls(self)
                 kubelet_dir, answered = self._settings.kubelet.dir, self._kubelet_answered
                 async with dra_driver(kubelet_dir, calls, self._feed, answered):
                     self._problem = None
-                    await self._publish()
+                    await self._publish(kubelet)
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
                 self._problem = Problem(Code.CLUSTER, error.message, error.remedy)
                 self._nudge("claims cannot be served")
+            finally:
+                if kubelet:
+                    await kubelet.close()
             await asyncio.sleep(_RETRY)
 
     def _kubelet_answered(self, registration: Registration) -> None:
@@ -224,11 +228,10 @@ class ClaimsService:
         running = frozenset if self._is_simulated else ProcessPods().running
         return PodResourcesClient(kubelet.socket, deadline=kubelet.deadline, running=running)
 
-    async def _publish(self) -> None:
+    async def _publish(self, kubelet: PodResourcesClient | None) -> None:
         """Publish what is offered, as often as something may have changed it."""
         from nodeagent.cluster.slice_publisher import SlicePublisher
 
-        kubelet = self._kubelet_client()
         while not self._states.newest.rounds:
             await self._next()
         while (uid := self._cluster.publisher.node_uid) is None:

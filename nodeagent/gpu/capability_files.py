@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -180,11 +180,13 @@ class CapabilityUsers(UsageSource):
         self._deadline = deadline
         self._worker = Worker("the look for users")
 
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+    async def joined(
+        self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
+    ) -> list[Gpu]:
         """As `UsageSource`; without MIG devices nothing is looked for."""
         if not any(gpu.access is Access.OK and gpu.instances for gpu in gpus):
             return list(gpus)
-        reading = await self.ask()
+        reading = await (asked or self.ask())
         return [with_users(gpu, [reading]) if gpu.access is Access.OK else gpu for gpu in gpus]
 
     async def read(self) -> UsageReading:

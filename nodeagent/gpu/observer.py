@@ -6,7 +6,7 @@ NVML is shut down and started again when it stopped answering for every GPU.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.steps.change import mig_device
-from nodeagent.gpu.users import UsageSource, device_processes
+from nodeagent.gpu.users import UsageReading, UsageSource, device_processes
 from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
@@ -173,11 +173,20 @@ class Observer:
                 await self.pool.enumerate()
             except DriverError as error:
                 return [self._unreachable(gpu, error) for gpu in self.pool.present], error
+            asked = {
+                source: asyncio.create_task(source.ask())
+                for source in self.sources
+                if source.is_remote
+            }
             reads = (
                 self._read_without_users(gpu, self.details if details else None, confirm=True)
                 for gpu in self.pool.present
             )
-            gpus = await self._with_users(await asyncio.gather(*reads))
+            try:
+                gpus = await self._with_users(await asyncio.gather(*reads), asked)
+            finally:
+                for task in asked.values():
+                    task.cancel()  # where no GPU answers, or nobody waits for them any more
             if self.topology:
                 await self.topology.read(gpus, self.pool.session)
         seen = {gpu.uuid for gpu in gpus}
@@ -225,11 +234,15 @@ class Observer:
             access_remedy=error.remedy,
         )
 
-    async def _with_users(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+    async def _with_users(
+        self,
+        gpus: Sequence[Gpu],
+        asked: Mapping[UsageSource, Awaitable[UsageReading]] = MappingProxyType({}),
+    ) -> list[Gpu]:
         """The GPUs with the users that only other sources know, and what is known of them."""
         found = list(gpus)
         for source in self.sources:
-            found = await source.joined(found)
+            found = await source.joined(found, asked.get(source))
         return await self.processes.joined(found) if self.processes else found
 
     # --- what NVML does not report with the rest ------------------------------------------------

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
 from pathlib import PurePosixPath
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
@@ -66,6 +66,9 @@ class UsageSource(ABC):
     So who asks gets one that was begun after the call, shared with all who asked meanwhile.
     """
 
+    # Whether another program answers: it is asked while the GPUs are read, and not after that.
+    is_remote: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self._reading = asyncio.Lock()
         self._next: asyncio.Task[UsageReading] | None = None
@@ -78,8 +81,12 @@ class UsageSource(ABC):
         """
 
     @abstractmethod
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """The GPUs with all that it knows of their users; those that do not answer as they are."""
+    async def joined(
+        self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
+    ) -> list[Gpu]:
+        """The GPUs with all that it knows of their users; those that do not answer as they are.
+        `asked` is a reading that was asked for when they began to be read.
+        """
 
     async def ask(self) -> UsageReading:
         """A reading that was begun after this call."""

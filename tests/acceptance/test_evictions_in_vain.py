@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.kubelet.allocations import ByUuid, Holding, PodName
 from nodeagent.cluster.kubelet.device_users import Allocations, with_allocations
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.users import UsageSource
+from nodeagent.gpu.users import UsageReading, UsageSource
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code
@@ -46,8 +46,10 @@ class Pods(UsageSource):
             )
         )
 
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        reading = await self.ask()
+    async def joined(
+        self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
+    ) -> list[Gpu]:
+        reading = await (asked or self.ask())
         return [with_allocations(g, reading, {}) if g.access is Access.OK else g for g in gpus]
 
 

@@ -87,7 +87,9 @@ class PodsOfProcesses(UsageSource):
         """Nothing is allocated by others."""
         return Allocations()
 
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+    async def joined(
+        self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
+    ) -> list[Gpu]:
         """With the pods' names."""
         return [replace(gpu, usage=replace(gpu.usage, processes=self._named(gpu))) for gpu in gpus]
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
@@ -16,6 +17,9 @@ from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.remedies import reset_remedy, silent_remedy
 from nodeagent.settings import KubeletSettings
+
+if TYPE_CHECKING:
+    from nodeagent.cluster.kubelet.allocations import Holding
 
 _PATIENCE = 10.0  # seconds for nvidia-smi
 
@@ -212,9 +216,15 @@ def kubelet_findings(
         return
     from nodeagent.cluster.kubelet.pod_resources import KubeletError, PodResourcesClient
 
-    client = PodResourcesClient(settings.socket, deadline=settings.deadline)
+    async def ask() -> Sequence[Holding]:
+        client = PodResourcesClient(settings.socket, deadline=settings.deadline)
+        try:
+            return await client.allocations()
+        finally:
+            await client.close()
+
     try:
-        held = event_loop.run(client.allocations())
+        held = event_loop.run(ask())
     except KubeletError as failure:
         message = f"{failure.message}; so every device counts as in use"
         yield error(

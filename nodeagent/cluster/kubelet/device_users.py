@@ -77,6 +77,8 @@ class KubeletUsage(UsageSource):
     `recorded` knows are left out: who makes and releases their devices goes by the records.
     """
 
+    is_remote = True
+
     def __init__(
         self,
         socket: Path,
@@ -96,11 +98,13 @@ class KubeletUsage(UsageSource):
         self._processes = processes
         self._client: PodResourcesClient | None = None
 
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+    async def joined(
+        self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
+    ) -> list[Gpu]:
         """The GPUs with allocations as users, and with the pods of processes named."""
         if not any(_answers(gpu) for gpu in gpus):
             return list(gpus)
-        reading = await self.ask()
+        reading = await (asked or self.ask())
         owners = await self._owners_of(gpus)
         return [with_allocations(g, reading, owners) if _answers(g) else g for g in gpus]
 
@@ -110,6 +114,11 @@ class KubeletUsage(UsageSource):
         if self._processes is None or not pids:
             return {}
         return await asyncio.to_thread(self._processes.of, pids)
+
+    async def close(self) -> None:
+        await super().close()
+        if self._client:
+            await self._client.close()
 
     # --- the kubelet ------------------------------------------------------------------------------
 

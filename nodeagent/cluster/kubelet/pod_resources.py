@@ -1,9 +1,9 @@
 """Which pods hold which devices, asked of this node's kubelet over its pod-resources socket.
 
 A failed call never means "nothing is allocated": it raises, and every device counts as in use.
-Each call makes its own connection (a Unix socket: about a millisecond), so a kubelet that comes
-later, restarts or makes its socket anew needs no care. Mount or watch the socket's folder, not the
-file: a restarted kubelet makes another file.
+A connection is kept while the socket is the same file and calls succeed: to make one costs more
+than a call. Mount or watch the socket's folder, not the file: a restarted kubelet makes
+another file.
 
 A kubelet answers before it knows its pods, and lists none while it cannot reach the API server. So
 each one's answer counts only once it has listed all pods that have processes on this node.
@@ -86,6 +86,8 @@ class PodResourcesClient:
         self._socket = socket
         self._deadline = deadline
         self._running = running
+        # The socket that it leads to, and a connection on which no call is under way.
+        self._kept: tuple[Signature, grpc.aio.Channel] | None = None
         self._complete: Signature = ""  # of the socket whose kubelet has listed all that run
         # How long gRPC keeps a connection that never became one; 20 s by default.
         self._options = [*OPTIONS, ("grpc.min_reconnect_backoff_ms", int(deadline * 1000))]
@@ -108,7 +110,7 @@ class PodResourcesClient:
         kubelet = await asyncio.to_thread(_check_socket, self._socket)
         is_new = kubelet != self._complete
         running = frozenset(await asyncio.to_thread(self._running)) if is_new else frozenset()
-        answer = await self._answer()
+        answer = await self._answer(kubelet)
         if await asyncio.to_thread(_check_socket, self._socket) != kubelet:
             raise KubeletError("the kubelet was restarted while it was asked", remedy=_STARTING)
         if running:
@@ -127,17 +129,36 @@ class PodResourcesClient:
                 "what is left of it, or reboot the node",
             )
 
-    async def _answer(self) -> bytes:
-        address = "unix:" + quote(str(self._socket.absolute()))
-        async with grpc.aio.insecure_channel(address, options=self._options) as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                f"/{SERVICE}/List"
-            )
-            request = ListPodResourcesRequest().SerializeToString()
-            try:
-                return await call(request, timeout=self._deadline)
-            except grpc.aio.AioRpcError as error:
-                raise self._error(error) from error
+    async def close(self) -> None:
+        """End the kept connection. It can be used again."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept[1].close()
+
+    async def _answer(self, kubelet: Signature) -> bytes:
+        """Over the kept connection, unless that leads to another kubelet or another call has it."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] == kubelet:
+            channel = kept[1]
+        else:
+            if kept is not None:
+                await kept[1].close()
+            address = "unix:" + quote(str(self._socket.absolute()))
+            channel = grpc.aio.insecure_channel(address, options=self._options)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/{SERVICE}/List"
+        )
+        request = ListPodResourcesRequest().SerializeToString()
+        try:
+            answer = await call(request, timeout=self._deadline)
+            if self._kept is None:
+                self._kept = kubelet, channel
+            return answer
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        finally:
+            if self._kept is None or self._kept[1] is not channel:
+                await channel.close()
 
     def _error(self, error: grpc.aio.AioRpcError) -> KubeletError:
         details = error.details() or error.code().name

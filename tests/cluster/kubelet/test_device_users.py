@@ -43,9 +43,11 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
 
 
 @pytest.fixture
-def usage(kubelet: Kubelet) -> KubeletUsage:
+async def usage(kubelet: Kubelet) -> AsyncIterator[KubeletUsage]:
     """The source that asks this kubelet."""
-    return KubeletUsage(kubelet.socket, deadline=30)
+    usage = KubeletUsage(kubelet.socket, deadline=30)
+    yield usage
+    await usage.close()
 
 
 @pytest.fixture
@@ -63,6 +65,21 @@ def device_of(gpu: Gpu) -> str:
 def users_of(gpu: Gpu) -> tuple[User, ...]:
     """Who is on its first MIG device."""
     return gpu.instances[0].compute[0].usage.processes
+
+
+async def test_it_is_asked_while_the_gpus_are_read(
+    node: SimulatedNode, driver: Driver, kubelet: Kubelet
+) -> None:
+    """A look takes as long as the slower of both."""
+    hang = node.inject("nvmlDeviceGetMigMode", hang=True)
+    looking = asyncio.create_task(driver.observe())
+    async with asyncio.timeout(30):
+        while not kubelet.calls:
+            await asyncio.sleep(0.001)
+    assert not looking.done()
+    node.clear_faults(hang)
+    assert {gpu.access for gpu in (await looking).gpus} == {Access.OK}
+    assert kubelet.calls == ["List"]
 
 
 # --- what is in the way ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import count
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.recent import FRESH
-from nodeagent.gpu.users import GpuRef, MigDeviceRef, UsageSource
+from nodeagent.gpu.users import GpuRef, MigDeviceRef, UsageReading, UsageSource
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import simulated
@@ -46,7 +46,9 @@ class Kubelet(UsageSource):
         self.asked += 1
         return Snapshot(frozenset(self.allocated))
 
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+    async def joined(
+        self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
+    ) -> list[Gpu]:
         return list(gpus)
 
 
