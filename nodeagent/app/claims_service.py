@@ -347,7 +347,7 @@ class ClaimsService:
             self._observation.node or state.observed,  # which may be older than a record
             self._health(),
             node_name=state.node,
-            driver_error=state.driver_error,
+            unread=state.unread,
             now=time.time(),
         )
 

@@ -128,8 +128,9 @@ class Reconciler:
             pause = await self._reconcile_once()
         except NodeagentError as error:
             await self._close_driver()
-            missing = isinstance(error, DriverError) and error.name == LIBRARY_MISSING
-            code = Code.DRIVER_MISSING if missing else Code.DRIVER
+            code = Code.STEP_FAILED
+            if isinstance(error, DriverError):
+                code = Code.DRIVER_MISSING if error.name == LIBRARY_MISSING else Code.DRIVER
             return self._failed(Problem(code, error.message, error.remedy))
         except Abandoned:
             return 0.0

@@ -71,9 +71,10 @@ def _with_headline(condition: Condition, state: NodeState) -> Condition:
 
 def _unknown(state: NodeState, *, looked: bool) -> Condition | None:
     """What is so while nothing can be said of the GPUs."""
-    if state.driver_error:
-        why = f"the driver does not answer: {state.driver_error}"
-        return Condition("Unknown", "DriverUnavailable", why)
+    if state.unread:
+        of_driver = state.unread != state.driver_error
+        reason = "DriverUnavailable" if of_driver else Phase.FAILED.value
+        return Condition("Unknown", reason, state.unread)
     if not looked:
         return Condition("Unknown", "NotObservedYet", "the GPUs were not read yet")
     return None

@@ -172,9 +172,7 @@ def not_read_words(gpus: tuple[Gpu, ...]) -> str:
 def _driver(state: NodeState, remedies: HealthRemedies) -> Headline:
     problem = next((p for p in state.problems if p.message == state.driver_error), None)
     code = problem.code if problem else Code.DRIVER
-    text = f"The driver does not answer: {_end(state.driver_error)}"
-    if code is Code.DRIVER_MISSING:
-        text = _sentence(state.driver_error)
+    text = _sentence(state.driver_error if code is Code.DRIVER_MISSING else state.unread)
     remedy = _remedy(problem.remedy) if problem else remedies.of("driverHangs", Action.NONE)
     return Headline(ERROR, text, remedy, code=code.value)
 

@@ -89,7 +89,7 @@ class NodeState(Struct, frozen=True):
     in that order. `blocking` are the codes of those that keep the plan in force from being done,
     which none of the agent's own does: not those of its files, its settings, or claims.
     `note` is one sentence about the plan's carrier, empty when all is well. `driver_error` is
-    empty while the driver answers. `rounds` counts the reconciliations that were finished. `mps`
+    empty while the GPUs can be read. `rounds` counts the reconciliations that were finished. `mps`
     are the node's MPS daemons. `cluster` is None for a node without one, `health` where it is not
     watched, `claims` where none are served. `less_offered`: why GPUs offer less to claims than they
     could. `readings` are by the UUID of the GPU and the id of the GPU instance, None for the GPU as
@@ -116,6 +116,16 @@ class NodeState(Struct, frozen=True):
     claims: tuple[Claim, ...] | None = None
     less_offered: tuple[Problem, ...] = ()
     readings: Mapping[tuple[str, int | None], Reading] = field(default_factory=dict)
+
+    @property
+    def unread(self) -> str:
+        """Why nothing new is known of the GPUs; empty while it is. A fault of the agent's own, such
+        as too little memory, is not the driver's.
+        """
+        error = self.driver_error
+        problem = next((one for one in self.problems if one.message == error), None)
+        of_driver = problem is None or problem.code in {Code.DRIVER, Code.DRIVER_MISSING}
+        return f"the driver does not answer: {error}" if error and of_driver else error
 
     @property
     def sentence(self) -> str:
@@ -165,8 +175,8 @@ def phase_of(
 def not_ready(state: NodeState) -> tuple[str, ...]:
     """Why the agent is not ready, each reason a sentence; empty when it is."""
     reasons = []
-    if state.driver_error:
-        reasons.append(f"the driver does not answer: {state.driver_error}")
+    if state.unread:
+        reasons.append(state.unread)
     if not state.rounds:
         reasons.append("the first reconciliation is not done yet")
     return (*reasons, *not_ready_reasons(state.mps, state.observed))

@@ -29,7 +29,7 @@ def judged(
     *findings: Finding,
     node: ObservedNode = NODE,
     claim: ClaimRecord | None = None,
-    driver_error: str = "",
+    unread: str = "",
 ) -> DeviceHealth:
     """The one device of the claim, which lies at memory slice 4."""
     health = HealthState(findings=findings, gpus={GPU: GpuHistory(index=3)})
@@ -38,7 +38,7 @@ def judged(
         node,
         health,
         node_name="gpu-node-0",
-        driver_error=driver_error,
+        unread=unread,
         now=NOW,
     )
     return found
@@ -125,5 +125,5 @@ def test_a_finding_of_a_gpu_that_is_not_listed() -> None:
 
 def test_a_driver_that_is_away() -> None:
     """Nothing is known, but for what was found before."""
-    assert judged(driver_error="not loaded").health == "unknown"
-    assert judged(finding("fallenOffBus"), driver_error="not loaded").health == "unhealthy"
+    assert judged(unread="not loaded").health == "unknown"
+    assert judged(finding("fallenOffBus"), unread="not loaded").health == "unhealthy"

@@ -210,6 +210,8 @@ def test_a_driver_that_hangs_says_what_to_do() -> None:
     away = node({"driver_error": silence.message, "problems": (silence,)})
     assert of(away).text == "The driver does not answer: the module is not loaded."
     assert of(away).remedy == "modprobe nvidia."
+    fault = Problem(Code.STEP_FAILED, "a fault in the agent itself: MemoryError: ", "report it")
+    assert "driver" not in of(node({"driver_error": fault.message, "problems": (fault,)})).text
     hangs = node({"health": health(answer=Answer(Silence.FAILS, reason="no answer"))})
     assert (of(hangs).severity, of(hangs).text) == (WARNING, "The driver does not answer.")
 

@@ -39,14 +39,14 @@ def device_health(
     health: HealthState = _NO_HEALTH,
     *,
     node_name: str,
-    driver_error: str = "",
+    unread: str = "",
     now: float,
 ) -> tuple[DeviceHealth, ...]:
     """The health of each device that a claim has, by what is observed and found at `now`.
 
     A device is unhealthy as soon as one of its memory slices, or its GPU, takes nothing new, and
     where a claim that is ready does not have it any more; nothing is said of one that is not there
-    yet. `driver_error` is empty while the driver answers.
+    yet. `unread`: why nothing new is known of the GPUs, if so.
     """
     remedies = HealthRemedies(node_name, in_cluster=True, observed=node)
     fenced = fences(health.findings, node).all
@@ -57,8 +57,8 @@ def device_health(
             helps = remedies.of_finding(finding, known.index if known else None)
             status: Status = "unhealthy"
             message = f"{sentence(finding, health.gpus)}. {helps}".rstrip()
-        elif driver_error:
-            status, message = "unknown", f"the driver does not answer: {driver_error}"
+        elif unread:
+            status, message = "unknown", unread
         else:
             status, message = _access(device, node)
             gpu = node.gpu(device.gpu)
