@@ -6,6 +6,7 @@ lets no second writer in. The kernel releases both when their holder ends, howev
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -41,15 +42,11 @@ class WriterLock:
         """
         lost = tuple(path for path, held in self._held.items() if not _is(path, held))
         if self._directory is not None:
-            self._take(self._directory, _DIRECTORY)
-        try:
+            with _refused(self._directory, "state.dir"):
+                self._take(self._directory, _DIRECTORY)
+        with _refused(self._file, "run.dir"):
             make_open_directory(self._file.parent)
             self._take(self._file, _FILE)
-        except OSError as error:
-            raise NodeagentError(
-                f"the lock file {self._file} cannot be opened: {error.strerror}",
-                remedy="run as root, or set run.dir to a folder that can be written",
-            ) from error
         return lost
 
     def release(self) -> None:
@@ -101,6 +98,21 @@ class WriterLock:
             f"{who} already changes this node's GPUs (it holds {path})",
             remedy=f"change the running agent's plan, or stop the agent first: {stop}",
         )
+
+
+@contextmanager
+def _refused(path: Path, setting: str) -> Iterator[None]:
+    """Raises NodeagentError for what the system refuses, with what mends it."""
+    try:
+        yield
+    except OSError as error:
+        remedy = f"run as root, or set {setting} to a folder that can be written"
+        if error.errno in {errno.ELOOP, errno.EISDIR}:
+            remedy = f"see `ls -ld {path}`; move away what is in the place of the file"
+        elif error.errno in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}:
+            remedy = f"its file system keeps no locks: set {setting} to a folder on a local one"
+        message = f"the lock on {path} cannot be taken: {error.strerror}"
+        raise NodeagentError(message, remedy=remedy) from error
 
 
 def _close_to_others(directory: int) -> None:

@@ -337,6 +337,9 @@ def _read(path: Path, most: int, flags: int, *, own: bool) -> bytes:
             raise OSError(f"it belongs to uid {found.st_uid} and not to uid {os.geteuid()}")
         # `open` refuses the descriptor of a directory and then leaves it open.
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most)
+            text = file.read(most)
+        if text is None:  # such as /proc/kmsg, a regular file by its kind
+            raise OSError("it would have to be waited for, as no regular file has")
+        return text
     finally:
         os.close(descriptor)

@@ -134,9 +134,15 @@ def variable_of(setting: str) -> str:
 # --- the file -----------------------------------------------------------------------------------
 
 
+def _refuse_pipe(where: Path) -> None:
+    if where.is_fifo():
+        raise UsageError(f"settings file {where} is a named pipe, which may never be written")
+
+
 def _from_file(path: Path | None) -> dict[str, _Given]:
     where = path or DEFAULT_FILE
     try:
+        _refuse_pipe(where)
         with where.open("rb") as file:
             from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
 
@@ -146,7 +152,8 @@ def _from_file(path: Path | None) -> dict[str, _Given]:
             return {}
         raise UsageError(f"settings file {where} does not exist") from None
     except OSError as error:
-        raise UsageError(f"settings file {where} cannot be read: {error.strerror}") from None
+        why = error.strerror or error
+        raise UsageError(f"settings file {where} cannot be read: {why}") from None
     except DocumentError as error:
         raise UsageError(f"{where}: {error.args[0]}", remedy=error.remedy) from None
     return dict(_named(tree, str(where)))

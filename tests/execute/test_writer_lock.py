@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,24 @@ from nodeagent.execute.writer_lock import writer_lock
 with writer_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
+"""
+
+# The kernel answers each flock with ENOLCK (37), by a filter of its system calls.
+WITHOUT_LOCKS = """
+import ctypes, struct, sys
+from pathlib import Path
+from nodeagent.errors import NodeagentError
+from nodeagent.execute.writer_lock import writer_lock
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in (
+    (0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (0x06, 0, 0, 0x50025), (0x06, 0, 0, 0x7FFF0000)
+)))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(code)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 == libc.prctl(22, 2, program)
+try:
+    writer_lock(*map(Path, sys.argv[2:])).__enter__()
+except NodeagentError as error:
+    print(error)
 """
 
 OPEN_AS_TENANT = """
@@ -116,3 +135,24 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NodeagentError, match=r"run\.dir"):
         writer_lock(tmp_path / "file" / "writer.lock").__enter__()
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, lambda path: path.symlink_to("elsewhere")])
+def test_something_else_in_its_place(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    """Neither root nor another run.dir helps: it has to go."""
+    put(tmp_path / "writer.lock")
+    with pytest.raises(NodeagentError, match=f"{tmp_path}/writer.lock") as caught:
+        writer_lock(tmp_path / "writer.lock").__enter__()
+    assert "move away" in caught.value.remedy
+
+
+@pytest.mark.parametrize("directory", [True, False])
+def test_a_file_system_without_locks(tmp_path: Path, directory: bool) -> None:
+    """As NFS may be; the message names which path, and what to set."""
+    number = {"x86_64": 73, "aarch64": 32}[os.uname().machine]
+    lock, extra = tmp_path / "writer.lock", [tmp_path] if directory else []
+    words: list[str | Path] = [sys.executable, "-c", WITHOUT_LOCKS, str(number), lock, *extra]
+    ended = subprocess.run(words, capture_output=True, check=False, timeout=30, text=True)
+    path, setting = (tmp_path, "state.dir") if directory else (lock, "run.dir")
+    assert ended.stdout.startswith(f"the lock on {path} cannot be taken: No locks available")
+    assert f"set {setting} to a folder on a local one" in ended.stdout

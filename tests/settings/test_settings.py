@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,8 @@ def test_a_named_file_must_be_there(tmp_path: Path) -> None:
     """Only the default file may be missing; a directory is no file either."""
     assert _refused(tmp_path / "no.yaml").endswith("no.yaml does not exist")
     assert "cannot be read: Is a directory" in _refused(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a named pipe" in _refused(tmp_path / "pipe")
 
 
 # --- values -------------------------------------------------------------------------------------

@@ -24,3 +24,11 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     for name, reported in {"none": "No such file", "large": "1 MiB", "pipe": "regular"}.items():
         with pytest.raises(NodeagentError, match=reported):
             counters_text(tmp_path / name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may read the kernel's log")
+def test_a_file_that_would_have_to_be_waited_for(tmp_path: Path) -> None:
+    """/proc/kmsg is a regular file by its kind; once it was read to its end there is no text."""
+    (tmp_path / "link").symlink_to("/proc/kmsg")
+    with pytest.raises(NodeagentError, match="waited for"):
+        all(counters_text(tmp_path / "link") is not None for _ in range(1000))

@@ -24,7 +24,7 @@ from nodeagent.files.state import read_own_file, read_regular_file
 TOOLKIT_KIND: Final = "nvidia.com/gpu"
 # Where runtimes look. What was generated since the machine's start wins, as it does for them.
 TOOLKIT_DIRS: Final = (Path("/var/run/cdi"), Path("/etc/cdi"))
-_MOST_NODES: Final = 30_000  # of the toolkit's; 8 GPUs with all their MIG devices have some 6,000
+_MOST_NODES: Final = 15_000  # of the toolkit's; 8 GPUs with all their MIG devices have some 6,000
 _SUFFIXES = (".json", ".yaml")  # what the specification has runtimes read
 
 _REMOVE = "find out what created it, and remove it"

@@ -195,7 +195,10 @@ def directory_finding(name: str, path: Path, *, as_agent: bool = True) -> Prefli
 
 def lock_finding(path: Path) -> PreflightFinding:
     """Whether another program, such as an agent, holds the right to change this node's GPUs."""
+    remedy = f"run as root, or move away what `ls -ld {path}` shows in its place"
     try:
+        if path.is_symlink() or path.is_fifo():
+            return warning("writer", f"{path} is no plain file", remedy)
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
@@ -203,7 +206,7 @@ def lock_finding(path: Path) -> PreflightFinding:
     except BlockingIOError:
         return ok("writer", f"an agent or apply is running (it holds {path})")
     except OSError as failure:
-        return warning("writer", f"{path} cannot be opened: {failure.strerror}", "run as root")
+        return warning("writer", f"{path} cannot be locked: {failure.strerror}", remedy)
     return ok("writer", "no other program changes GPUs now")
 
 

@@ -19,10 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.errors import DocumentError
 
+_DEEPEST = 50  # levels of a kubeconfig; one that is usual has seven
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -86,7 +89,10 @@ class Kubeconfig:
         """Raises CredentialsUnusable."""
         text = _read(self.path)
         try:
-            endpoint = _read_usual(text, self) or _read_by_library(self)
+            endpoint = _read_usual(text, self)
+            if endpoint is None:
+                _insist_on_shallow(text)
+                endpoint = _read_by_library(self)
         except Exception as error:  # noqa: BLE001 - the library trips in every way over strange files
             # Its words may repeat a line of the file, and a token with it.
             raise CredentialsUnusable(
@@ -170,6 +176,16 @@ def _read_usual(text: str, file: Kubeconfig) -> Endpoint | None:
     except (DocumentError, LookupError, TypeError, AttributeError, ValueError):
         pass
     return None
+
+
+def _insist_on_shallow(text: str) -> None:
+    """Raises ValueError for what is nested so deep that the library would take seconds for it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError("nested too deep")
 
 
 def _named(items: Any, name: str) -> Any:

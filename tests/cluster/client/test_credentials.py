@@ -193,14 +193,26 @@ def test_a_program_answers_with_the_token(tmp_path: Path) -> None:
 
 def test_a_usual_kubeconfig_does_without_the_library(tmp_path: Path) -> None:
     """It takes 22 MiB for as long as the agent runs."""
-    path = kubeconfig(tmp_path / "a", token=TOKEN)
+    assert read_without_library(kubeconfig(tmp_path / "a", token=TOKEN)) == "read"
+
+
+def test_a_kubeconfig_that_is_deep_is_refused_at_once(tmp_path: Path) -> None:
+    """The library would descend into it, for a second or more."""
+    (tmp_path / "deep").write_text('{"a":' * 1500 + "1" + "}" * 1500)
+    assert read_without_library(tmp_path / "deep") == "ValueError"
+
+
+def read_without_library(path: Path) -> str:
+    """In a process of its own: "read", or why not."""
     code = (
-        "import sys; from pathlib import Path; import nodeagent.cluster.client.access; "
-        "from nodeagent.cluster.client.credentials import Kubeconfig, read_endpoint; "
-        f"read_endpoint(Kubeconfig(Path({str(path)!r}))); print('kubernetes' in sys.modules)"
+        "import sys; from pathlib import Path; import nodeagent.cluster.client.access\n"
+        "from nodeagent.cluster.client.credentials import Kubeconfig, read_endpoint\n"
+        f"try: read_endpoint(Kubeconfig(Path({str(path)!r}))); print('read')\n"
+        "except Exception as error: print(str(error).partition('(')[2].partition(')')[0])\n"
+        "assert 'kubernetes' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    return done.stdout.strip()
 
 
 @pytest.mark.parametrize(
