@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeagent.errors import UnknownDevice
+from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile, Placement
 from nodeagent.plan.shares import MIB, written_bytes
 from nodeagent.text import listed
@@ -142,7 +143,10 @@ def locate(pool: str, device: str, node: str, gpus: Iterable[Gpu]) -> Located:
     part = part_named(gpu, device)
     if part is not None:
         return Located(gpu, part)
-    if gpu.mig is not None and not gpu.profiles:
-        raise UnknownDevice(f"{gpu.title} has no device {device}: its MIG profiles are not known")
+    if gpu.unlisted:
+        problem = unlisted(gpu)
+        raise UnknownDevice(
+            f"{gpu.title} has no device {device}: {problem.message}", remedy=problem.remedy
+        )
     known = listed([WHOLE_GPU, *places(gpu)], most=64)
     raise UnknownDevice(f"{gpu.title} has no device {device}", remedy=f"it has: {known}")

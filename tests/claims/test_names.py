@@ -108,6 +108,6 @@ def test_refuses(pool: str, device: str, message: str) -> None:
 
 def test_unknown_profiles() -> None:
     """While the driver does not list a card's profiles, that is the reason."""
-    gpu = replace(card("h100-80gb"), profiles=())
-    with pytest.raises(UnknownDevice, match="its MIG profiles are not known"):
+    gpu = replace(card("h100-80gb"), profiles=(), unlisted="NVML code 3")
+    with pytest.raises(UnknownDevice, match=r"MIG profiles .*: NVML code 3 .*a newer"):
         locate(pool_name(NODE, gpu.uuid), "mig-1g-10gb-0", NODE, [gpu])

@@ -141,10 +141,10 @@ def other_than_planned(found: str) -> DriverError:
     )
 
 
-def cannot_restore(what: str, device: str) -> NodeagentError:
+def cannot_restore(what: str, device: str, why: str = "") -> NodeagentError:
     """A setting is not changed, because its original could not be restored."""
     return NodeagentError(
-        f"the {what} of {device} is not known, so it is not changed: it could not be restored",
+        f"the {what} of {device} is not known{why}, so it is not changed: it could not be restored",
         remedy="read what `nvidia-smi -q` reports",
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import reduce
 
-from nodeagent.errors import DriverError
+from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml_errors import NOT_KNOWN, RESET_REQUIRED, driver_error
-from nodeagent.gpu.observation import read_compute_mode, read_gpu
+from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.steps.change import (
     Change,
@@ -125,7 +125,12 @@ def set_compute_mode(change: Change, step: SetComputeMode, *, original: Original
     gpu = change.gpu
     name = "the GPU" if step.device == step.gpu else step.device
     device = gpu.handle if step.device == step.gpu else mig_device(step.device)
-    current = read_compute_mode(device)
+    try:
+        current = nvml.compute_mode(device)
+    except (GpuLost, DriverUnavailable):
+        raise
+    except DriverError as error:
+        raise cannot_restore("compute mode", step.device, f" ({error.message})") from error
     if current is None:
         raise cannot_restore("compute mode", step.device)
     if current is not step.mode:

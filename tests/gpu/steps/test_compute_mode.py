@@ -93,7 +93,9 @@ async def test_mig_devices_that_refuse_are_reported_as_such() -> None:
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             gpu = await laid_out(driver, 0, at0="1g.10gb")
             assert modes(gpu) == [None]
-            with pytest.raises(NodeagentError, match="is not known, so it is not changed"):
+            with pytest.raises(
+                NodeagentError, match=r"NotSupported, NVML code 3\]\), so it is not changed"
+            ):
                 await driver.apply(compute_mode(gpu, EXCLUSIVE, gpu.instances[0].compute[0]))
 
 
