@@ -14,6 +14,7 @@ import pytest
 
 from nodeagent.cli.checks import machine
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
+from nodeagent.structs import replace
 from tests.processes.real import running
 
 ENABLED = "version: v1\ngpus: [{devices: all, mig: enabled}]\n"
@@ -265,6 +266,8 @@ def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:
         return [finding.level for finding in found]
 
     assert levels(hopper, none, allowed=True) == []
+    virtual = replace(ampere, gpus=tuple(replace(gpu, no_reset="a VM") for gpu in ampere.gpus))
+    assert levels(virtual, none, allowed=True) == []
     assert levels(ampere, none, allowed=True) == ["error"]
     assert levels(ampere, none, allowed=False) == ["warning"]
     assert levels(ampere, _smi(tmp_path, ""), allowed=True) == ["ok"]

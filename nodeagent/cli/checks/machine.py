@@ -77,15 +77,19 @@ def permission_finding(*, simulated: bool) -> PreflightFinding:
 def nvidia_smi_findings(
     observed: ObservedNode, nvidia_smi: Sequence[str], *, reset_allowed: bool
 ) -> Iterator[PreflightFinding]:
-    """nvidia-smi, which resets GPUs; nothing where no GPU's mode change needs that."""
-    if not any(gpu.mode_change_needs_reset for gpu in observed.gpus):
+    """nvidia-smi, which resets GPUs; nothing where no GPU's mode change needs that, or none can be
+    reset here.
+    """
+    if not any(gpu.mode_change_needs_reset and not gpu.no_reset for gpu in observed.gpus):
         return
     check = "nvidia-smi"
     path = shutil.which(nvidia_smi[0])
     if path is not None:
         yield ok(check, f"found as {path}")
         return
-    found = f"{nvidia_smi[0]} is not found; these GPUs change their MIG mode only by a reset"
+    found = (
+        f"{nvidia_smi[0]} is not found; these GPUs change their MIG mode only at a reset or reboot"
+    )
     remedy = "install nvidia-smi, or set nvidia_smi to its path"
     yield error(check, found, remedy) if reset_allowed else warning(check, found, remedy)
 
