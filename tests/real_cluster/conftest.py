@@ -44,8 +44,9 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A short one: sockets lie in it."""
+    """A short one that every user may pass: sockets lie in it."""
     with tempfile.TemporaryDirectory(prefix="na-") as folder:
+        Path(folder).chmod(0o755)
         yield Path(folder)
 
 

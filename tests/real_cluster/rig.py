@@ -42,6 +42,7 @@ class Place:
     cdi_dir: Path = Path("/var/run/cdi")
     audit_log: Path | None = None
     service: Sequence[str] = ("systemctl",)  # what `stop kubelet` is appended to
+    agent_image: str = ""  # the product's, of this checkout
 
 
 def place() -> Place:
@@ -54,6 +55,7 @@ def place() -> Place:
         Path(found.get("cdiDir", Place.cdi_dir)),
         Path(found["auditLog"]) if "auditLog" in found else None,
         found.get("service", Place.service),
+        found.get("agentImage", ""),
     )
 
 
@@ -136,11 +138,7 @@ class Member(Home):
 
     def until(self, condition: Callable[[], T], *, seconds: float = SOON) -> T:
         """Wait until it is so, and give what it is then."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"not within {seconds} s: {self.said()[-3000:]}"
-            time.sleep(0.1)
-        return found
+        return until(condition, self.said, seconds=seconds)
 
     def close(self) -> None:
         """End the agent, and whatever it started."""
@@ -209,8 +207,8 @@ class Node(Member):
     # --- pods -----------------------------------------------------------------------------------
 
     def pod(self, name: str, resource: str = "mig-1g.10gb", *, claim: str = "") -> None:
-        """One that asks for this by a limit, or by a claim that there is."""
-        limits = {} if claim else {f"nvidia.com/{resource}": 1}
+        """One that asks for this by a limit ("" for none), or by a claim that there is."""
+        limits = {f"nvidia.com/{resource}": 1} if resource and not claim else {}
         named = [{"name": claim}] if claim else []
         container = {
             "name": "main",
@@ -228,11 +226,13 @@ class Node(Member):
         labels = {"app": "nodeagent-suite"}
         self.cluster.create(PODS, {"metadata": {"name": name, "labels": labels}, "spec": spec})
 
-    def claim(self, name: str, device_class: str) -> None:
-        """A claim for one device, which pods can name."""
+    def claim(self, name: str, device_class: str, **sharing: Any) -> None:
+        """A claim for one device, which pods can name, with this configuration for the agent."""
         request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
-        claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
-        self.cluster.create(CLAIMS, claim)
+        wanted = {"apiVersion": "gpu.nodeagent.io/v1", "kind": "DeviceConfig", **sharing}
+        opaque = {"driver": "gpu.nodeagent.io", "parameters": wanted}
+        devices = {"requests": [request], "config": [{"opaque": opaque}] if sharing else []}
+        self.cluster.create(CLAIMS, {"metadata": {"name": name}, "spec": {"devices": devices}})
 
     def pods(self) -> dict[str, Any]:
         """Those of the suite by their names."""
@@ -277,3 +277,12 @@ class Node(Member):
                 group = (entry / "cgroup").read_text()
                 if any(uid in group or uid.replace("-", "_") in group for uid in uids):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+def until(condition: Callable[[], T], said: Callable[[], str], *, seconds: float = SOON) -> T:
+    """Wait until it is so, and give what it is then; `said` explains why it is not."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {said()[-3000:]}"
+        time.sleep(0.1)
+    return found

@@ -77,6 +77,10 @@ class Kubelet:
         """A device plugin registered, or offers other devices now."""
         self._offered[resource] = tuple(device_ids)
 
+    def run(self, pod: str, *, namespace: str = "default", container: str = "main") -> None:
+        """A pod is there; it need not have a device."""
+        self._container(namespace, pod, container)
+
     def allocate(
         self,
         pod: str,

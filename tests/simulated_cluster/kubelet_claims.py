@@ -32,7 +32,7 @@ from tests.simulated_cluster.kubelet_plugins import (
 CALL_WITHIN = 45.0  # seconds for a prepare or release, then the kubelet cancels it
 SILENCE = 30.0  # seconds after which a device's health is unknown
 HEALTH_RETRY = 0.02  # seconds; the real one waits 5
-POD_RETRY = 0.02  # seconds; the real one waits some 10
+POD_RETRY = 0.02  # seconds; the real one waits 60 to 90
 DRIVER = "gpu.nodeagent.io"
 
 

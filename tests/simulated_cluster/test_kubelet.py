@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
     ListPodResourcesResponse,
 )
 from tests.simulated_cluster.kubelet import RATE_LIMITED, Kubelet
+from tests.simulated_cluster.listing import listed
 
 MIG = "nvidia.com/mig-1g.10gb"
 
@@ -85,3 +87,16 @@ async def test_pods_come_and_go(kubelet: Kubelet) -> None:
     kubelet.allocate("successor", ["MIG-a"], resource=MIG)
     listed = ListPodResourcesResponse.FromString(await asked(kubelet, "List"))
     assert [pod.name for pod in listed.pod_resources] == ["successor"]
+
+
+async def test_its_list_is_that_of_a_real_one(tmp_path: Path) -> None:
+    """Every pod is in it, also one without a device; a limit's claim is one like any other."""
+    async with Kubelet(tmp_path) as kubelet:
+        kubelet.run("plain")
+        where = {"driver": "gpu.nodeagent.io", "pool": f"n/gpu-{uuid.uuid4()}"}
+        kubelet.claim("by-claim", "mig-1g-10gb-6", name="claim", **where)
+        kubelet.claim(
+            "by-limit", "mig-1g-10gb-5", name="by-limit-extended-resources-ab1c2", **where
+        )
+        found, recorded = await listed(kubelet.socket)
+    assert found == recorded

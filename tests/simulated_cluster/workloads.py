@@ -16,7 +16,7 @@ from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.scheduler import Device, Scheduler
 
 NAMESPACE = "default"
-RETRY = 1.0  # seconds; the real kubelet waits some 10
+RETRY = 1.0  # seconds; the real kubelet waits 60 to 90
 
 SHARED = ".shared"  # how the resource of a device class ends that configures MPS
 
