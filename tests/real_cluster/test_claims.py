@@ -37,6 +37,18 @@ def test_five_pods(node: Node) -> None:
     node.delete_pods()
 
 
+def test_a_slice_shared_by_mps(node: Node) -> None:
+    """The daemon is there before the pod's container, which finds its sockets and its limits."""
+    node.claim("shared", "mig-2g-20gb.nodeagent.io", mps={"clients": {"threads": 50}})
+    node.pod("client", claim="shared")
+    node.until_running()
+    said = node.inside("client", "ls $CUDA_MPS_PIPE_DIRECTORY; env")
+    assert "control\n" in said
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50" in said
+    node.delete_pods()
+    assert node.daemons() == []
+
+
 def test_fifty_six_pods_at_once(node: Node) -> None:
     """The cards are filled to the last slice."""
     for number in range(56):
