@@ -239,7 +239,8 @@ class Serving:
         if self.runner.server is None:
             await self.runner.setup()
         loop, enter = asyncio.get_running_loop(), partial(Entrance, self, context)
-        self._servers.append(await loop.create_server(enter, backlog=_BACKLOG, **where))
+        backlog = min(_BACKLOG, self.limits.connections)  # asyncio accepts so many at once
+        self._servers.append(await loop.create_server(enter, backlog=backlog, **where))
 
     def refused(self, reason: Reason, peer: str, error: str = "") -> None:
         self._refusals.add(self._name, reason, peer=peer, error=error)

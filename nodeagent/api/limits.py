@@ -12,7 +12,7 @@ import ipaddress
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -48,6 +48,27 @@ class Limits:
 TCP_LIMITS = Limits()
 # For root's commands. Nothing that happens on other listeners takes any of it.
 SOCKET_LIMITS = Limits(connections=64, connections_of_peer=64, followers=16, previews=4, scrapes=4)
+
+
+_OWN_FILES: Final = (
+    128  # that the work with the GPUs may have open; some 30 are while nothing happens
+)
+# With fewer open files than these there are fewer connections.
+ALL_CONNECTIONS: Final = _OWN_FILES + 2 * (2 * TCP_LIMITS.connections + SOCKET_LIMITS.connections)
+
+
+def limits_within(open_files: int) -> tuple[Limits, Limits]:
+    """Of each of two TCP listeners, and of the Unix socket, where so many files may be open.
+
+    As many connections again may be there for a moment, while they are refused.
+    """
+    part = min(max((open_files - _OWN_FILES) / (ALL_CONNECTIONS - _OWN_FILES), 0.03), 1)
+    return _part(TCP_LIMITS, part), _part(SOCKET_LIMITS, part)
+
+
+def _part(limits: Limits, part: float) -> Limits:
+    numbers = ("connections", "connections_of_peer", "followers", "previews", "scrapes")
+    return replace(limits, **{n: max(int(getattr(limits, n) * part), 1) for n in numbers})
 
 
 log = structlog.get_logger(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from types import ModuleType
 import structlog
 
 from nodeagent.api.answers import Preview, Rendered, RenderedStatus
+from nodeagent.api.limits import Limits, limits_within
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles
@@ -66,10 +68,11 @@ class ApiAdapter:
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
         api = await asyncio.to_thread(import_module, "nodeagent.api.listening")
         address = self.shared.settings.api.listen
-        listening = api.listen(self, address.host, address.port, self.metrics.refusals)
+        tcp, socket = limits_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        listening = api.listen(self, address.host, address.port, self.metrics.refusals, tcp)
         async with listening as port, asyncio.TaskGroup() as group:
             listens = asyncio.Event()
-            group.create_task(self._serve_socket(api, listens), name="socket")
+            group.create_task(self._serve_socket(api, listens, socket), name="socket")
             await listens.wait()
             name = address.host or "127.0.0.1"
             shown = f"[{name}]" if ":" in name else name
@@ -79,15 +82,15 @@ class ApiAdapter:
             # What is there now stays: to look through it for garbage every minute or so would take
             # 50 ms, in which no request is answered.
             gc.freeze()
-            await self.metrics.listen(self)
+            await self.metrics.listen(self, tcp)
 
-    async def _serve_socket(self, api: ModuleType, listens: asyncio.Event) -> None:
+    async def _serve_socket(self, api: ModuleType, listens: asyncio.Event, limits: Limits) -> None:
         """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
         directory = await asyncio.to_thread(self.shared.paths.make_run_directory)
         while directory:
             path = directory / api.SOCKET_NAME
             try:
-                async with api.listen_on_socket(self, path, self.metrics.refusals):
+                async with api.listen_on_socket(self, path, self.metrics.refusals, limits):
                     listens.set()
                     await self.own_files.until_gone(path)
                     self.own_files.lost(path)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent import __version__
-from nodeagent.api.limits import Refusals
+from nodeagent.api.limits import Limits, Refusals
 from nodeagent.app.paths import Simulation
 from nodeagent.cluster.kubelet.processes import Owner, ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
@@ -101,7 +101,7 @@ class MetricsService:
         )
         return (*found, *lines)
 
-    async def listen(self, answers: Answers) -> None:
+    async def listen(self, answers: Answers, limits: Limits) -> None:
         """Serve the metrics on an address of their own, if there is one, until cancelled."""
         address = self._settings.listen
         if address is None:
@@ -116,6 +116,7 @@ class MetricsService:
             web_config=self._settings.web_config,
             report=self._report_listener,
             refusals=self.refusals,
+            limits=limits,
         ).run()
 
     def _report_listener(self, error: NodeagentError | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 from asyncio import sslproto
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from nodeagent.settings import Settings
 log = structlog.get_logger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
+_OPEN_FILES = 16_384  # as the units have it
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 _TLS_BUFFER = 16 * 1024  # bytes; TLS sends no more in one record
 
@@ -49,6 +51,7 @@ def run(
         with stopped_by_signals(made.stop):
             await made.run()
 
+    _raise_open_files()
     _share_one_heap()
     # Each connection has one, from before its handshake. asyncio's 256 KiB are 56 MiB for a peer.
     sslproto.SSLProtocol.max_size = _TLS_BUFFER
@@ -68,6 +71,14 @@ def run(
     finally:
         if lock:
             lock.release()
+
+
+def _raise_open_files() -> None:
+    """Up to what this process may have open at most: the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _share_one_heap() -> None:

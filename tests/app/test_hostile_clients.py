@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -37,6 +38,29 @@ def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
                 assert asked(port, "/v1/status")[0] == 200
                 assert process.ask("/v1/status")[0] == 200
         assert process.end() == 0
+
+
+def test_with_few_open_files_each_listener_has_its_share(tmp_path: Path) -> None:
+    """The soft limit is raised; connections held at both ports leave room for root's commands."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with (
+        port_kept_free() as metrics,
+        agent(tmp_path, NODEAGENT_METRICS_LISTEN=f"127.0.0.1:{metrics}") as process,
+        contextlib.ExitStack() as stack,
+    ):
+        resource.prlimit(process.popen.pid, resource.RLIMIT_NOFILE, (128, 256))
+        process.until_phase("InSync")
+        until_listening(metrics)
+        for port in (port_of(process), metrics):
+            for _ in range(150):
+                slow = stack.enter_context(socket.create_connection(("127.0.0.1", port), SOON))
+                with contextlib.suppress(OSError):  # it was ended for another already
+                    slow.sendall(SLOW)
+            assert asked(port, "/metrics")[0] == 200
+            assert process.ask()[0] == 200
+        assert resource.prlimit(process.popen.pid, resource.RLIMIT_NOFILE) == (256, 256)
+        assert process.end() == 0
+        assert "out of system resource" not in process.said()
 
 
 def test_garbage_fills_no_log(tmp_path: Path) -> None:

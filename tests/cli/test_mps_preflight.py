@@ -133,7 +133,9 @@ def test_shared_memory(tmp_path: Path) -> None:
 )
 def test_open_files(limit: int, wanted: bool, level: str) -> None:
     """The hard limit counts; -1 is the kernel's word for none."""
-    assert mps_preflight.open_files_finding(wanted=wanted, limit=limit).level == level
+    found = mps_preflight.open_files_finding(wanted=wanted, limit=limit)
+    assert found.level == level
+    assert ("fewer connections" in found.message) == (limit == 1024)
 
 
 def test_a_run_dir_that_makes_no_socket_paths() -> None:

@@ -132,13 +132,16 @@ def shm_finding(path: Path = Path("/dev/shm")) -> PreflightFinding:  # noqa: S10
 
 def open_files_finding(*, wanted: bool, limit: int | None = None) -> PreflightFinding:
     """Servers need many descriptors; `limit` is the hard one, else this process' own."""
+    from nodeagent.api.limits import ALL_CONNECTIONS
+
     check = "mps open files"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if limit is None else limit
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
         level = error if wanted else warning
         return level(
             check,
-            f"at most {hard} files may be open; servers fail to share memory below {OPEN_FILES}",
+            f"at most {hard} files may be open; MPS servers fail to share memory below {OPEN_FILES}"
+            + (", and the agent takes fewer connections" if hard < ALL_CONNECTIONS else ""),
             f"ulimit -Hn {OPEN_FILES}, or LimitNOFILE={OPEN_FILES} in the unit",
         )
     return ok(check, f"{'any number' if hard == resource.RLIM_INFINITY else hard} may be open")
