@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final, Literal
 
 import grpc
@@ -28,7 +29,7 @@ from nodeagent.cluster.kubelet.generated import (
     pluginregistration_pb2 as registration_pb2,
 )
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, HealthFeed, read_claim_name
-from nodeagent.cluster.kubelet.plugin.sockets import check_path, serve
+from nodeagent.cluster.kubelet.plugin.sockets import check_path, remove_dead, serve
 from nodeagent.errors import NodeagentError
 
 log = structlog.get_logger(__name__)
@@ -60,22 +61,23 @@ async def dra_driver(
     """Serve the kubelet as the DRA driver; what it said of that is in what this gives.
 
     The kubelet finds the driver by its registration socket, so the DRA service is there before it
-    and after it. `kubelet_dir` is the kubelet's root directory, at the same path as for the
-    kubelet. `on_registration` gets each answer of the kubelet that is another. `claims` is closed
-    in the end. Raises PathRefused.
+    and after it. That socket has another name in each life of the agent: on a name that nobody
+    served the kubelet waits up to two minutes before it looks again. `kubelet_dir` is the kubelet's
+    root directory, at the same path as for the kubelet. `on_registration` gets each answer of the
+    kubelet that is another. `claims` is closed in the end. Raises PathRefused.
     """
     endpoint = kubelet_dir / "plugins" / DRIVER / "dra.sock"
-    socket = kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+    registry = kubelet_dir / "plugins_registry"
+    socket = registry / f"{DRIVER}-{token_hex(4)}-reg.sock"
     for path in (endpoint, socket):
         check_path(path)
     services = [DraService(claims).handler(), *health_streams(health)]
     registration = RegistrationService(endpoint, on_registration)
     try:
-        async with (
-            serve(endpoint, services, own_directory=True),
-            serve(socket, [registration.handler()]),
-        ):
-            yield registration
+        async with serve(endpoint, services, own_directory=True):
+            await asyncio.to_thread(remove_dead, registry, f"{DRIVER}-*reg.sock")
+            async with serve(socket, [registration.handler()]):
+                yield registration
     finally:
         await claims.close()
 

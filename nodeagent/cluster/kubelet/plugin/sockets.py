@@ -9,7 +9,9 @@ is deleted, as when the kubelet's folders are cleared, is made again.
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import os
+import socket as sockets
 import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -145,6 +147,20 @@ def make_directory(path: Path) -> None:
                 raise
         with _opened(path) as directory:
             os.fchmod(directory, 0o750)
+
+
+def remove_dead(directory: Path, pattern: str) -> None:
+    """Remove the sockets of these names that nobody serves, as a killed agent leaves them. Raises
+    PathRefused. Blocks on the disk.
+    """
+    with _opened(directory) as opened:
+        for name in fnmatch.filter(os.listdir(opened), pattern):  # noqa: PTH208 - as opened
+            with suppress(OSError), sockets.socket(sockets.AF_UNIX) as client:
+                client.setblocking(False)
+                try:
+                    client.connect(f"/proc/self/fd/{opened}/{name}")
+                except ConnectionRefusedError:
+                    os.unlink(name, dir_fd=opened)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -119,21 +120,21 @@ async def test_the_order_in_which_sockets_come_and_go(root: Path, claims: Claims
             event = await inotify.get()
             assert event.name is not None
             seen.append((event.name.name, bool(event.mask & Mask.DELETE)))
-    name = "gpu.nodeagent.io-reg.sock"
+    name = seen[1][0]
+    assert re.fullmatch(r"gpu\.nodeagent\.io-[0-9a-f]{8}-reg\.sock", name)
     assert seen == [("dra.sock", False), (name, False), (name, True), ("dra.sock", True)]
 
 
 @pytest.mark.parametrize("lost", ["registration", "endpoint", "folder", "own"])
 async def test_a_deleted_socket_is_made_again(root: Path, claims: Claims, lost: str) -> None:
     """Whoever clears the kubelet's folders costs the driver nothing but a moment."""
-    found_by = root / "plugins_registry" / f"{DRIVER}-reg.sock"
     endpoint = root / "plugins" / DRIVER / "dra.sock"
     kubelet = DraKubelet(root)
     async with registered(kubelet, claims):
-        (first,) = kubelet.plugins.found.values()
+        ((socket, first),) = kubelet.plugins.found.items()
         match lost:
             case "registration":
-                found_by.unlink()
+                socket.unlink()
             case "folder":
                 await kubelet.stop()
                 shutil.rmtree(root / "plugins_registry")
@@ -142,7 +143,7 @@ async def test_a_deleted_socket_is_made_again(root: Path, claims: Claims, lost: 
                 shutil.rmtree(endpoint.parent)
             case _:
                 endpoint.unlink()
-        await until(lambda: found_by.exists() and endpoint.exists())
+        await until(lambda: socket.exists() and endpoint.exists())
         if lost in {"registration", "folder"}:
             await until(lambda: first not in kubelet.plugins.found.values())
         await until(lambda: (plugin := kubelet.plugins.get(DRIVER)) and plugin.connected)
@@ -257,18 +258,19 @@ async def test_a_kubelet_that_restarts(root: Path, claims: Claims, version: Kube
 
 
 async def test_an_agent_that_restarts(root: Path, claims: Claims) -> None:
-    """It is registered anew over the sockets that the killed one left, and releases its claims."""
+    """It is registered in place of the sockets that the killed one left, under another name, since
+    the kubelet waits longer and longer before it tries one again; and releases its claims.
+    """
     async with DraKubelet(root) as kubelet:
         (root / "plugins" / DRIVER).mkdir()
-        for path in (
-            root / "plugins" / DRIVER / "dra.sock",
-            root / "plugins_registry" / f"{DRIVER}-reg.sock",
-        ):
+        dead = root / "plugins_registry" / f"{DRIVER}-0badcafe-reg.sock"
+        for path in (root / "plugins" / DRIVER / "dra.sock", dead):
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
         await until(lambda: kubelet.plugins.failures)
         async with driver(root, claims):
             await until(lambda: kubelet.plugins.get(DRIVER))
+            assert [path == dead for path in dead.parent.iterdir()] == [False]
             await _prepare_in_the_end(kubelet)
         with pytest.raises(PodFailed):
             await kubelet.release("pod")
