@@ -111,8 +111,11 @@ _Event = TypeVar("_Event", XidEvent, GpuEvent)
 
 
 def believed(event: _Event, past: GpuHistory) -> _Event:
-    """Without an instance that cannot be: some drivers name number 0 outside MIG mode."""
-    return replace(event, instance=None, compute=None) if past.mig is False else event
+    """Some drivers name number 0 outside MIG mode. Any other number is of an instance, though the
+    GPU was not in MIG mode when it was looked at last.
+    """
+    means_none = event.instance == 0 and past.mig is False
+    return replace(event, instance=None, compute=None) if means_none else event
 
 
 def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Place:

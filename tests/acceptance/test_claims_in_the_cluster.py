@@ -50,13 +50,11 @@ async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
         micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
         where = f"PCI:0000:1a:00 GPU-I:{first['id']:02}"
         os.write(kernel, f"3,17,{micros},-;NVRM: Xid ({where}): 95, pid=7, name=x\n".encode())
-        await until(lambda: health(cluster, sick)[0] == "UNHEALTHY")
-        said = health(cluster, sick)[1]
-        assert said.startswith(
-            "GPU 0 reported an error that needs a GPU reset (XID 95) in slice 6. Reset GPU 0: "
-        )
-        assert "`nvidia-smi --gpu-reset -i 0`" in said
-        assert health(cluster, well) == ("HEALTHY", "")
+        error = "GPU 0 reported an error that needs a GPU reset (XID 95) in slice 6. Reset GPU 0: "
+        await until(lambda: health(cluster, sick)[1].startswith(error))  # the slice was looked at
+        assert health(cluster, sick)[0] == "UNHEALTHY"
+        assert "`nvidia-smi --gpu-reset -i 0`" in health(cluster, sick)[1]
+        await until(lambda: health(cluster, well) == ("HEALTHY", ""))
         with SimulatedNode(state=cluster.folder / "node.json") as node:
             node.lose(0)
         await until(lambda: health(cluster, well)[0] == "UNHEALTHY")

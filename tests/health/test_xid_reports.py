@@ -85,6 +85,17 @@ def test_the_newest_is_what_a_report_without_a_place_is_of() -> None:
     assert [(f.place.instance, f.pid) for f in node.state.findings] == [(1, 0), (2, 4711)]
 
 
+@pytest.mark.parametrize(
+    ("number", "mig", "instance"), [(0, False, None), (0, True, 0), (2, False, 2)]
+)
+def test_only_the_number_0_may_mean_none(number: int, mig: bool, instance: int | None) -> None:
+    """Outside MIG mode; it may have been enabled since the last look, and 2 is of an instance."""
+    node = Node()
+    node.read(gpu(mig=mig))
+    node.xid(109, instance=number)
+    assert node.one("xidReset").place.instance == instance
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_narrower_place_counts(number: int) -> None:
     """Ids begin with 0."""
