@@ -15,24 +15,54 @@ _INTERVAL = 5.0  # seconds at least between two looks of RunningTime
 
 
 class ProcessorWaits:
-    """What the kernel has counted for each thread of this process since the last `lap`."""
+    """What the kernel has counted since the last `lap` for each thread of a process: this one, or
+    that of `pid`.
+    """
 
-    def __init__(self) -> None:
-        self._at, self._before = time.monotonic(), _counts()
+    def __init__(self, pid: int | None = None) -> None:
+        self._folder = Path("/proc", "self" if pid is None else str(pid), "task")
+        self._at, self._before = time.monotonic(), self._counts()
 
     def lap(self) -> float:
         """Seconds for which a thread waited for a processor, of that which waited longest: where it
         has Python's lock, all others wait for it. 0 where the kernel does not count.
         """
         at, before = self._at, self._before
-        self._at, self._before = time.monotonic(), _counts()
+        self._at, self._before = time.monotonic(), self._counts()
         passed, longest = self._at - at, 0.0
         for thread, (ran, waited) in self._before.items():
             earlier = before.get(thread, (0.0, 0.0))
             # A wait is counted when it is over: who waits now has done nothing else but run.
-            now = passed - (ran - earlier[0]) if _is_ready(thread) else 0.0
+            now = passed - (ran - earlier[0]) if self._is_ready(thread) else 0.0
             longest = max(longest, waited - earlier[1], now)
         return min(longest, passed)
+
+    def share(self) -> float:
+        """As `lap`, of the time that passed."""
+        at = self._at
+        return self.lap() / max(self._at - at, 1e-9)
+
+    def _counts(self) -> dict[str, tuple[float, float]]:
+        """Seconds by thread for which it ran and for which it waited, as its schedstat has them.
+        Does not wait for a disk.
+        """
+        found = {}
+        with suppress(OSError):  # it ended
+            for thread in self._folder.iterdir():
+                with suppress(OSError, ValueError):  # the kernel has no CONFIG_SCHED_INFO
+                    ran, waited, _ = (thread / "schedstat").read_bytes().split()
+                    found[thread.name] = (int(ran) / 1e9, int(waited) / 1e9)
+        return found
+
+    def _is_ready(self, thread: str) -> bool:
+        """Whether another thread than the calling one runs or would, if it had a processor."""
+        if thread == str(threading.get_native_id()):
+            return False
+        try:
+            state = (self._folder / thread / "stat").read_bytes().rpartition(b") ")[2]
+        except OSError:
+            return False
+        return state.startswith(b"R")
 
 
 class Stopwatch:
@@ -88,29 +118,3 @@ class RunningTime:
             self._waited += min(self._waits.lap(), now - self._looked_at)
             self._looked_at = now
         return now - self._waited
-
-
-def _counts() -> dict[int, tuple[float, float]]:
-    """Seconds by thread for which it ran and for which it waited, as its schedstat has them. Does
-    not wait for a disk.
-    """
-    found = {}
-    for thread in filter(None, (thread.native_id for thread in threading.enumerate())):
-        with suppress(OSError, ValueError):  # it ended, or the kernel has no CONFIG_SCHED_INFO
-            ran, waited, _ = _read(thread, "schedstat").split()
-            found[thread] = (int(ran) / 1e9, int(waited) / 1e9)
-    return found
-
-
-def _is_ready(thread: int) -> bool:
-    """Whether another thread than the calling one runs or would, if it had a processor."""
-    if thread == threading.get_native_id():
-        return False
-    try:
-        return _read(thread, "stat").rpartition(b") ")[2].startswith(b"R")
-    except OSError:
-        return False
-
-
-def _read(thread: int, file: str) -> bytes:
-    return Path(f"/proc/self/task/{thread}/{file}").read_bytes()

@@ -33,6 +33,7 @@ from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
 from nodeagent.mps.log_events import SURE_AFTER, LogEvents
 from nodeagent.mps.processes import SERVER, age_of, mps_processes
+from nodeagent.processor_waits import ProcessorWaits
 from nodeagent.views.shapes import MpsWaiting
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ CALM = 0.2  # seconds between two polls, however much changes
 _FIRST_PAUSE = 0.005  # seconds between checks for the socket of a daemon that starts
 _LONGEST_PAUSE = 0.1
 _AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
+_STARVED = 0.5  # share of the time for which a process waits that can be expected to answer nothing
+_STARVED_WORDS = (
+    "it could not answer, since it or the agent waits for a processor most of the time: raise the "
+    "CPU request"
+)
 _KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if it is new
 _PROOFS = 2  # polls without any client, before it is believed that there are none
 
@@ -74,6 +80,7 @@ class DaemonMonitor:
         self._last_poll = -math.inf
         self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._proofs = 0
+        self._waits: tuple[ProcessorWaits, ...] = ()  # since it was silent last
         self._shown: tuple[Seen | None, tuple[MpsWaiting, ...]] = (None, ())  # after the last poll
         self._reports_status = True
         log_size = context.settings.log_size << 20
@@ -223,7 +230,11 @@ class DaemonMonitor:
             else:
                 self._next_poll = self._loop.time() + self._pauses.next()
         except DaemonSilent:
-            await self._silent("")
+            if self._is_starved():
+                self._handle(model.KeptOut(self.run, _STARVED_WORDS))
+                self._next_poll = self._loop.time() + _AGAIN
+            else:
+                await self._silent("")
         except (ControlError, UnexpectedReply) as error:
             remedy = f": {error.remedy}" if isinstance(error, DaemonBusy) else ""
             self._handle(model.KeptOut(self.run, f"{error.message}{remedy}"))
@@ -288,6 +299,13 @@ class DaemonMonitor:
             self._handle(model.ClientsGone(self.run))  # without a server there can be no client
         else:
             self._handle(model.Silent(self.run, reason))
+
+    def _is_starved(self) -> bool:
+        """Whether this process or the daemon waited for a processor for most of the time since the
+        question before, which was not answered either.
+        """
+        before, self._waits = self._waits, (ProcessorWaits(), ProcessorWaits(self.process.pid))
+        return any(waits.share() >= _STARVED for waits in before)
 
     async def _has_servers(self) -> bool:
         """Any user can name a process as a server, and must not hold up the daemon's end. Servers

@@ -31,7 +31,7 @@ class Scarcity:
         if self._waits is None:
             self._waits, self._since = ProcessorWaits(), now
         elif now - self._since >= self._window:
-            share = self._waits.lap() / (now - self._since)
+            share = self._waits.share()
             self._is_scarce = share >= (_ENOUGH if self._is_scarce else _SCARCE)
             self._since = now
         return _PROBLEM if self._is_scarce else None

@@ -6,6 +6,9 @@ import asyncio
 import errno
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -264,3 +267,40 @@ async def test_a_daemon_that_starts_on_a_sick_device_takes_no_clients(rig: Fleet
             "takes no new clients: sick",
         )
         assert not (rig.pipes() / "control").exists()
+
+
+@contextmanager
+def throttled(pid: int) -> Iterator[None]:
+    """The process gets a millisecond of each second. Skips where no cgroup can be made."""
+    v1 = (Path("/sys/fs/cgroup/cpu"), {"cfs_period_us": "1000000", "cfs_quota_us": "1000"})
+    v2 = (Path("/sys/fs/cgroup"), {"max": "1000 1000000"})
+    for folder, settings in (v1, v2):
+        own = folder / f"nodeagent-test-{pid}"
+        try:
+            own.mkdir()
+            for name, value in settings.items():
+                (own / f"cpu.{name}").write_text(value)
+        except OSError:
+            with suppress(OSError):
+                own.rmdir()
+            continue
+        (own / "cgroup.procs").write_text(str(pid))
+        try:
+            yield
+            return
+        finally:
+            for process in (own / "cgroup.procs").read_text().split():
+                (folder / "cgroup.procs").write_text(process)
+            own.rmdir()
+    pytest.skip("no cgroup with a CPU limit can be made here")
+
+
+async def test_a_daemon_that_gets_no_processor_is_not_silent(rig: FleetRig) -> None:
+    """It cannot answer, and its clients' work is not ended for that."""
+    rig.impatient = True
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        [daemon] = rig.processes(CONTROL)
+        with throttled(daemon.pid):
+            await until(lambda: "waits for a processor" in " ".join(rig.said(Subject.SILENT)))
+        assert (await ready(fleet)).pid == daemon.pid
