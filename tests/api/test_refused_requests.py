@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import structlog
 
+from nodeagent.api.limits import Reason
 from tests.api.serving import Api, api
 
 HOSTS: tuple[tuple[str, int], ...] = (
@@ -57,15 +58,17 @@ async def test_the_address_that_is_listened_on_is_no_foreign_host() -> None:
 
 
 async def test_each_reason_is_logged() -> None:
-    """One that comes often hides no other on the same listener."""
+    """One that comes often hides no other on its listener, nor itself on another."""
     with structlog.testing.capture_logs() as lines:
         async with api() as served:
             for _ in range(3):
                 await served.get("/healthz", Host="evil.example")
             await raw(served, b"nonsense\r\n\r\n")
+            served.refusals.add("metrics", Reason.HOST, peer="10.0.0.1")
     assert [(line["listener"], line["reason"], line["count"]) for line in lines] == [
         ("api", "host", 1),
         ("api", "malformed", 1),
+        ("metrics", "host", 1),
     ]
 
 
