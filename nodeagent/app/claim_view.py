@@ -114,6 +114,7 @@ class ClaimReports:
         self._events = ClaimEventPublisher(access, node, recent=recent)
         self._status = ClaimStatusPublisher(access)
         self._shown: set[str] = set()  # uids of claims that were ready
+        self.was_read = self._status.was_read
 
     def observe(
         self,

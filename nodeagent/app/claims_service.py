@@ -24,6 +24,7 @@ from nodeagent.claims.offering.resource_slices import NodeReference
 from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.reporting.attempts import ClaimUnread, Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
+from nodeagent.claims.reporting.device_status import read_shown
 from nodeagent.claims.reporting.reserved_for import read_reserved_for
 from nodeagent.claims.serving.borders import Change, ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
@@ -206,6 +207,8 @@ class ClaimsService:
             raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
         reserved = await asyncio.to_thread(read_reserved_for, found)
         self.view.pods.reserve((namespace, name), reserved)
+        if shown := await asyncio.to_thread(read_shown, found):
+            self._reports.was_read(shown)
         return found
 
     async def _observed(self) -> ObservedNode:

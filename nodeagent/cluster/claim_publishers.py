@@ -13,6 +13,7 @@ every hour: claims are served without it.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,7 @@ import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.claims.reporting.claim_news import ClaimNews
+from nodeagent.claims.reporting.claim_pods import RECENT
 from nodeagent.claims.reporting.device_status import DeviceStatus, ShownClaim, entries, read_shown
 from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
 from nodeagent.cluster.client import faults, requests
@@ -137,8 +139,15 @@ class ClaimStatusPublisher:
         self._written: dict[str, ClaimStatus] = {}
         self._denied: dict[str, float] = {}  # by uid, until when in the loop's time
         self._failed: dict[str, None] = {}  # uids, that which failed last at the end
+        self._read: dict[str, tuple[float, ShownClaim]] = {}  # by uid, when and what
         self._changed = asyncio.Event()
         self._is_denied = False
+
+    def was_read(self, claim: ShownClaim) -> None:
+        """What the API server has at this moment: it is not asked again before the first write."""
+        now = asyncio.get_running_loop().time()
+        self._read = {uid: one for uid, one in self._read.items() if one[0] > now - RECENT}
+        self._read[claim.uid] = now, claim
 
     def publish(self, claims: Iterable[ClaimStatus]) -> None:
         """These are the claims now; of others nothing is written any more."""
@@ -202,7 +211,10 @@ class ClaimStatusPublisher:
 
     async def _write(self, wanted: ClaimStatus) -> None:
         namespace, name = wanted.namespace, wanted.name
-        shown = await self._shown(wanted)
+        read_at, shown = self._read.pop(wanted.uid, (-math.inf, None))
+        is_old = asyncio.get_running_loop().time() > read_at + RECENT
+        if is_old or wanted.uid in self._written:  # it may have been read before that was
+            shown = await self._shown(wanted)
         if shown is None:
             return
         there = {key: status for key, (status, _) in shown.devices.items()}

@@ -16,7 +16,7 @@ from nodeagent.app.claim_view import ClaimReports
 from nodeagent.claims.model import Phase
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.claims.reporting.device_status import device_statuses
+from nodeagent.claims.reporting.device_status import device_statuses, read_shown
 from nodeagent.claims.reporting.reserved_for import ReservedFor
 from nodeagent.cluster.claim_publishers import (
     ClaimEventPublisher,
@@ -160,6 +160,24 @@ async def test_a_device_that_is_made_again_is_not_prepared(
             await said(Phase.INTENT, "False", "Preparing")
             await said(Phase.READY, "True", "Prepared")
             await said(Phase.RELEASING, "False", "Releasing")
+
+
+async def test_a_status_needs_no_second_look(server: ApiServer, tmp_path: Path) -> None:
+    """At a claim that was read for its prepare a moment ago, be it another one by now."""
+    async with access(server, tmp_path) as api:
+        publisher = ClaimStatusPublisher(api, retry=(0.01, 0.1))
+        shown = read_shown(server.store.get(KEY))
+        assert shown
+        async with running(publisher.run()):
+            publisher.was_read(shown)
+            publisher.publish([status(server)])
+            await until(lambda: ready(server)[0] == "True")
+            assert [one.method for one in server.requests] == ["PATCH"]
+            old = replace(status(server), uid="uid-of-old", name=NAME)
+            publisher.was_read(replace(shown, uid=old.uid))
+            publisher.publish([old])
+            await until(lambda: [one.method for one in server.requests][1:] == ["PATCH", "GET"])
+            assert ready(server)[0] == "True"
 
 
 async def test_what_changes_back_while_it_is_written(server: ApiServer, tmp_path: Path) -> None:
