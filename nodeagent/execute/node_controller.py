@@ -204,7 +204,9 @@ class NodeController(NodeReader):
         gpu = super()._record(found)
         if self._health is None:
             return gpu
-        return self._health.fenced(ObservedNode((gpu,)))[0].gpus[0]
+        alone = ObservedNode((gpu,))
+        self._health.observed_node(alone)  # an event may name an instance made just now
+        return self._health.fenced(alone)[0].gpus[0]
 
     def fence(self) -> None:
         """Let what health says now count for the node as it was seen last. Does not block."""

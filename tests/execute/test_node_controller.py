@@ -310,5 +310,7 @@ async def test_health_hears_of_each_step(rig: NodeRig, node: SimulatedNode) -> N
         with pytest.raises(DriverError):
             await agent.node.apply(SetMigMode(gpu.uuid, True, "the test says so"))
         await agent.node.apply(SetMigMode(gpu.uuid, True, "the test says so"))
+        await agent.node.observe_gpu(gpu.uuid)
+        assert ill.seen[-1].gpus[0].in_mig_mode, "an event may name an instance from now on"
         name = "SetMigMode"
         assert ill.steps == [(name, None), (name, False), (name, None), (name, True)]
