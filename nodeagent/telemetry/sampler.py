@@ -151,6 +151,18 @@ class Sampler:
         self._add_node(batch)
         return batch
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a GPU was changed and is not read yet, because it was busy."""
+        held = self._held()
+        return any(
+            gpu.changed is not None
+            and gpu.task is None
+            and gpu.failure is None
+            and gpu.uuid not in held
+            for gpu in self._gpus
+        )
+
     def _make_state(self, index: int) -> _GpuState:
         reader = GpuReader(self._plan, self._clock)
         states = {tier: ReaderState(tier.value, gpu=str(index)) for tier in _TIERS}

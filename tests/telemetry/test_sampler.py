@@ -10,8 +10,11 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.plan.shares import ComputeMode
+from nodeagent.settings import SampleSettings
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.gpu.steps_of import laid_out
+from nodeagent.telemetry.samples import SampleBatch
+from nodeagent.telemetry.sampling_service import SamplingService
+from tests.gpu.steps_of import create, laid_out
 from tests.telemetry.sampler_rig import (
     ACTIVE,
     ALL_EACH_TIME,
@@ -247,3 +250,30 @@ async def test_a_look_waits_for_one_call_of_a_reading(known: Driver, node: Simul
     assert first.name == "nvmlDeviceGetMigMode"
     assert succeeded(sampled)["0"]
     assert whole(await sampler.round(), POWER).keys() == {0, 1}
+
+
+async def test_a_changed_gpu_is_read_once_it_is_free(known: Driver, node: SimulatedNode) -> None:
+    """Though the reading after its step fell into a look, and the next one comes an hour later."""
+    gpu = await laid_out(known, 0)
+    rounds: list[SampleBatch] = []
+    service = SamplingService(
+        known, SampleSettings(interval=3600.0), begin=lambda: asyncio.sleep(0)
+    )
+    service.on_samples.append(rounds.append)
+    running = asyncio.create_task(service.run())
+    async with asyncio.timeout(30):
+        while not (rounds and rounds[-1].latest):
+            await asyncio.sleep(0.001)
+        node.inject("nvmlDeviceGetMigMode", gpu=0, hang=True)
+        making = asyncio.create_task(known.apply(create(gpu, "1g.10gb", 0)))
+        looking = asyncio.create_task(known.observe_gpu(gpu.uuid))
+        await making
+        rounds.clear()
+        while not rounds:
+            await asyncio.sleep(0.001)
+        node.clear_faults()
+        await looking
+        while not rounds[-1].latest[0].slices:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
