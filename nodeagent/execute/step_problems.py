@@ -13,7 +13,7 @@ from nodeagent.plan import steps
 from nodeagent.plan.observed import Access, Device, Gpu, Placement
 from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.remedies import end_commands, idle_reset_remedy, in_use_remedy
+from nodeagent.plan.remedies import end_commands, in_use_remedy
 from nodeagent.plan.shares import WantedMps
 from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
@@ -41,17 +41,6 @@ def step_failed(step: steps.Step, error: BaseException, seen: Gpu) -> Problem:
     code = Code.MPS if isinstance(step, steps.StartMps | steps.StopMps) else Code.STEP_FAILED
     code = Code.GPU_LOST if isinstance(error, GpuLost) else code
     return Problem(code, f"{what}: {error_sentence(error)}", remedy, seen.uuid)
-
-
-def reset_pending(seen: Gpu, *, enabled: bool) -> Problem:
-    """The mode was set and waits for a reset that the plan did not foresee."""
-    return Problem(
-        Code.RESET_REQUIRED,
-        f"MIG mode of {gpu_words(seen)} is set but becomes "
-        f"{'enabled' if enabled else 'disabled'} only with a GPU reset",
-        idle_reset_remedy(seen),
-        seen.uuid,
-    )
 
 
 def not_as_planned(

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost, error_sentence
-from nodeagent.execute.step_problems import not_as_planned, reset_pending, step_failed
+from nodeagent.execute.step_problems import not_as_planned, step_failed
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
@@ -217,8 +217,7 @@ class StepRun:
             steps = (*plan.steps[:number], *again.steps)
             self.plan = replace(plan, steps=steps, after=again.after, problems=again.problems)
         else:
-            required = reset_pending(seen, enabled=step.enabled)
-            self.pending = next(iter(again.problems), required)
+            self.pending = again.problems[0]
 
     async def observe(self) -> Gpu:
         """Read back, with retries for transient errors."""
