@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files.unasked import open_below
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -98,7 +99,7 @@ class OpenDirectory:
                     os.mkdir(name, _UNFINISHED, dir_fd=self.descriptor)
                     new = True
             with refusing("used", path, remedies):
-                descriptor = _open(stack, Path(name), self.descriptor)
+                descriptor = _open(stack, Path(name), self.descriptor, foreign=owner is not None)
             uid = owner[0] if owner else os.geteuid()
             is_ours = os.fstat(descriptor).st_uid == os.geteuid() != uid
             if owner and (new or (is_ours and (retake or _is_unfinished(descriptor)))):
@@ -214,9 +215,12 @@ def _is_unfinished(descriptor: int) -> bool:
     return mode == _UNFINISHED and not os.listdir(descriptor)
 
 
-def _open(stack: ExitStack, path: Path, above: int | None = None) -> int:
-    """Closed with the stack."""
-    descriptor = os.open(path, DIRECTORY_FLAGS, dir_fd=above)
+def _open(stack: ExitStack, path: Path, above: int | None = None, *, foreign: bool = False) -> int:
+    """Closed with the stack; `foreign`: its owner may have mounted something on it."""
+    if foreign and above is not None:
+        descriptor = open_below(above, str(path), DIRECTORY_FLAGS)
+    else:
+        descriptor = os.open(path, DIRECTORY_FLAGS, dir_fd=above)
     stack.callback(os.close, descriptor)
     return descriptor
 

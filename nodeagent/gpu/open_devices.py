@@ -7,25 +7,18 @@ system: that may be a program of the process' owner (FUSE), which never answers.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from stat import S_ISCHR
 from typing import Final
 
+from nodeagent.files.unasked import status_of
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.users import User
 from nodeagent.processes import name_of
 
-_UNASKED: Final = 0x4000 | 0x800  # AT_STATX_DONT_SYNC, AT_NO_AUTOMOUNT
-_SELF: Final = 0x1000  # AT_EMPTY_PATH
-_TYPE: Final = 0x1  # STATX_TYPE
-_SIZE, _MODE, _RDEV = 256, 28, 128  # of struct statx, and where its mode and device number are
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _O_PATH: Final = 0o10000000  # a name for the file alone, which needs no right to the device
 
 
@@ -45,23 +38,16 @@ def open_minors(process: str, major: int) -> set[int]:
         directory = os.open(f"{process}/fd", os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         return minors
-    status = ctypes.create_string_buffer(_SIZE)
-    statx = _LIBC.statx
     try:
-        if statx(directory, b"", _UNASKED | _SELF, _TYPE, status):
-            raise OSError(ctypes.get_errno(), "statx fails")
+        if status_of("", directory) is None:
+            raise OSError(f"the kernel does not say what {process} has open")
         with os.scandir(directory) as entries:  # one by one: a process may have millions
             for entry in entries:
-                # It fails where the file was closed, or only the owner of a FUSE may look at it.
-                if statx(directory, entry.name.encode(), _UNASKED, _TYPE, status):
+                found = status_of(entry.name, directory)  # None where the file was closed
+                if not found or not found.is_character_device or found.device[0] != major:
                     continue
-                found, minor = struct.unpack_from("=II", status, _RDEV)
-                if (
-                    found == major
-                    and minor not in minors
-                    and S_ISCHR(*struct.unpack_from("=H", status, _MODE))
-                    and _is_open(f"{process}/fdinfo/{entry.name}")
-                ):
+                minor = found.device[1]
+                if minor not in minors and _is_open(f"{process}/fdinfo/{entry.name}"):
                     minors.add(minor)
     except (FileNotFoundError, ProcessLookupError):
         pass  # it has ended

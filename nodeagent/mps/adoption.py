@@ -23,7 +23,13 @@ from pathlib import Path
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient, Seen, ask_everything, differences
 from nodeagent.mps.control.commands import MemoryLimit
-from nodeagent.mps.files.directories import Directories, directories_of, is_device_name, spec_in
+from nodeagent.mps.files.directories import (
+    Directories,
+    directories_of,
+    is_device_name,
+    owner_of,
+    spec_in,
+)
 from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.launcher import DaemonProcess, adopt
@@ -105,7 +111,7 @@ def _process(made: Directories) -> MpsProcess | None:
 def _owner(made: Directories) -> int:
     """Whose daemon has these directories: root's where there are none."""
     with suppress(OSError):
-        return os.lstat(made.log).st_uid
+        return owner_of(made.log)
     return os.geteuid()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.files.log import DaemonLog
+from tests.fuse import can_mount, silent_file_system
 
 NO_PROCESS = 2**22 - 1  # the pid of no process
 
@@ -143,6 +144,18 @@ def test_another_file_as_standard_output(path: Path, tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse")
+def test_a_file_system_over_its_directory_is_not_waited_for(path: Path) -> None:
+    """Its user may mount one there that never answers; the log is read and cut off on the loop."""
+    with path.open("a") as daemon, opened(path) as log, silent_file_system(path.parent):
+        print("three", file=daemon, flush=True)
+        assert log.new_lines() == ["three"]
+        log.bound(1)
+        with opened(path, tail=100) as anew:
+            assert anew.last_lines(1) == ()
+    assert path.read_text() == ""
 
 
 def test_last_lines(path: Path) -> None:

@@ -10,7 +10,6 @@ descriptors.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -27,6 +26,7 @@ from nodeagent.files.open_directory import (
     Remedies,
     refusing,
 )
+from nodeagent.files.unasked import open_below
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import Struct
@@ -74,7 +74,10 @@ def _lift_and_remove(top: int) -> None:
 @contextmanager
 def _taken(path: Path | str, above: int | None = None) -> Iterator[int]:
     """An open directory that from now on only this process' user can change."""
-    descriptor = os.open(path, DIRECTORY_FLAGS, dir_fd=above)
+    if above is None:
+        descriptor = os.open(path, DIRECTORY_FLAGS)
+    else:
+        descriptor = open_below(above, str(path), DIRECTORY_FLAGS)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
             os.fchown(descriptor, os.geteuid(), -1)
@@ -193,13 +196,10 @@ def seal_pipe_directory(pipe: str) -> None:
     """
     if os.geteuid() != 0:
         return
-    if _has_mounts(Path(pipe)):
-        raise OSError(errno.EBUSY, "another file system is mounted on it")
-    descriptor = os.open(pipe, DIRECTORY_FLAGS)
+    with opened_above(Path(pipe)) as above:
+        descriptor = open_below(above, Path(pipe).name, DIRECTORY_FLAGS)
     try:
         found = os.fstat(descriptor)
-        if found.st_dev != Path(pipe).parent.stat().st_dev:  # mounted meanwhile
-            raise OSError(errno.EBUSY, "another file system is mounted on it")
         if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) != (0, 0, _MODES["pipe"]):
             os.fchown(descriptor, 0, 0)
             os.fchmod(descriptor, _MODES["pipe"])
@@ -218,7 +218,7 @@ def remake_directories(run_dir: Path, spec: DaemonSpec) -> None:
     owners = {spec.pipe_directory: {spec.uid, os.geteuid()}, spec.log_directory: {spec.uid}}
     top = Path(spec.pipe_directory).parent
     with suppress(FileNotFoundError):
-        if _has_mounts(top) or any(os.lstat(one).st_uid not in owners[one] for one in owners):
+        if _has_mounts(top) or any(owner_of(one) not in owners[one] for one in owners):
             remove_directories(run_dir, spec.device)
     make_directories(run_dir, spec.device, uid=spec.uid, gid=spec.gid, shm=spec.private_shm)
 
@@ -244,6 +244,27 @@ def remove_directories(run_dir: Path, device: str) -> None:
             f"{error.filename or top} cannot be removed: {error.strerror}",
             remedy=f"`lsof +D {top}` shows what holds it; then remove it by hand: `rm -r {top}`",
         ) from error
+
+
+@contextmanager
+def opened_above(directory: Path) -> Iterator[int]:
+    """The directory above one that another user has. Raises OSError."""
+    above = os.open(directory.parent, DIRECTORY_FLAGS)
+    try:
+        yield above
+    finally:
+        os.close(above)
+
+
+def owner_of(directory: str) -> int:
+    """Whose it is. Raises OSError, also where anything is mounted on it."""
+    path = Path(directory)
+    with opened_above(path) as above:
+        found = open_below(above, path.name, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        return os.fstat(found).st_uid
+    finally:
+        os.close(found)
 
 
 def _has_mounts(top: Path) -> bool:

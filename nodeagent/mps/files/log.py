@@ -24,6 +24,9 @@ from typing import Self
 
 from asyncinotify import Inotify, Mask
 
+from nodeagent.files.open_directory import DIRECTORY_FLAGS
+from nodeagent.files.unasked import open_below, status_of
+from nodeagent.mps.files.directories import opened_above
 from nodeagent.mps.shares import LOG_NAME
 from nodeagent.structs import Struct
 
@@ -213,7 +216,7 @@ class DaemonLog:
 
     def __init__(self, log_directory: str, *, pid: int, tail: int = 0) -> None:
         self._directory = Path(log_directory)
-        self._descriptor, self._is_own = _opened(self._directory / LOG_NAME, pid)
+        self._descriptor, self._is_own = _opened(self._directory, pid)
         self._offset = max(self._size - tail, 0)
         self._rest = b""
         self._skips = self._offset > 0 and tail > 0  # the first line is only part of one
@@ -283,8 +286,8 @@ class DaemonLog:
         return b"" if self._descriptor is None else os.pread(self._descriptor, count, offset)
 
     def _keep(self, content: bytes) -> None:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        directory = os.open(self._directory, flags)
+        with opened_above(self._directory) as above:
+            directory = open_below(above, self._directory.name, DIRECTORY_FLAGS)
         try:
             with suppress(FileNotFoundError):
                 os.unlink(EARLIER_NAME, dir_fd=directory)
@@ -297,22 +300,38 @@ class DaemonLog:
             os.close(directory)
 
 
-def _opened(path: Path, pid: int) -> tuple[int | None, bool]:
+def _opened(directory: Path, pid: int) -> tuple[int | None, bool]:
     """A descriptor, None where there is none that may be read; and whether it may be cut off."""
-    own = _plain_file(str(path), os.O_RDWR | os.O_NOFOLLOW, names=1)
-    if own is not None:
-        return own, True
-    # What the daemon has as its standard output is for its user to choose, and may be a file that
-    # this user cannot write: so it is only read, and only when no directory has it any more.
-    return _plain_file(f"/proc/{pid}/fd/1", os.O_RDONLY, names=0), False
-
-
-def _plain_file(path: str, flags: int, *, names: int) -> int | None:
-    """A descriptor; None unless it is a regular file with so many names."""
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+        with opened_above(directory) as above:
+            with suppress(OSError):
+                path = f"{directory.name}/{LOG_NAME}"
+                found = open_below(above, path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                if (own := _plain_file(found, names=1)) is not None:
+                    return own, True
+            return _standard_output(above, pid), False
     except OSError:
-        return None
+        return None, False
+
+
+def _standard_output(above: int, pid: int) -> int | None:
+    """What the daemon has as that is for its user to choose, and may be a file that this user
+    cannot write: so it is only read, only where it lies on the file system of its directories, and
+    only when no directory has it any more.
+    """
+    named = os.open(f"/proc/{pid}/fd/1", os.O_PATH | os.O_CLOEXEC)
+    try:
+        found, here = status_of("", named), status_of("", above)
+        if not (found and here) or found.lies_on != here.lies_on:
+            return None
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        return _plain_file(os.open(f"/proc/self/fd/{named}", flags), names=0)
+    finally:
+        os.close(named)
+
+
+def _plain_file(descriptor: int, *, names: int) -> int | None:
+    """The descriptor; closed, and None, unless it is a regular file with so many names."""
     found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and found.st_nlink == names:
         return descriptor

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files.unasked import open_below
+from nodeagent.mps.files.directories import opened_above
 from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, process_end
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, SHM, DaemonSpec
@@ -170,7 +172,8 @@ def open_log(spec: DaemonSpec) -> int:
     path = Path(spec.log_directory) / LOG_NAME
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        log = os.open(path, flags, 0o640)
+        with opened_above(path.parent) as above:
+            log = open_below(above, f"{path.parent.name}/{path.name}", flags, 0o640)
     except OSError as error:
         raise StartError(
             f"{path} cannot be written: {error.strerror}", remedy=_in_its_place(path)

@@ -12,9 +12,9 @@ import os
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from nodeagent.errors import NodeagentError
+from nodeagent.mps.files.directories import owner_of
 from nodeagent.mps.files.sockets import is_reachable
 from nodeagent.mps.processes import (
     CONTROL,
@@ -107,7 +107,7 @@ def _users(spec: DaemonSpec) -> frozenset[int]:
     """
     users = {spec.uid}
     with suppress(OSError):
-        users.add(Path(spec.log_directory).lstat().st_uid)
+        users.add(owner_of(spec.log_directory))
     return frozenset(users if spec.uid == 0 else users - {0})
 
 
