@@ -95,7 +95,9 @@ def _computed(expression: str, *states: NodeState) -> Any:
     answers = json.dumps([status_json(state) for state in states])
     script += f"const all = {answers}; console.log(JSON.stringify({expression}));"
     assert NODE is not None
-    run = subprocess.run([NODE, "-"], input=script, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [NODE, "-"], input=script, capture_output=True, encoding="utf-8", check=False
+    )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
