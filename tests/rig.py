@@ -25,6 +25,7 @@ from nodeagent.reconcile.plan_update import FILE_NAME, PlanText, last_good_plan
 from nodeagent.reconcile.reconciler import NodeDriver, Reconciler, Rules
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
+from tests.machine_load import stretched
 
 SOON = 60.0  # seconds that anything in a test may take
 CREATE = "nvmlDeviceCreateGpuInstance*"  # the calls that make a GPU instance
@@ -135,7 +136,7 @@ class Rig:
         return [event.type for event in found for _ in range(event.count)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -163,7 +164,7 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
         yield rig
     finally:
         rig.control.stop()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             await task
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process
+from tests.machine_load import stretched
 from tests.reaper import PRESENT
 
 ROOT = Path(__file__).parents[1]
@@ -127,7 +128,7 @@ def programs_of(folder: str) -> list[str]:
 
 def until(so: Callable[[], bool]) -> None:
     """Wait until the condition holds."""
-    end = time.monotonic() + 30.0
+    end = time.monotonic() + stretched(30.0)
     while not so():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)

@@ -17,6 +17,7 @@ from typing import Any
 
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.agent_environment import agent_environment
+from tests.machine_load import stretched
 
 SOON = 60.0  # seconds that anything may take on a busy machine
 GIB = 1024**3
@@ -129,7 +130,7 @@ class Home:
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """Wait until it is so, and give what it is then."""
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + stretched(SOON)
         while time.monotonic() < deadline:
             if found := condition():
                 return found

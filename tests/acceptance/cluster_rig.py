@@ -28,6 +28,7 @@ from nodeagent.views.node_state import NodeState
 from tests import rig
 from tests.cluster.client.rig import QUICK, QUICK_WRITES
 from tests.cluster.client.rig import running as running_tasks
+from tests.machine_load import stretched
 from tests.simulated_cluster.agent import PLAN, in_sync, kubeconfig, status, until_status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request
@@ -149,7 +150,7 @@ class Member:
         """Wait until no request came for so long."""
         clock = asyncio.get_running_loop().time
         begun = clock()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             while clock() - max([begun, *(r.time for r in self.api.requests)]) < seconds:
                 await asyncio.sleep(0.02)
 
@@ -172,6 +173,6 @@ def plan_text(mig: str, remark: str = "") -> str:
 
 async def until(true: Callable[[], object], *, seconds: float = SOON) -> None:
     """Wait until something is so; fail if it does not become so."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(stretched(seconds)):
         while not true():
             await asyncio.sleep(0.005)

@@ -21,6 +21,7 @@ from nodeagent.settings import load_settings
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.node_state import NodeState
+from tests.machine_load import stretched
 from tests.plan.cards import Multiset, card, wanted
 
 SOON = 60.0  # seconds that anything may take
@@ -68,7 +69,7 @@ class Watched:
         for one that is slow.
         """
         before = self._read.copy()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             while not self._readers or any(
                 self._read[name] < before[name] + times for name in self._readers
             ):

@@ -20,6 +20,7 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import GIB, SOON, USER
 from tests.claims.samples import config_json, device_config, nvidia_config
 from tests.cluster.client.rig import until
+from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.fixtures import grpc_ends
@@ -90,7 +91,7 @@ class Cluster:
         """The pod is over: the kubelet has its claim released, and it is deallocated. It asks again
         while the MPS server has not noticed that a client ended.
         """
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             while True:
                 try:
                     await self.kubelet.release(claim.name)

@@ -13,6 +13,7 @@ from tests.acceptance.agent_home import SOON
 from tests.acceptance.test_claims import TEAM, Cluster, cluster, folder
 from tests.acceptance.test_claims_seen import answered
 from tests.cluster.client.rig import until
+from tests.machine_load import stretched
 from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.kubelet import Kubelet
 
@@ -68,7 +69,7 @@ async def test_damaged_files_of_claims_end_no_start(cluster: Cluster) -> None:
     places.unlink(missing_ok=True)
     os.mkfifo(places)
     wanted = {str(record), f"{places}.unusable-1"}
-    async with cluster.agent(), asyncio.timeout(SOON):
+    async with cluster.agent(), asyncio.timeout(stretched(SOON)):
         while wanted:
             answer = ""
             with suppress(OSError):  # what was published before says nothing of this agent

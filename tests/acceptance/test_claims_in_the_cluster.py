@@ -15,6 +15,7 @@ from nodeagent.simulation import SimulatedNode
 from tests.acceptance.agent_home import SOON
 from tests.acceptance.test_claims import Cluster, cluster, folder
 from tests.cluster.client.rig import until
+from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, until_status
 from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
@@ -59,7 +60,7 @@ async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
             node.lose(0)
         await until(lambda: health(cluster, well)[0] == "UNHEALTHY")
         assert "GPU 0" in health(cluster, well)[1]
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             while await less_offered(cluster) != ["GpuLost"]:
                 await asyncio.sleep(0.05)
     os.close(kernel)

@@ -13,6 +13,7 @@ import pytest
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.test_claims import TEAM, Cluster, asks, cluster, folder, grpc_ends, listing
 from tests.cluster.client.rig import until
+from tests.machine_load import stretched
 from tests.simulated_cluster.agent import until_status
 from tests.simulated_cluster.kubelet_claims import Claim, PodFailed
 from tests.simulated_cluster.scheduler import DRIVER
@@ -77,7 +78,7 @@ def _explained(answer: str, gpu: str) -> None:
 
 async def until_scraped(cluster: Cluster, *patterns: str) -> None:
     """Wait until a scrape has a series for each pattern."""
-    async with asyncio.timeout(SOON):  # half of the time between two rounds of upkeep
+    async with asyncio.timeout(stretched(SOON)):  # half of the time between two rounds of upkeep
         while True:
             lines = await scraped(cluster)
             missing = [p for p in patterns if not any(re.match(p, line) for line in lines)]

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.cluster_rig import SOON, plan_text, until
+from tests.machine_load import stretched
 from tests.own_host import own_host
 from tests.simulated_cluster.__main__ import begin_anew
 from tests.simulated_cluster.agent import (
@@ -176,7 +177,7 @@ async def test_by_hand(tmp_path: Path) -> None:
 
     async def line(start: str) -> str:
         assert process.stdout is not None
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             async for raw in process.stdout:
                 if raw.decode().strip().startswith(start):
                     return raw.decode().strip()

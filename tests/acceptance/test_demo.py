@@ -15,6 +15,7 @@ import pytest
 
 from nodeagent.cli import main
 from tests.acceptance.agent_home import SOON, Home
+from tests.machine_load import stretched
 
 DEMO = [sys.executable, "-m", "nodeagent", "demo"]
 TOUR = 180.0  # seconds on a busy machine; ten on a quiet one
@@ -63,7 +64,7 @@ def test_an_end_in_between(home: Home, number: signal.Signals) -> None:
         read_until("the MPS daemon answers", tour.stdout)
         assert any("nvidia-cuda-mps-control" in each for each in left(home))
         tour.send_signal(number)
-        tour.communicate(timeout=SOON)
+        tour.communicate(timeout=stretched(SOON))
     assert tour.returncode == 130
     assert left(home) == []
 

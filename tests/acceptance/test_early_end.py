@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.agent_home import Home
+from tests.machine_load import stretched
 
 SIGTERM = 1 << (signal.SIGTERM - 1)
 
@@ -45,7 +46,7 @@ def test_it_ends_well(home: Home, moment: str) -> None:
     home.start()
     agent = home.agent
     assert agent is not None
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + stretched(30)
     while not MOMENTS[moment](home) and agent.poll() is None:  # as soon as it can be seen
         assert time.monotonic() < deadline
         time.sleep(0.001)

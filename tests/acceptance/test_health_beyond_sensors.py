@@ -16,6 +16,7 @@ from nodeagent.simulation.node import XID
 from nodeagent.structs import replace
 from tests.acceptance.health_rig import EPOCH, HANGING, PATIENT, World, world
 from tests.gpu.steps_of import laid_out
+from tests.machine_load import stretched
 
 
 async def test_a_call_that_hangs(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)  # the bus is read, by a thread that a busy machine may start late
         await w.look()
         assert w.found("gpuMissing") is None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while (finding := w.found("gpuMissing")) is None:
                 await w.look(after=31.0)
         assert finding.place.gpu == ""

@@ -17,6 +17,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.admission import memory_of
 from tests.acceptance.metrics_rig import SOON, Watched, divide, parsed, reported, running
+from tests.machine_load import stretched
 from tests.monitoring.promtool import with_promtool
 from tests.rig import open_driver
 from tests.simulated_cluster.kubelet import Kubelet
@@ -186,7 +187,9 @@ async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -
         async with _shared(tmp_path, node, "compute") as (_, watched):
             node.set_figures(0, {"process.101.sm": 30, "process.102.sm": 15, "process.201.sm": 40})
             await watched.sampling.list_processes()
-            async with asyncio.timeout(SOON):  # a round that had begun before may come first
+            async with asyncio.timeout(
+                stretched(SOON)
+            ):  # a round that had begun before may come first
                 while not reported(parsed(watched.text()), "DCGM_FI_DEV_GPU_UTIL", pod="a"):
                     await watched.sampled(1)
             series = parsed(watched.text())

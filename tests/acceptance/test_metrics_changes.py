@@ -18,6 +18,7 @@ from nodeagent.plan.steps import SetMigMode, Step
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState, Phase
 from tests.acceptance.metrics_rig import Watched, running
+from tests.machine_load import stretched
 from tests.rig import Rig, open_driver
 from tests.rig import running as reconciling
 
@@ -147,7 +148,7 @@ async def test_scrapes_during_changes(tmp_path: Path, scrapes: int, changes: int
         rig = _rig(tmp_path, driver, watching)
         rig.offer(LAYOUTS[0])
         async with reconciling(rig):
-            await asyncio.wait_for(rig.control.settled.wait(), 60)
+            await asyncio.wait_for(rig.control.settled.wait(), stretched(60))
             truth = Truth(node, driver)
             watched = Watched(driver, current=lambda: rig.state)
             watching.append(watched)
@@ -171,6 +172,6 @@ async def _apply(rig: Rig, layout: str) -> None:
     await rig.rest()
     before = rig.state.rounds
     rig.offer(layout)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(stretched(60)):
         while rig.state.rounds == before or rig.state.phase is not Phase.IN_SYNC:
             await asyncio.sleep(0.001)

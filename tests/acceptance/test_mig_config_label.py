@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.simulation import SimulatedNode
+from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -55,7 +56,7 @@ async def seen_until_success(changes: asyncio.Queue[Any]) -> bool:
     by then.
     """
     pending = was_paused = False
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(stretched(120)):
         while True:
             change = await changes.get()
             if change.plural != "nodes" or change.after is None:

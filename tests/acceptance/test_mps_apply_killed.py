@@ -21,6 +21,7 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.mps_bench import AFTER, BEFORE, is_daemon
 from tests.agent_environment import agent_environment
+from tests.machine_load import stretched
 from tests.mps.fleet_rig import US
 
 EXCLUSIVE, DEFAULT = 3, 0
@@ -48,7 +49,7 @@ class Home:
     def apply(self, plan: Path, *more: str) -> dict[str, Any]:
         """To its end, which has to be a good one."""
         process = self.start("apply", "-f", str(plan), "-o", "json", *more)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=stretched(60))
         assert process.returncode == 0, (out, err)
         data: dict[str, Any] = json.loads(out)
         return data
@@ -145,5 +146,5 @@ def test_apply_killed_at_any_moment(home: Home, moments: int) -> None:
             assert {mode for d, mode in modes.items() if d not in controls} <= {DEFAULT}, where
     assert cut_short >= moments // 2  # else the moments were too late to prove anything
     checked = home.start("assert", "-f", str(plans[0]))
-    assert checked.communicate(timeout=60)[1] == ""
+    assert checked.communicate(timeout=stretched(60))[1] == ""
     assert checked.returncode == 0

@@ -21,6 +21,7 @@ from nodeagent.simulation import Code
 from nodeagent.views.plan_report import outcome_json
 from tests.acceptance.mps_bench import AFTER, BEFORE, Bench, bench, problems
 from tests.execute.controller_rig import mig_devices
+from tests.machine_load import stretched
 from tests.mps.fleet_rig import quick, status, until
 
 CHANGING = (
@@ -186,7 +187,7 @@ async def _no_stop(made: Bench, knob: str) -> None:
         there = {device.uuid for device in mig_devices(outcome.gpus[1].after)}
         assert first in there, f"{knob}: its device went from under it"
     made.rig.knobs(first).clear()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(stretched(120)):
         while True:
             await fleet.poll()
             again = await made.agent.reach(AFTER, parallel=2)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.agent_home import SOON, Home
 from tests.doc_blocks import PAGES, ROOT, blocks_of, words_of
+from tests.machine_load import stretched
 
 BLOCKS = {
     page.name: found
@@ -69,5 +70,5 @@ def _begin(home: Home, command: str) -> subprocess.Popen[str]:
 
 def _end(home: Home, command: str) -> None:
     with _begin(home, command) as process:
-        out, _ = process.communicate(timeout=SOON)
+        out, _ = process.communicate(timeout=stretched(SOON))
     assert process.returncode == 0, (command, out)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, UnixConnector
 
+from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -27,7 +28,7 @@ async def test_both_say_so(tmp_path: Path) -> None:
             AgentProcess(command(boards, folder), folder)
             for boards, folder in zip(("h100-80gb:1", "a100-40gb:1"), folders, strict=True)
         )
-        async with first, second, asyncio.timeout(200):
+        async with first, second, asyncio.timeout(stretched(200)):
             while len(said := [e for e in api.events if e["reason"] == "Contested"]) < 1:
                 await asyncio.sleep(0.05)
             assert said[0]["type"] == "Warning"

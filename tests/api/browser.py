@@ -16,6 +16,8 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientWebSocketResponse
 
+from tests.machine_load import stretched
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
 CHROMIUM = next((path for name in _NAMES if (path := shutil.which(name))), None)
 
@@ -57,7 +59,7 @@ class Tab:
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
-        async with asyncio.timeout(_SOON):
+        async with asyncio.timeout(stretched(_SOON)):
             said = await answer
         assert "error" not in said, said
         result: dict[str, Any] = said["result"]
@@ -76,7 +78,7 @@ class Tab:
         return said["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        async with asyncio.timeout(_SOON):
+        async with asyncio.timeout(stretched(_SOON)):
             while not await self.value(condition):
                 await asyncio.sleep(0.02)
 
@@ -142,7 +144,7 @@ async def tab(folder: Path) -> AsyncIterator[Tab]:
 
 async def _port(profile: Path, process: asyncio.subprocess.Process) -> int:
     """The port that the browser chose."""
-    async with asyncio.timeout(_SOON):
+    async with asyncio.timeout(stretched(_SOON)):
         while (port := _written_port(profile)) is None:
             assert process.returncode is None, "the browser ended"
             await asyncio.sleep(0.02)

@@ -10,6 +10,7 @@ from typing import Any
 
 from nodeagent.reconcile.event_log import EventType
 from tests.api.serving import api
+from tests.machine_load import stretched
 
 
 async def test_events_as_a_list() -> None:
@@ -64,7 +65,7 @@ def test_every_type_is_explained() -> None:
 async def read_events(answer: Any, count: int) -> list[dict[str, Any]]:
     """The next events of a stream."""
     events: list[dict[str, Any]] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while len(events) < count:
             line = (await answer.content.readline()).decode()
             if line.startswith("data: "):
@@ -101,6 +102,6 @@ async def test_followers_do_not_hold_up_the_end() -> None:
         answer = await served.session.get(f"{served.base}/v1/events", headers=headers)
         await answer.content.readline()
         served.events.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             assert b"data" not in await answer.content.read()
         answer.close()

@@ -21,6 +21,7 @@ from nodeagent.errors import NodeagentError
 from tests.agent_environment import port_kept_free
 from tests.api.serving import SCRAPED, Agent
 from tests.cluster.client.test_access import certificate
+from tests.machine_load import stretched
 
 PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 
@@ -80,7 +81,7 @@ async def running(served: Served) -> AsyncIterator[Served]:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -139,7 +140,7 @@ async def test_guessers_keep_no_user_out(tmp_path: Path) -> None:
         guessing = [asyncio.create_task(guess()) for _ in range(64)]
         try:
             await until(lambda: served.refusals.counts["metrics", "password"])
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(stretched(60)):
                 assert await served.status(password="secret") == 200
                 assert await served.status(password="secret") == 200
         finally:
@@ -219,7 +220,7 @@ async def test_who_never_agrees_on_tls_keeps_no_other_client_out(tmp_path: Path)
         assert await served.status(tls=made) == 200
         assert served.refusals.counts["metrics", "connections"] == 5
         opened[-1][1].write(b"this is no TLS" * 10)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             for reader, _ in opened:
                 with suppress(ConnectionError):
                     await reader.read()
@@ -235,7 +236,7 @@ async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path
     context = ssl.create_default_context(cafile=made / "certificate.pem")
     client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     async with serving(tmp_path / "web.yaml") as served, AsyncExitStack() as stack:
-        await stack.enter_async_context(asyncio.timeout(30))
+        await stack.enter_async_context(asyncio.timeout(stretched(30)))
         reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
         stack.callback(writer.close)
         while True:

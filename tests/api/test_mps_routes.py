@@ -22,6 +22,7 @@ from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.shapes import MpsServer, MpsWaiting
 from tests.api.serving import Api, Doing, api, assert_described, observe
+from tests.machine_load import stretched
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
 RESTART, DRAIN = "/v1/mps/restart", "/v1/mps/drain"
@@ -203,7 +204,7 @@ async def test_how_it_can_fail(error: NodeagentError, expected: int, tmp_path: P
 
 async def _leave_once_asked(doing: Doing, asking: Coroutine[Any, Any, object]) -> None:
     task, before = asyncio.create_task(asking), len(doing.asked)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while len(doing.asked) == before:
             await asyncio.sleep(0.01)
     task.cancel()
@@ -217,7 +218,7 @@ async def test_who_leaves_gives_up_a_drain(tmp_path: Path) -> None:
     doing.go_on.clear()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
         await _leave_once_asked(doing, post(session, DRAIN, {"device": "1"}))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while ("cancelled", "drain") not in doing.asked:
                 await asyncio.sleep(0.01)
 
@@ -231,7 +232,7 @@ async def test_who_leaves_does_not_stop_a_restart(tmp_path: Path) -> None:
         assert doing.asked == [("restart", daemon.device, False)]
         # That it left is noticed, once it is of a client that left after it.
         await _leave_once_asked(doing, post(session, DRAIN, {"device": "1"}))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while ("cancelled", "drain") not in doing.asked:
                 await asyncio.sleep(0.01)
             doing.go_on.set()

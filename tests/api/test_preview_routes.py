@@ -13,6 +13,7 @@ from nodeagent.api.limits import TCP_LIMITS
 from nodeagent.plan.planner import layout_of
 from nodeagent.simulation import simulated
 from tests.api.serving import api, assert_described, preview
+from tests.machine_load import stretched
 from tests.rig import open_driver, plan_text
 
 GOOD, BAD = plan_text("{1g.10gb: 7}"), plan_text("{1g.10gb: 8}")
@@ -101,7 +102,7 @@ async def test_previews_wait_for_those_whose_askers_left() -> None:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        go_on.wait(60)
+        go_on.wait(stretched(60))
         now -= 1
 
     async with api(previewing=slow) as served:
@@ -114,7 +115,7 @@ async def test_previews_wait_for_those_whose_askers_left() -> None:
                     refused = (await answer.json())["error"]
         assert "too many" in refused
         go_on.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while any(task.get_name() == "preview" for task in asyncio.all_tasks()):
                 await asyncio.sleep(0.01)
         assert (now, most) == (0, 1)

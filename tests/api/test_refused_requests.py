@@ -9,6 +9,7 @@ import structlog
 
 from nodeagent.api.limits import Reason
 from tests.api.serving import Api, api
+from tests.machine_load import stretched
 
 HOSTS: tuple[tuple[str, int], ...] = (
     ("localhost", 200),
@@ -85,7 +86,7 @@ async def raw(served: Api, request: bytes) -> bytes:
     """The first bytes of the answer to exactly these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(served.base.rsplit(":")[-1]))
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(4000), 30)
+    answer = await asyncio.wait_for(reader.read(4000), stretched(30))
     writer.close()
     await writer.wait_closed()
     return answer

@@ -21,6 +21,7 @@ from nodeagent.views.node_state import NodeState
 from nodeagent.views.shapes import Cluster, ClusterProblem
 from nodeagent.views.status_report import status_json
 from tests.api.serving import api, assert_described
+from tests.machine_load import stretched
 
 
 async def test_every_answer_is_as_described() -> None:
@@ -127,7 +128,7 @@ async def test_the_status_of_one_gpu_is_that_of_now() -> None:
         async with served.session.get(url) as answer:
             known = {"If-None-Match": answer.headers["ETag"]}
         served.answers.state = replace(served.answers.state, source="annotation")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             found = b""
             while not found:
                 async with served.session.get(url, headers=known) as answer:

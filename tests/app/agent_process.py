@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from tests.agent_environment import agent_environment
+from tests.machine_load import stretched
 
 SOON = 60.0  # seconds that anything may take
 
@@ -62,7 +63,7 @@ class Process:
 
     def until(self, condition: Callable[[Any], bool]) -> Any:
         """Wait until the status is so."""
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + stretched(SOON)
         while time.monotonic() < deadline:
             status, body = self.ask()
             if status == 200 and condition(body):

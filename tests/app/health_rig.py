@@ -18,6 +18,7 @@ from nodeagent.reconcile.loop_control import NodeStates
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from tests.health.rig import ADDRESS, EPOCH, GPU, gpu
+from tests.machine_load import stretched
 from tests.plan.cards import card
 
 LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
@@ -93,6 +94,6 @@ class Rig:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until it is so."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while not condition():
             await asyncio.sleep(0.002)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.acceptance.metrics_rig import Series, parsed
 from tests.app.agent_process import SOON, agent, write_plan
+from tests.machine_load import stretched
 
 HELD = "nodeagent_slice_seconds_held_total"
 USED = "nodeagent_slice_seconds_used_total"
@@ -41,7 +42,7 @@ def until_scraped(
     folder: Path, condition: Callable[[dict[Series, float]], bool]
 ) -> dict[Series, float]:
     """Wait until the metrics meet the condition, and return them."""
-    deadline = time.monotonic() + SOON
+    deadline = time.monotonic() + stretched(SOON)
     while time.monotonic() < deadline:
         if condition(series := _scraped(folder)):
             return series

@@ -18,6 +18,7 @@ from nodeagent.api.limits import TCP_LIMITS
 from tests.agent_environment import port_kept_free
 from tests.app.agent_process import Process, agent, write_plan
 from tests.cluster.client.test_access import certificate
+from tests.machine_load import stretched
 
 SOON = 60.0  # seconds that anything may take on a busy machine
 SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\na"
@@ -149,7 +150,7 @@ def send(port: int, garbage: bytes) -> None:
 
 def until_listening(port: int) -> None:
     """The metrics have their listener after the API has its own."""
-    deadline = time.monotonic() + SOON
+    deadline = time.monotonic() + stretched(SOON)
     while True:
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=SOON).close()
@@ -160,7 +161,7 @@ def until_listening(port: int) -> None:
 
 def port_of(process: Process) -> int:
     """The API's TCP port, by the line that says where the page is served."""
-    deadline = time.monotonic() + SOON
+    deadline = time.monotonic() + stretched(SOON)
     while time.monotonic() < deadline:
         for line in logged(process.said()):
             if "url" in line:

@@ -17,11 +17,12 @@ from nodeagent.settings import load_settings
 from nodeagent.simulation import simulated
 from nodeagent.simulation.codes import Code
 from tests.acceptance.metrics_rig import SOON, Watched, parsed, reported, running
+from tests.machine_load import stretched
 from tests.rig import open_driver
 
 
 async def _until_exported(watched: Watched, text: str, *, gone: bool = False) -> None:
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(stretched(SOON)):
         while (text in watched.text()) is gone:
             await asyncio.sleep(0.01)
 
@@ -41,14 +42,14 @@ async def test_a_changed_file_of_counters_acts_at_once(tmp_path: Path) -> None:
                 assert "\nnodeagent_counters_ignored 1\n" in watched.text()
                 path.write_text("DCGM_FI_DEV_SM_CLOCK, gauge, c\nDCGM_FI_DEV_GPU_TEMP, gauge, t\n")
                 seen = []
-                async with asyncio.timeout(SOON):
+                async with asyncio.timeout(stretched(SOON)):
                     while "DCGM_FI_DEV_SM_CLOCK{" not in (text := watched.text()):
                         seen.append("DCGM_FI_DEV_GPU_TEMP{" in text)
                         await asyncio.sleep(0.002)
                 assert all(seen)
                 assert not watched.part.problems
                 path.write_text("nothing of use\n")
-                async with asyncio.timeout(SOON):
+                async with asyncio.timeout(stretched(SOON)):
                     while not watched.part.problems:
                         await asyncio.sleep(0.01)
                 assert watched.part.problems[0].code is ProblemCode.METRICS
@@ -66,12 +67,12 @@ async def test_a_large_file_of_counters_holds_up_nothing(tmp_path: Path) -> None
             watched = Watched(driver, metrics_counters=str(path))
             with longest_turn() as calls:
                 async with running(watched):
-                    async with asyncio.timeout(SOON):
+                    async with asyncio.timeout(stretched(SOON)):
                         while not watched.part.problems:
                             await asyncio.sleep(0.01)
                     assert f"\nnodeagent_counters_ignored {LINES}\n" in watched.text()
                     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n" + 2 * wrong)
-                    async with asyncio.timeout(SOON):
+                    async with asyncio.timeout(stretched(SOON)):
                         while f"{2 * LINES + 2:,} lines" not in watched.part.problems[0].message:
                             await asyncio.sleep(0.01)
                     assert f"\nnodeagent_counters_ignored {LINES}\n" in watched.text()

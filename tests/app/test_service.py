@@ -19,13 +19,14 @@ import pytest
 from nodeagent.simulation import SimulatedNode
 from tests.agent_environment import port_kept_free
 from tests.app.agent_process import SOON, Process, agent, profiles, write_plan
+from tests.machine_load import stretched
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
 
 
 def await_a_change(file: Path) -> None:
     """Wait until the file is another than now."""
-    before, deadline = file.read_bytes(), time.monotonic() + SOON
+    before, deadline = file.read_bytes(), time.monotonic() + stretched(SOON)
     while file.read_bytes() == before:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -100,7 +101,7 @@ def test_metrics_have_a_listener_of_their_own(tmp_path: Path) -> None:
             'GPU_I_PROFILE="1g.10gb",GPU_I_ID="',
             'nodeagent_gpu_health{check="ecc",gpu="0"',
         )
-        deadline, text = time.monotonic() + SOON, ""
+        deadline, text = time.monotonic() + stretched(SOON), ""
         while not all(words in text for words in wanted):
             assert time.monotonic() < deadline, text
             with contextlib.suppress(OSError):
@@ -149,7 +150,7 @@ def test_sigterm_in_the_middle_of_the_work(tmp_path: Path) -> None:
         node.inject(CREATE, delay=0.3, times=None)
         first = node.inject(CREATE, delay=0.3).number
         write_plan(tmp_path, "{1g.10gb: 7}")
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + stretched(SOON)
         while first in _faults(tmp_path / "node.json"):  # spent once it has begun
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -263,7 +264,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         process.popen.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         assert process.popen.poll() is None
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + stretched(SOON)
         while process.popen.poll() is None:  # two that it did not notice yet are one
             assert time.monotonic() < deadline
             process.popen.send_signal(signal.SIGTERM)

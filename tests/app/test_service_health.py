@@ -17,6 +17,7 @@ import pytest
 from tests.acceptance.metrics_rig import Series
 from tests.app.agent_process import agent, profiles, write_plan
 from tests.app.test_accounting import until_scraped
+from tests.machine_load import stretched
 
 _LAST_XID = "DCGM_FI_DEV_XID_ERRORS"
 
@@ -59,7 +60,7 @@ def test_a_sick_slice(tmp_path: Path) -> None:
         assert status["problems"][0]["remedy"] == finding["advice"]
         assert "`nvidia-smi --gpu-reset -i 0`" in finding["advice"]
         assert profiles(status) == ["3g.40gb", "3g.40gb"]
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + stretched(30.0)
         while not _kept(tmp_path / "state" / "health.json"):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -111,7 +112,7 @@ def _not_as_planned(folder: Path, *words: str) -> None:
     until_scraped(folder, lambda series: series.get(("nodeagent_plan_applied", frozenset())) == 0)
     simulated = ["--state", f"{folder}/node.json", "--state-dir", f"{folder}/state"]
     command = [sys.executable, "-m", "nodeagent", "assert", "-f", f"{folder}/plan.yaml", *simulated]
-    deadline = time.monotonic() + 30.0  # until the agent has written down what it found
+    deadline = time.monotonic() + stretched(30.0)  # until the agent has written down what it found
     while True:
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:

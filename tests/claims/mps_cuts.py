@@ -31,6 +31,7 @@ from tests.claims.machine import UIDS, Home, laid_out, pool_of
 from tests.claims.samples import config_json, device_config
 from tests.claims.test_mps_claims import LIMITS, agent
 from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, NodeRig, modes
+from tests.machine_load import stretched
 from tests.rig import SOON, Rig
 
 OWN = UIDS[0]
@@ -136,7 +137,7 @@ SCENARIOS = {
 
 async def until_done(call: Callable[[], Awaitable[object]]) -> None:
     """The kubelet calls again until it succeeds: a daemon that is on its way is not waited for."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(stretched(SOON)):
         while True:
             try:
                 await call()
@@ -161,7 +162,7 @@ async def goes_on(world: World) -> None:
 async def vanishes(world: World) -> None:
     """Pod and claim are gone, and the kubelet never asks again."""
     world.home.claims.clear()
-    async with world.life() as (claims, rig), asyncio.timeout(SOON):
+    async with world.life() as (claims, rig), asyncio.timeout(stretched(SOON)):
         while await world.look_after(claims, rig):
             await asyncio.sleep(0.05)
         world.check(prepared=False)

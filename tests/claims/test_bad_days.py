@@ -26,6 +26,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
 from tests.claims.machine import UIDS, Home, allocated, laid_out, pool_of
 from tests.cluster.client.rig import kubeconfig
+from tests.machine_load import stretched
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.store import Key
 
@@ -177,7 +178,7 @@ async def test_a_driver_that_hangs_for_long(node: SimulatedNode, home: Home) -> 
 
 async def until_prepared(prepare: Callable[[], Awaitable[object]]) -> None:
     """The kubelet asks again until it succeeds."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(stretched(SOON)):
         while True:
             try:
                 await prepare()

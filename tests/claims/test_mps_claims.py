@@ -26,6 +26,7 @@ from nodeagent.views.node_state import Phase as NodePhase
 from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, reserve
 from tests.claims.samples import config_json, device_config
 from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
+from tests.machine_load import stretched
 from tests.mps.fleet_rig import US, ready, status
 from tests.rig import SOON, Rig
 
@@ -89,7 +90,7 @@ def client(home: Home, machine: NodeRig, device: ClaimedDevice) -> SimulatedClie
 
 async def release_as_a_kubelet(claims: NodeClaims) -> None:
     """The first claim, until it goes: an MPS server notices late that its client has ended."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(stretched(SOON)):
         while True:
             try:
                 return await claims.release(UIDS[0])

@@ -14,6 +14,7 @@ from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.files.cdi import Edits
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import UIDS, Home, capabilities, laid_out, pool, pool_of
+from tests.machine_load import stretched
 
 
 async def test_a_slice_comes_with_the_claim_and_goes_with_it(
@@ -73,7 +74,7 @@ async def test_work_that_is_cancelled_ends_with_its_write(node: SimulatedNode, h
 
     def slow() -> Edits:
         begun.set()
-        go_on.wait(30)
+        go_on.wait(stretched(30))
         return read()
 
     home.toolkit = slow

@@ -17,6 +17,7 @@ from nodeagent.gpu.kernel import boot_id
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.state_file import directory_beside
 from tests.claims.machine import Home, laid_out, pool_of
+from tests.machine_load import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,7 +226,7 @@ def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
     words = ("apply", "-f", whole, "--wait", "60", "--state", h100.state)
     with h100.process(*words, **_PIPES) as process:
         assert process.stdout is not None
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + stretched(30)
         while json.loads(h100.state.read_text())["faults"][0]["times"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -235,7 +236,7 @@ def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
         while "restore" not in lines[-1] and "failed" not in lines[-1]:
             lines.append(process.stdout.readline())
         _release(h100)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=stretched(30))
     assert (process.returncode, err) == (0, ""), "".join(lines) + out
     assert any("failed   destroy 1g.10gb at 5" in said for said in lines)
 
@@ -273,7 +274,7 @@ def test_a_signal_lets_the_running_step_finish(number: signal.Signals, h100: Pro
         while "create" not in process.stdout.readline():
             pass
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=stretched(30))
     assert process.returncode == 1
     assert err == ""
     assert "Stopped: " in out
@@ -292,7 +293,7 @@ def test_a_closed_pipe_does_not_stop_the_work(h100: Program) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        process.wait(timeout=30)
+        process.wait(timeout=stretched(30))
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert process.returncode == 0

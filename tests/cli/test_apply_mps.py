@@ -17,6 +17,7 @@ import pytest
 from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.cli.conftest import Program
+from tests.machine_load import stretched
 
 USER = 1000 if os.geteuid() == 0 else os.geteuid()
 SHARED = f"{{devices: [0], mps: {{replicas: 2, user: {USER}}}}}"
@@ -56,7 +57,7 @@ def _reap(pid: int) -> None:
 
 def until(so: Callable[[], bool]) -> None:
     """Wait for what others do."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + stretched(30)
     while not so():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
@@ -151,7 +152,7 @@ def test_waiting_for_a_client(node: Program) -> None:
             assert waiting.poll() is None
             client.allocate(1 << 20)
             client.close()
-            out, _ = waiting.communicate(timeout=60)  # half of what it may wait
+            out, _ = waiting.communicate(timeout=stretched(60))  # half of what it may wait
     assert waiting.returncode == 0
     assert "stop MPS" in out
     _reap(pid)

@@ -17,6 +17,7 @@ from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.views.mps_state import ClientState, DaemonState
 from tests.api.serving import Doing, api, observe
+from tests.machine_load import stretched
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
@@ -43,7 +44,7 @@ def agent(directory: Path, error: NodeagentError | None = None) -> Iterator[tupl
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(stretched(30))
         yield given[0], given[1]
     finally:
         ended.set()

@@ -18,6 +18,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.mps.programs import Programs
 from nodeagent.plan.shares import Account
 from nodeagent.simulation.mps.installation import install
+from tests.machine_load import stretched
 from tests.processes.real import running
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def test_daemons_are_found_among_real_processes(
     """By name and flag, with the directory of their environment; front-ends are none."""
     found: dict[int, str] = {}
     with running(*command, environment=environment) as pid:
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + stretched(SOON)
         while found.get(pid) != pipes and time.monotonic() < deadline:  # its environment comes late
             found = {daemon.pid: daemon.pipes for daemon in mps_preflight.running_daemons()}
     assert found.get(pid) == pipes

@@ -18,6 +18,7 @@ from nodeagent.cli import main, shared_node
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.parser import parse
 from nodeagent.mps.files import records
+from tests.machine_load import stretched
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
@@ -111,12 +112,12 @@ def test_interrupting_is_silent(h100: Program, number: signal.Signals, code: int
     h100.on("simulate", "fault", "nvmlDeviceGetCount*", "--latency", "60", "--count", "1")
     words = ("export", "--state", h100.state, "--run-dir", "run")
     with h100.process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + stretched(30)
         while json.loads(h100.state.read_text())["faults"]:  # spent once the look has begun
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=stretched(30))
     assert process.returncode == code
     assert err == b""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.machine_load import stretched
 from tests.own_host import own_host
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _agent(program: Program, *words: str | Path) -> Iterator[subprocess.Popen[st
     with program.process("run", *words, stderr=subprocess.PIPE, text=True) as process:
         yield process
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=stretched(30))
 
 
 def _address(process: subprocess.Popen[str]) -> str:

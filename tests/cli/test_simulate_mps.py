@@ -22,6 +22,7 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
 from nodeagent.simulation.mps.knobs import KNOBS
 from nodeagent.simulation.state_file import directory_beside
+from tests.machine_load import stretched
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Ended, Program
@@ -92,7 +93,7 @@ class Node:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + stretched(30)
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.cli.agent_server import STATUS, answering
+from tests.machine_load import stretched
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
@@ -288,7 +289,7 @@ def test_watch_prints_every_change_once(program: Program) -> None:
             assert json.loads(process.stdout.readline())["phase"] == "InSync"
             process.stdout.close()  # the reader has seen enough
             handler.answer = json.dumps({**STATUS, "phase": "Failed"}).encode()
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=stretched(30)) == 0
             assert process.stderr.read() == ""
 
 

@@ -18,6 +18,7 @@ from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.simulation import Switches, simulated
 from nodeagent.views.text import layout_words, step_words
+from tests.machine_load import stretched
 from tests.rig import open_driver, plan_text
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
@@ -81,7 +82,7 @@ async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
             async with open_driver() as driver:
                 made = await planned(driver, "{3g.40gb: 2}")
                 working = asyncio.create_task(execute(made, driver, parallel=parallel))
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(stretched(30)):
                     while sum(not fault.times for fault in held) < at_once:
                         await asyncio.sleep(0.001)
                 await asyncio.sleep(0.02)  # too many would come now
@@ -318,7 +319,7 @@ async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
             task = asyncio.create_task(
                 execute(made, driver, parallel=1, on_progress=reported.append)
             )
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 while hang.times:
                     await asyncio.sleep(0.001)
             task.cancel()

@@ -21,6 +21,7 @@ from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import Destruction, SetMigMode, Step
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
+from tests.machine_load import stretched
 from tests.processes.real import running
 from tests.rig import open_driver, plan_text
 
@@ -87,7 +88,7 @@ async def test_a_mode_that_never_changes_is_set_once_on_each_way(
     on = current if current != pending else not current
     made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
     driver = Unmoved(gpu)
-    async with asyncio.timeout(LIMIT):
+    async with asyncio.timeout(stretched(LIMIT)):
         outcome = (await execute(made, driver, parallel=1)).gpus[0]
     assert 1 <= len(driver.taken) <= 2
     assert all(isinstance(step, SetMigMode) for step in driver.taken)
@@ -108,7 +109,7 @@ async def test_another_program_that_undoes_each_change_does_not_keep_the_agent_b
         def undo(_: StepReport) -> None:
             node.card(0).set_mig_mode(enabled=not on)
 
-        async with open_driver() as driver, asyncio.timeout(LIMIT):
+        async with open_driver() as driver, asyncio.timeout(stretched(LIMIT)):
             outcome = (await execute(made, driver, parallel=1, on_progress=undo)).gpus[0]
         assert len(outcome.steps) == 1
         assert [problem.code for problem in outcome.problems] == [Code.STEP_FAILED]
@@ -120,7 +121,7 @@ async def test_a_driver_that_keeps_the_pending_mode_is_in_use(on: bool) -> None:
     with simulated("a100-40gb:1", switches=Switches(pending_mode_stays=True)) as node:
         gpu = await observed(node, on=on)
         made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
-        async with open_driver() as driver, asyncio.timeout(LIMIT):
+        async with open_driver() as driver, asyncio.timeout(stretched(LIMIT)):
             outcome = (await execute(made, driver, parallel=1)).gpus[0]
         assert node.journal.total("nvmlDeviceSetMigMode") <= 2
         assert [problem.code for problem in outcome.problems] == [Code.IN_USE]
@@ -136,7 +137,7 @@ async def test_a_mode_that_waited_for_a_reset_before_the_plan_waits_after_one_th
         gpu = await observed(node, on=on)
         made = plan(wanting(on=not on, gpu=gpu), ObservedNode((gpu,)), RESETS)
         driver = Driver(observe_deadline=5, step_deadline=5, nvidia_smi=[program])
-        async with driver, asyncio.timeout(LIMIT):
+        async with driver, asyncio.timeout(stretched(LIMIT)):
             outcome = (await execute(made, driver, parallel=1, policy=RESETS)).gpus[0]
         assert [problem.code for problem in outcome.problems] == [Code.RESET_REQUIRED]
         assert outcome.after.mig == gpu.mig
@@ -163,7 +164,7 @@ async def test_who_holds_a_gpu_open_that_is_not_reset(
         (tmp_path / f"{pid}/fd").mkdir()
         (tmp_path / f"{pid}/fd/3").symlink_to("/dev/null")  # device 1, 3: this test's /dev/nvidia3
         driver = Driver(observe_deadline=5, step_deadline=5, nvidia_smi=smi, proc_root=tmp_path)
-        async with driver, asyncio.timeout(LIMIT):
+        async with driver, asyncio.timeout(stretched(LIMIT)):
             gpu = (await driver.observe()).gpus[3]
             made = plan(wanting(on=True, gpu=gpu), ObservedNode((gpu,)), RESETS)
             outcome = (await execute(made, driver, parallel=1, policy=RESETS)).gpus[0]

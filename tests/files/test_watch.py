@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.files.watch import changes, deciding_entries
+from tests.machine_load import stretched
 
 
 def test_a_plain_file(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ async def test_looks_now_and_then_where_the_kernel_gives_no_watch(tmp_path: Path
     looks = 0
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             async for _ in changes(tmp_path / "plan", at_least_every=0.01):
                 looks += 1
                 if looks == 3:
@@ -71,7 +72,7 @@ async def test_looks_now_and_then_where_the_kernel_gives_no_watch(tmp_path: Path
 async def test_yields_without_a_change_when_asked_to(tmp_path: Path) -> None:
     """For file systems whose changes the kernel does not see."""
     looks = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         async for _ in changes(tmp_path / "plan", quiet=0.001, at_least_every=0.01):
             looks += 1
             if looks == 3:

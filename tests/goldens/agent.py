@@ -23,6 +23,7 @@ import yaml
 
 from tests.agent_environment import agent_environment
 from tests.goldens.session import Session, closed
+from tests.machine_load import stretched
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -114,7 +115,7 @@ class Agent:
     @contextlib.contextmanager
     def _connection(self) -> Iterator[http.client.HTTPConnection]:
         connection = http.client.HTTPConnection("localhost", timeout=SOON)
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + stretched(SOON)
         with socket.socket(socket.AF_UNIX) as connection.sock:
             while True:
                 assert self._process.poll() is None, self._log.read_text(errors="replace")
@@ -214,7 +215,7 @@ class Stage:
         return f"$ {line}\n{closed(out)}\n"
 
     def _until(self, pattern: str, line: str) -> None:
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + stretched(SOON)
         while not re.search(pattern, found := self.do(line), re.DOTALL):
             assert time.monotonic() < deadline, f"no {pattern} in {found}"
             time.sleep(0.1)

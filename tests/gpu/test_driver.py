@@ -17,6 +17,7 @@ from nodeagent.plan.steps import StopMps
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.hanging import QUICK
 from tests.gpu.steps_of import laid_out, layout
+from tests.machine_load import stretched
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ async def test_who_leaves_a_driver_that_hangs_does_not_wait_for_it(
 
     hang = node.inject(function, hang=True, times=1000)
     looking = asyncio.create_task(look())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while hang.times == 1000:
             await asyncio.sleep(0.001)
     began = clock()
@@ -97,7 +98,7 @@ async def test_entered_again_a_driver_that_hangs_is_known(
     assert len(threads) == 1
     assert len(words) == 2  # when it began to hang, and ever since: reported once each
     node.clear_faults()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while driver.pool._worker.stuck:
             await asyncio.sleep(0.01)
     assert await look() == 2

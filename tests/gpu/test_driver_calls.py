@@ -15,6 +15,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.planner import plan
 from nodeagent.simulation import SimulatedNode, simulated
+from tests.machine_load import stretched
 from tests.plan.cards import Multiset, card, present, wanted
 from tests.rig import open_driver
 
@@ -117,7 +118,7 @@ async def test_what_boards_have_in_common_is_asked_of_one() -> None:
         async with open_driver(observe_deadline=30) as driver:
             node.inject("nvmlDeviceGetVbiosVersion", gpu=1, hang=True)
             looking = asyncio.create_task(driver.observe())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 while not any(call.gpu == 0 for call in node.journal.named("*RunningProcesses*")):
                     await asyncio.sleep(0.001)
             node.clear_faults()

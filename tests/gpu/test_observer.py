@@ -16,6 +16,7 @@ from nodeagent.plan.steps import SetMigMode
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.gpu.hanging import QUICK, settled
 from tests.gpu.steps_of import destroy, laid_out, layout
+from tests.machine_load import stretched
 
 LOOKS = 100
 
@@ -59,7 +60,7 @@ async def test_a_gpu_that_answers_slowly_is_well(node: SimulatedNode) -> None:
         assert index == 0
         assert "driver calls, the slowest nvml" in calls
         node.clear_faults()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while (await driver.observe()).slow:
                 pass
 
@@ -140,7 +141,7 @@ async def test_gpus_are_observed_side_by_side(node: SimulatedNode) -> None:
     held = [node.inject("nvmlDeviceGetMigMode", gpu=index, hang=True) for index in range(2)]
     async with Driver(observe_deadline=60, step_deadline=60) as driver:
         looking = asyncio.create_task(driver.observe())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while any(fault.times for fault in held):
                 await asyncio.sleep(0.001)
         node.clear_faults()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from nodeagent.gpu.pool import ReadWriteLock
+from tests.machine_load import stretched
 
 
 async def test_the_exclusive_holder_meets_no_other() -> None:
@@ -42,7 +43,7 @@ async def test_a_cancelled_wait_leaves_the_lock_free() -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    async with asyncio.timeout(30), lock.exclusive():
+    async with asyncio.timeout(stretched(30)), lock.exclusive():
         pass
-    async with asyncio.timeout(30), lock.shared():
+    async with asyncio.timeout(stretched(30)), lock.shared():
         pass

@@ -17,6 +17,7 @@ from nodeagent.gpu.topology import Topology
 from nodeagent.plan.observed import Access, Gpu, NvLinks
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import enable
+from tests.machine_load import stretched
 
 QUICK = 0.3  # seconds; the patience with calls that hang
 LOOKS = 100
@@ -184,6 +185,6 @@ async def test_a_call_that_hangs_holds_up_one_look_for_a_moment() -> None:
             assert (gpu.access, gpu.nvlink) == (Access.OK, None)
         assert time.monotonic() - began < LOOKS * QUICK  # each that waits adds this
         node.clear_faults()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while (await driver.observe()).gpus[0].nvlink != SWITCHED:
                 await asyncio.sleep(0.01)

@@ -14,6 +14,7 @@ import pytest
 
 from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.workers import CallProgress, Worker, current
+from tests.machine_load import stretched
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ async def test_a_stuck_worker_recovers_by_itself(worker: Worker, held: threading
     with pytest.raises(DeadlineExceeded):
         await worker.call(held.wait, what="observing it", deadline=0.01)
     held.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while worker.stuck:
             await asyncio.sleep(0.01)
     assert await worker.call(lambda: 7, what="observing it", deadline=30) == 7
@@ -117,7 +118,7 @@ async def test_a_late_failure_disturbs_no_caller(
     with pytest.raises(DeadlineExceeded):
         await worker.call(fail, what="observing it", deadline=0.01)
     held.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while worker.stuck:
             await asyncio.sleep(0.01)
     assert await worker.settled(30)

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from tests.machine_load import stretched
 from tests.manifests.admission import Asked, policy
 from tests.simulated_cluster.agent import (
     NAME,
@@ -68,7 +69,7 @@ async def test_the_agent_writes_only_what_the_policies_let_through(tmp_path: Pat
         async with AgentProcess(command("h100-80gb:1", tmp_path), tmp_path, settings=SETTINGS):
             api.annotate(NAME, **{PLAN: TEXT})
             await until_status(api, in_sync(TEXT))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 while not (seen("GPUPartitionsReady") and seen("'Event'") and _is_quiet(api)):
                     await asyncio.sleep(0.1)
     wrote = [change for change in made if not _is_asked_for(change)]

@@ -19,6 +19,7 @@ import yaml
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.guard import is_guarded
+from tests.machine_load import stretched
 from tests.manifests import rendering
 from tests.manifests.node_changes import ALLOWED, BARE, DENIED, Change
 from tests.manifests.rendering import MANIFESTS, OVERLAYS, with_components
@@ -135,7 +136,9 @@ async def admin(server: RealApiServer, tmp_path: Path) -> AsyncIterator[Admin]:
         for name in ("gpu-0", "gpu-1"):
             await admin.node(name)
         probe = f"{await admin.pod('probe', 'gpu-1')}?dryRun=All"
-        async with asyncio.timeout(30):  # new policies take their time; this is of the last one
+        async with asyncio.timeout(
+            stretched(30)
+        ):  # new policies take their time; this is of the last one
             while not await admin.may("DELETE", probe):
                 await asyncio.sleep(0.2)
         yield admin

@@ -36,6 +36,7 @@ from nodeagent.simulation.mps.installation import install, shared_interpreter
 from nodeagent.simulation.mps.knobs import Knobs
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import DaemonState
+from tests.machine_load import stretched
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 OTHER_GPU = "GPU-0a1b2c3d-0000-1111-2222-333344446666"
@@ -245,7 +246,7 @@ async def limits(fleet: Fleet, device: str = GPU) -> tuple[str, float]:
 
 async def until(so: Callable[[], bool], within: float = 60.0) -> None:
     """Wait for what others do."""
-    end = time.monotonic() + within
+    end = time.monotonic() + stretched(within)
     while not so():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.005)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nodeagent.mps.control.client import ControlClient
 from nodeagent.mps.programs import Programs
+from tests.machine_load import stretched
 
 _PROGRAM = """#!{python} -IS
 import os, sys, time
@@ -103,7 +104,7 @@ class FrontEnd:
 
     def wait_for(self, name: str) -> list[str]:
         """The same, once there are any."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + stretched(30)
         while not self.noted(name):
             assert time.monotonic() < until, f"nothing noted under {name}"
             time.sleep(0.005)

@@ -18,6 +18,7 @@ from nodeagent.mps.processes import CONTROL, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
+from tests.machine_load import stretched
 from tests.mps.conftest import flag, running, seen, spec_for
 from tests.mps.fleet_rig import GPU
 
@@ -197,7 +198,7 @@ async def test_a_start_that_is_given_up(spec: DaemonSpec, programs: Programs) ->
             continue
         process.kill()
         await process.wait()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while await asyncio.to_thread(processes_of, spec.pipe_directory, CONTROL):
             await asyncio.sleep(0.01)
 

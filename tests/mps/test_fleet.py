@@ -19,6 +19,7 @@ from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.machine_load import stretched
 from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import (
     GPU,
@@ -206,7 +207,7 @@ async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig
     async with rig.fleet(quick(check_interval=60.0), served=60.0) as fleet:
         await fleet.start(GPU, wanted(count=1))
         before = -1
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while before < (before := rig.changes):  # until nothing is still to be looked at
                 await asyncio.sleep(0.5)
                 await fleet.start(GPU, wanted(count=1))

@@ -13,6 +13,7 @@ from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
+from tests.machine_load import stretched
 from tests.mps.fleet_rig import (
     GPU,
     IS_ROOT,
@@ -111,7 +112,7 @@ async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> No
             draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
             await until(lambda: status(fleet).phase == "Draining")
             for act in (fleet.start(GPU, wanted(2048)), fleet.stop(GPU)):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(stretched(30)):
                     with pytest.raises(NotReady, match="is being drained or restarted on request"):
                         await act
             assert status(fleet).phase == "Draining"
@@ -203,7 +204,7 @@ async def test_restart_of_a_daemon_whose_device_goes(rig: FleetRig) -> None:
         await fleet.start(GPU, wanted())
         restarting = asyncio.create_task(fleet.restart(GPU))
         await until(lambda: status(fleet).phase == "Draining")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while fleet.statuses():
                 await fleet.keep_only(())
             with pytest.raises(NotReady, match="Down: drained on request"):

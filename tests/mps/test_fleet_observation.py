@@ -13,6 +13,7 @@ from nodeagent.mps.processes import CONTROL
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
 from tests.locked_process import locked_process
+from tests.machine_load import stretched
 from tests.mps.conftest import PYTHON, as_root
 from tests.mps.fleet_rig import GPU, US, FleetRig, quick, status, until, wanted
 
@@ -126,7 +127,7 @@ async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:
     async with rig.fleet(quick(check_interval=60.0)) as fleet:
         await fleet.start(GPU, wanted())
         asked = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while asked < (asked := rig.log().read_text().count("NEW UI")):
                 await asyncio.sleep(1.0)  # in which there would be many
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from nodeagent.mps.files.log import LogWatch
+from tests.machine_load import stretched
 
 # Two files in turn, because the kernel makes one event of many for a single file.
 _WRITERS = """
@@ -30,7 +31,7 @@ async def test_a_log_that_grows(tmp_path: Path) -> None:
             path.touch()
             ends.append(watch.watch(str(path), lambda name=path.name: notified.append(name)))  # type: ignore[misc]  # mypy takes no default into account
         one.write_text("x")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while not notified:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
@@ -38,7 +39,7 @@ async def test_a_log_that_grows(tmp_path: Path) -> None:
         ends[0]()
         one.write_text("xy")
         other.write_text("x")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while "other" not in notified:
                 await asyncio.sleep(0.01)
         assert set(notified[1:]) <= {"one", "other"}
@@ -60,7 +61,7 @@ async def test_writers_without_end(tmp_path: Path) -> None:
             watch.watch(str(path), grown)
         writers = subprocess.Popen([sys.executable, "-IS", "-c", _WRITERS, *paths])
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 while not notified:
                     await asyncio.sleep(0.005)
             longest, end = 0.0, time.monotonic() + 1.0
@@ -76,6 +77,6 @@ async def test_writers_without_end(tmp_path: Path) -> None:
         await asyncio.sleep(1.5)
         before = notified
         await asyncio.to_thread(paths[0].write_text, "the end")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while notified == before:
                 await asyncio.sleep(0.01)

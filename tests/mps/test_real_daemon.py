@@ -32,6 +32,7 @@ from nodeagent.mps.launch.launcher import DaemonProcess
 from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
+from tests.machine_load import stretched
 
 PROGRAM = shutil.which(CONTROL)
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {CONTROL} on PATH")
@@ -51,7 +52,7 @@ async def daemon(spec: DaemonSpec) -> AsyncIterator[tuple[DaemonProcess, Control
     )
     process = await ChildLauncher(Programs(control=(program,), path=path)).launch(spec)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while True:  # until it listens
                 try:
                     await client.ask(get_server_list())
@@ -134,7 +135,7 @@ async def test_quit(spec: DaemonSpec) -> None:
     """Its process ends, and a dead one is known for that."""
     async with daemon(spec) as (process, client):
         await client.ask(quit_daemon(2), deadline=30)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             assert (await process.wait()).startswith("status")
         with pytest.raises(DaemonDead):
             await client.ask(quit_daemon(2), deadline=30)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nodeagent.mps.launch.probing import Scratch
 from nodeagent.mps.programs import Programs
+from tests.machine_load import stretched
 
 _KILLED = """
 import os, sys
@@ -91,7 +92,7 @@ def test_what_a_killed_one_left(open_folder: Path, programs: Programs) -> None:
     assert daemon.stdout
     assert daemon.stdout.readline() == b"first line\n"
     scratch_in(open_folder).remove()
-    daemon.communicate(timeout=30)
+    daemon.communicate(timeout=stretched(30))
     assert daemon.returncode == -9
     assert not Path(left).exists()
     assert kept.exists()

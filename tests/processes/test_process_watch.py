@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.processes import ProcessWatch
+from tests.machine_load import stretched
 
 DESCRIPTORS = Path("/proc/self/fd")
 NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max
@@ -43,7 +44,7 @@ async def test_wakes_when_a_watched_process_ends() -> None:
         await asyncio.sleep(0.05)
         assert not woken.is_set()
         process.kill()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             await woken.wait()
     watch.close()
 
@@ -77,7 +78,7 @@ async def test_looks_again_where_the_kernel_cannot_tell(pid: int) -> None:
     watch = ProcessWatch(look_again, fallback=0.02)
     times.append(clock())
     watch.watch({pid})
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while len(times) < 3:
             await asyncio.sleep(0.005)
     watch.close()
@@ -110,7 +111,7 @@ async def test_a_zombie_does_not_wake_again_and_again() -> None:
         assert open_files() <= before
         await asyncio.sleep(0.1)
         assert woken == []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while not woken:
                 await asyncio.sleep(0.005)
     watch.close()

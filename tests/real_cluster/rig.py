@@ -19,6 +19,7 @@ import yaml
 
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.agent_home import Home
+from tests.machine_load import stretched
 
 T = TypeVar("T")
 
@@ -281,7 +282,7 @@ class Node(Member):
 
 def until(condition: Callable[[], T], said: Callable[[], str], *, seconds: float = SOON) -> T:
     """Wait until it is so, and give what it is then; `said` explains why it is not."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + stretched(seconds)
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {said()[-3000:]}"
         time.sleep(0.1)

@@ -22,6 +22,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import laid_out
+from tests.machine_load import stretched
 from tests.rig import SOON, Rig, open_driver, running
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
@@ -101,7 +102,7 @@ async def test_changes_at_once_are_reported_together() -> None:
         jobs = [changes.change(uuid, made(("1g.10gb", start))) for uuid, start in wanted]
         await asyncio.gather(*jobs)
         done = clock()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             while reports[-1] < done:
                 await asyncio.sleep(0.005)
         await changes.close()
@@ -253,7 +254,7 @@ async def test_what_is_seen_during_a_change_is_not_acted_on(node: SimulatedNode)
         uuid = (await driver.observe()).gpus[0].uuid
         node.inject(CREATE, hang=True)
         running_change = asyncio.create_task(changes.change(uuid, made(("1g.10gb", 0))))
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(stretched(SOON)):
             while not node.card(0).state.mig:  # its first step
                 await asyncio.sleep(0.005)
         seen = changes.counts()

@@ -13,6 +13,7 @@ import pytest
 
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from tests.machine_load import stretched
 
 ONE, TWO = b"version: v1\ngpus: []\n", b"version: v1\ngpus:\n- devices: all\n"
 
@@ -26,7 +27,7 @@ class Source:
 
     async def next(self, count: int) -> PlanUpdate:
         """Wait until so many offers were made."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while len(self.offers) < count:
                 await asyncio.sleep(0.005)
         return self.offers[count - 1]

@@ -14,6 +14,7 @@ from typing import Any, Self
 import yaml
 
 from tests.agent_environment import agent_environment
+from tests.machine_load import stretched
 from tests.simulated_cluster.api_server import ApiServer
 
 PLAN = "nodeagent.io/plan"
@@ -98,7 +99,7 @@ class AgentProcess:
         if process.returncode is None:
             process.terminate()
         try:
-            async with asyncio.timeout(LEAVING):
+            async with asyncio.timeout(stretched(LEAVING)):
                 self.code = await process.wait()
         except TimeoutError:
             process.kill()
@@ -143,7 +144,7 @@ async def until_status(
     api.store.watching.add(changes)
     try:
         found = status(api, node)
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(stretched(seconds)):
             while found is None or not true(found):
                 change = await changes.get()
                 after = change.after or {}

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias
 
 from kubernetes.aio import client, watch
 
+from tests.machine_load import stretched
 from tests.simulated_cluster.api_server import ApiServer
 
 Api: TypeAlias = client.CoreV1Api
@@ -95,7 +96,7 @@ class Following:
                 self.events.append(event)
 
     async def heard(self, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while len(self.events) < count:
                 await asyncio.sleep(0.005)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kubernetes.aio import watch
 
+from tests.machine_load import stretched
 from tests.simulated_cluster.clients import KEY, Api, annotation, exceptions, merge, watched
 from tests.simulated_cluster.conftest import Cluster
 
@@ -41,7 +42,7 @@ async def test_watch_hears_while_it_is_open(cluster_api: Api, node: str) -> None
         await cluster_api.create_node({"metadata": {"name": "another"}})
         await cluster_api.delete_node("another")
         await merge(cluster_api, node, annotation("a"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             event = await first
         assert event["object"].metadata.name == node
         assert watching.resource_version == event["object"].metadata.resource_version

@@ -8,6 +8,7 @@ import time
 import aiohttp
 import pytest
 
+from tests.machine_load import stretched
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.clients import KEY, Api, Following, exceptions, versions, watched
 from tests.simulated_cluster.faults import Cut, End, ErrorEvent, Fault, Freeze, Repeat, Reset
@@ -89,6 +90,6 @@ async def test_a_client_that_goes_away(api: ApiServer, core: Api) -> None:
     """The server drops a watch as soon as its client is gone."""
     async with Following(api, core):
         assert len(api.faults.watching) == 1
-    async with asyncio.timeout(30):  # the watch would last for a minute
+    async with asyncio.timeout(stretched(30)):  # the watch would last for a minute
         while api.faults.watching:
             await asyncio.sleep(0.005)

@@ -13,6 +13,7 @@ import pytest
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation import SimulatedNode, Switches
+from tests.machine_load import stretched
 from tests.simulation import calls
 
 
@@ -90,7 +91,7 @@ def test_a_real_process_frees_the_device_by_ending() -> None:
             node.occupy(0, process.pid, follow=True)
             assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu())) == 1
             process.kill()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + stretched(30)
             while pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu()):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)

@@ -20,6 +20,7 @@ import pytest
 
 from nodeagent.simulation.mps.installation import install
 from tests.gpu.test_c_library import build
+from tests.machine_load import stretched
 from tests.own_host import own_host
 from tests.simulation.mps.rig import until
 from tests.systemd.sandbox import values_of
@@ -129,7 +130,7 @@ def check(unit: str, trace: Path) -> None:
 def test_a_plan_with_mps_is_restored_at_boot(stage: Path, tmp_path: Path) -> None:
     """The oneshot may write all that it writes: also what the GPU was like before."""
     with running(RESTORE, stage, tmp_path / "trace") as process:
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=stretched(30))
     assert process.returncode == 0, said
     assert "start MPS" in said
     assert "Applied: 2 steps done" in said
@@ -146,7 +147,7 @@ def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None
         with pytest.raises(OSError, match="Read-only"):
             Path(f"/proc/{agent}/root/etc/nodeagent/new").touch()
         os.kill(agent, signal.SIGTERM)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=stretched(30))
     assert process.returncode == 0, said
     assert "Read-only" not in said
     check(AGENT, tmp_path / "trace")

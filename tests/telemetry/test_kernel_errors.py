@@ -13,6 +13,7 @@ import pytest
 from nodeagent.health.readings import XidEvent
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.telemetry.kernel_errors import DEVICE, KernelErrors
+from tests.machine_load import stretched
 
 XID = "3,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
 
@@ -56,7 +57,7 @@ def writer(tmp_path: Path) -> Iterator[int]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until it is so."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -15,6 +15,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from tests.gpu.steps_of import create, laid_out
+from tests.machine_load import stretched
 from tests.telemetry.sampler_rig import (
     ACTIVE,
     ALL_EACH_TIME,
@@ -235,7 +236,7 @@ async def test_a_look_waits_for_one_call_of_a_reading(known: Driver, node: Simul
     await sampler.round()
     held = node.inject("nvmlDeviceGetTemperature", gpu=0, hang=True)
     sampling = asyncio.create_task(sampler.round())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while held.times:
             await asyncio.sleep(0.001)
         looking = asyncio.create_task(known.observe_gpu(uuid))
@@ -261,7 +262,7 @@ async def test_a_changed_gpu_is_read_once_it_is_free(known: Driver, node: Simula
     )
     service.on_samples.append(rounds.append)
     running = asyncio.create_task(service.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while not (rounds and rounds[-1].latest):
             await asyncio.sleep(0.001)
         node.inject("nvmlDeviceGetMigMode", gpu=0, hang=True)

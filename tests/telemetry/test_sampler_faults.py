@@ -15,6 +15,7 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
+from tests.machine_load import stretched
 from tests.telemetry.sampler_rig import ACTIVE, POWER, SM_CLOCK, rows, sampler_of, succeeded, whole
 
 
@@ -35,7 +36,7 @@ async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
     assert succeeded(again) == {"0": False, "1": True}
     assert _sampled_at(again, "0") < _sampled_at(again, "1")
     node.clear_faults(hang)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while 0 not in whole(sampled := await sampler.round(), POWER):
             await asyncio.sleep(0.01)
     assert succeeded(sampled) == {"0": True, "1": True}
@@ -63,7 +64,7 @@ async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> Non
         assert sampled.answer.silence is Silence.HANGS
         assert sampled.answer.reason.startswith("GPU 0")
     node.clear_faults(hang)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while (answer := (await sampler.round()).answer) is not None and answer.silence:
             pass
 
@@ -114,7 +115,7 @@ async def test_what_cannot_be_read_is_logged_once(known: Driver, node: Simulated
     service.on_samples.append(lambda batch: found.extend(batch.problems.values()))
     with capture_logs() as lines:
         running = asyncio.create_task(service.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while [len(why) for why in found].count(2) < 3:
                 await asyncio.sleep(0.005)
         running.cancel()

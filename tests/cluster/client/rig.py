@@ -14,6 +14,7 @@ from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.client.node_writer import WriteIntervals
+from tests.machine_load import stretched
 from tests.simulated_cluster import agent
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -41,7 +42,7 @@ def kubeconfig(folder: Path, url: str, *, token: str | None = None) -> Kubeconfi
 
 async def until(true: Callable[[], object], *, seconds: float = 60.0) -> None:
     """Wait until something is so; fail if it does not become so."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(stretched(seconds)):
         while not true():
             await asyncio.sleep(0.002)
 

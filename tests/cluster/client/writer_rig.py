@@ -12,6 +12,7 @@ from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.client.node_writer import NodeWriter, WriteIntervals
 from tests.cluster.client.rig import QUICK_WRITES, STATUS, Follower, running, until
+from tests.machine_load import stretched
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request
 
@@ -70,7 +71,7 @@ def wanted(text: str) -> Wanted:
 async def settled(server: ApiServer, writer: NodeWriter, text: str) -> None:
     """The status becomes this, and nothing is left to be written."""
     await until(lambda: status(server) == text)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         await writer.settled()
 
 

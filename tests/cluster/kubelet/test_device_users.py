@@ -20,6 +20,7 @@ from nodeagent.plan.users import User
 from nodeagent.settings import KubeletSettings
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out
+from tests.machine_load import stretched
 from tests.simulated_cluster.kubelet import RATE_LIMITED, Kubelet
 
 DESTROYS = "nvml*InstanceDestroy"
@@ -73,7 +74,7 @@ async def test_it_is_asked_while_the_gpus_are_read(
     """A look takes as long as the slower of both."""
     hang = node.inject("nvmlDeviceGetMigMode", hang=True)
     looking = asyncio.create_task(driver.observe())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while not kubelet.calls:
             await asyncio.sleep(0.001)
     assert not looking.done()

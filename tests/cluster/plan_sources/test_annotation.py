@@ -19,6 +19,7 @@ from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText
 from nodeagent.views.node_state import Phase
 from tests.cluster.node_rig import Home, at_home, view_of
+from tests.machine_load import stretched
 from tests.rig import plan_text
 
 FILE = """\
@@ -135,7 +136,7 @@ async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
     assert offers == [PlanText(b"x", "mine")]
     source.observe(view_of({PLAN_NAME: "mine"}))
     following = asyncio.create_task(source.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while len(offers) < 2:
             await asyncio.sleep(0.002)
     following.cancel()

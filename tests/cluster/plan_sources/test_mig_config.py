@@ -19,6 +19,7 @@ from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase
 from tests.cluster.node_rig import Home, at_home, view_of
+from tests.machine_load import stretched
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
 MINE = """\
@@ -150,7 +151,7 @@ async def test_nothing_is_asked_for_before_the_file_was_looked_at(tmp_path: Path
     source.observe(view_of(labels={CONFIG: "all-balanced"}))
     assert offers == []
     following = asyncio.create_task(source.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while not offers:
             await asyncio.sleep(0.002)
     following.cancel()

@@ -16,6 +16,7 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import simulated
 from tests.gpu.steps_of import destroy, disable, laid_out
+from tests.machine_load import stretched
 
 DESTROYS = "nvml*InstanceDestroy"
 
@@ -64,7 +65,7 @@ async def test_a_device_allocated_during_the_wait_for_the_gpu_is_kept(look_only:
             step = destroy(gpu, gpu.instances[0])
             kubelet.asked = 0
             hang = node.inject("nvmlDeviceGetMigMode", hang=True)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 looking = asyncio.create_task(driver.observe_gpu(gpu.uuid))
                 while hang.times:
                     await asyncio.sleep(0.001)
@@ -95,7 +96,7 @@ async def test_a_device_allocated_during_a_slow_step_is_kept(switches_off: bool)
             kubelet.asked = 0
             hang = node.inject("nvmlDeviceGetComputeRunningProcesses_v3", hang=True)
             step = disable(gpu) if switches_off else destroy(gpu, gpu.instances[0])
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 taking = asyncio.create_task(driver.apply(step))
                 while hang.times:
                     await asyncio.sleep(0.001)

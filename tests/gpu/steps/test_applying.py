@@ -18,6 +18,7 @@ from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
 from tests.gpu.hanging import QUICK, settled
 from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
+from tests.machine_load import stretched
 
 
 async def test_a_step_needs_no_observation_before(node: SimulatedNode) -> None:
@@ -36,7 +37,7 @@ async def test_a_step_that_is_cancelled_is_finished_first(
     gpu = await laid_out(driver, 0)
     hang = node.inject("nvmlDeviceCreateGpuInstanceWithPlacement", hang=True)
     step = asyncio.create_task(driver.apply(create(gpu, "3g.40gb", 0)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while hang.times:
             await asyncio.sleep(0.001)
     step.cancel()
@@ -150,7 +151,7 @@ async def test_a_gpu_that_is_gone_after_its_reset_was_not_reset(tmp_path: Path) 
         async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
             first, second = (await driver.observe()).gpus
             reset = asyncio.create_task(driver.apply(ResetGpu(first.uuid, "")))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 while not begun.exists():
                     await asyncio.sleep(0.01)
             node.cards = node.cards[1:]
@@ -231,7 +232,7 @@ async def test_a_cancelled_reset_is_finished_first(tmp_path: Path) -> None:
         async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
             gpu = (await driver.observe()).gpus[0]
             reset = asyncio.create_task(driver.apply(ResetGpu(gpu.uuid, "")))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 while not begun.exists():
                     await asyncio.sleep(0.01)
             reset.cancel()

@@ -18,6 +18,7 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
 from tests.gpu.steps_of import create, destroy, destroy_compute, laid_out, layout
+from tests.machine_load import stretched
 
 DESTROYS = "nvml*InstanceDestroy"
 
@@ -259,7 +260,7 @@ async def test_the_wait_behind_a_slow_observation_leaves_the_step_its_time(
     async with Driver(observe_deadline=30, step_deadline=1.5) as driver:
         gpu = await laid_out(driver, 0, **{f"at{start}": "1g.10gb" for start in range(7)})
         slow, before = node.inject(handles, delay=0.25, times=None), node.journal.total(handles)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             looking = asyncio.create_task(driver.observe())
             while node.journal.total(handles) == before:
                 await asyncio.sleep(0.001)

@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.nvidia_smi import reset_gpu
+from tests.machine_load import stretched
 
 ADDRESS = "00000000:1A:00.0"
 
@@ -74,7 +75,7 @@ async def test_what_a_wrapper_started_is_ended_with_it(tmp_path: Path) -> None:
         if pid.exists():
             break
     started = Path(f"/proc/{pid.read_text().strip()}/cmdline")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretched(30)):
         while _words(started):
             await asyncio.sleep(0.01)
 

@@ -18,6 +18,7 @@ from nodeagent.mps.clients.termination import ClientEnd, ClientToEnd, end_client
 from nodeagent.processes import ProcessIdentity, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
+from tests.machine_load import stretched
 from tests.mps.simulated_daemon import asking
 from tests.simulation.mps.rig import Rig
 
@@ -63,7 +64,7 @@ async def test_by_the_daemon(rig: Rig, client: SimulatedClient) -> None:
     server = rig.server()
     ending = await end(rig, target_of(client.pid))
     assert ending == ClientEnd(True, "the daemon ended its work, and it ended by itself")
-    assert client.process.wait(30) == 1  # by the error it got, not by a signal
+    assert client.process.wait(stretched(30)) == 1  # by the error it got, not by a signal
     assert rig.server() == server
 
 
@@ -114,7 +115,7 @@ async def test_by_signals_afterwards(
     with stubborn(rig, *ignored) as child:
         ending = await end(rig, target_of(child.pid), grace=0.3)
         assert ending == ClientEnd(True, f"the daemon ended its work, and {number} the process")
-        assert child.wait(30) == -getattr(signal, number)
+        assert child.wait(stretched(30)) == -getattr(signal, number)
 
 
 async def test_no_signal_while_its_work_is_not_ended(

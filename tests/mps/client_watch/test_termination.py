@@ -15,6 +15,7 @@ import pytest
 from nodeagent.plan.shares import Share
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
+from tests.machine_load import stretched
 from tests.mps.client_watch.rig import GIB, TERMINATE, Start, Watch, look, slot
 from tests.mps.plans import GPU, wanted
 from tests.mps.simulated_daemon import asking, running, start
@@ -31,7 +32,7 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
         states = await look(watch, running(rig, TERMINATE, control))
-    assert clients[2].process.wait(30) == 1
+    assert clients[2].process.wait(stretched(30)) == 1
     assert [state.pid for state in states] == [clients[0].pid, clients[1].pid]
     assert all(state.findings == () for state in states)
     assert rig.server() == server
@@ -56,7 +57,7 @@ async def test_an_older_program_that_comes_later(rig: Rig, start_client: Start) 
             older.wait_until_accepted()
             await look(watch, running(rig, TERMINATE, control))
             await watch.settle()
-        assert older.process.wait(30) == 1
+        assert older.process.wait(stretched(30)) == 1
     assert not any(gone(client.pid) for client in clients)
 
 
@@ -81,7 +82,7 @@ async def test_no_share_and_ended(
     async with Watch() as watch:
         await look(watch, running(rig, TERMINATE, control))
         await watch.settle()
-    assert client.process.wait(30) == 1
+    assert client.process.wait(stretched(30)) == 1
     assert not gone(good.pid)
     assert {offence.client.pid for _, offence in watch.reported} == {client.pid}
 
@@ -129,7 +130,7 @@ async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None
         daemon = replace(running(rig, TERMINATE, control), clients=())
         await look(watch, daemon)
         await watch.settle()
-    assert hidden.process.wait(30) == 1
+    assert hidden.process.wait(stretched(30)) == 1
     assert watch.reported[-1][1].outcome == "the daemon ended its work, and it ended by itself"
 
 

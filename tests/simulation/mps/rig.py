@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 
 from nodeagent.simulation.mps.knobs import Knobs
 from nodeagent.simulation.mps.versions import VERSIONS, Version
+from tests.machine_load import stretched
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
@@ -154,7 +155,7 @@ class Rig:
             until(lambda: self.log().count("NEW UI") > seen)
         yield front_end
         if front_end.poll() is None:
-            front_end.communicate(timeout=30)
+            front_end.communicate(timeout=stretched(30))
 
     def has_output(self, child: subprocess.Popen[str], within: float = 0.0) -> bool:
         """Whether something can be read from its standard output."""
@@ -199,7 +200,7 @@ class Rig:
 
 def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     """Wait for what another process does."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + stretched(timeout)
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine_load import stretched
 from tests.simulation.mps.rig import Answer, Programs, Rig, gone, until
 
 NOT_THERE = Answer("", "Cannot find MPS control daemon process\n", 1)
@@ -238,7 +239,7 @@ def test_in_the_foreground(compared: Programs) -> None:
         child = rig.foreground()
         assert rig.ask("get_default_client_priority") == "0\n"
         rig.run(stdin="quit")
-        output, _ = child.communicate(timeout=30)
+        output, _ = child.communicate(timeout=stretched(30))
         assert "Cmd:get_default_client_priority" in output
         assert child.returncode == 0
         assert not list(rig.logs.iterdir())
@@ -283,7 +284,7 @@ def test_replies_appear_at_the_end_of_the_input(compared: Programs) -> None:
             front_end.stdin.flush()
             until(lambda: "Cmd:get_default_client_priority" in rig.log())
             assert not rig.has_output(front_end)
-            output, _ = front_end.communicate(timeout=30)
+            output, _ = front_end.communicate(timeout=stretched(30))
             assert output == "0\n"
 
 
@@ -301,7 +302,7 @@ def test_a_stopped_daemon_answers_nothing(compared: Programs) -> None:
             assert not rig.has_output(front_end, within=0.3)
             assert front_end.poll() is None
             os.kill(daemon, signal.SIGCONT)
-            assert front_end.communicate(timeout=30)[0] == "0\n"
+            assert front_end.communicate(timeout=stretched(30))[0] == "0\n"
 
 
 def test_a_daemon_that_dies_takes_its_front_end_along(compared: Programs) -> None:
@@ -315,5 +316,5 @@ def test_a_daemon_that_dies_takes_its_front_end_along(compared: Programs) -> Non
             front_end.stdin.flush()
             assert not rig.has_output(front_end, within=0.2)
             os.kill(rig.daemon(), signal.SIGKILL)
-            assert front_end.communicate(timeout=30) == ("", "")
+            assert front_end.communicate(timeout=stretched(30)) == ("", "")
             assert front_end.returncode == 0

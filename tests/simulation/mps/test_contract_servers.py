@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine_load import stretched
 from tests.simulation.mps.rig import DEVICE, Programs, Rig, gone, until
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -115,7 +116,7 @@ def test_a_server_that_cannot_start(compared: Programs, kind: str | None, status
         until(lambda: rig.ask("get_server_list") == "")
         assert child.poll() is None
         rig.run(stdin="quit")
-        output, _ = child.communicate(timeout=30)
+        output, _ = child.communicate(timeout=stretched(30))
         assert child.returncode == status
         assert f"exited with status {status}" in output
         assert f"Exit with status {status}" in output
@@ -146,7 +147,7 @@ def test_quit_waits_for_servers(compared: Programs) -> None:
             assert rig.run(stdin="get_server_list").stdout == ""
             assert not gone(daemon)
             os.kill(pid, signal.SIGINT)
-            front_end.communicate(timeout=30)
+            front_end.communicate(timeout=stretched(30))
         until(lambda: gone(daemon))
         assert rig.log().splitlines()[-1] == "Exit with status 0"
 
@@ -176,7 +177,7 @@ def test_a_server_that_ignores_the_signal_holds_quit_up(compared: Programs) -> N
             until(lambda: "quit command issued" in rig.log())
             assert not gone(daemon)
             (rig.logs / "over").touch()
-            front_end.communicate(timeout=60)
+            front_end.communicate(timeout=stretched(60))
         until(lambda: gone(daemon))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from nodeagent.simulation.mps.knobs import KNOBS, Knobs, Watched
+from tests.machine_load import stretched
 from tests.simulation.mps.rig import Answer, Programs, Rig, gone, until
 
 US = os.geteuid()
@@ -83,7 +84,7 @@ def test_die_after(rig: Rig) -> None:
     rig.knobs.turn("die_after", 0.1)
     for _ in range(2):
         child = rig.foreground(wait=False)
-        assert child.wait(30) == -signal.SIGKILL
+        assert child.wait(stretched(30)) == -signal.SIGKILL
 
 
 def test_hang(rig: Rig) -> None:
@@ -105,7 +106,7 @@ def test_deaf(rig: Rig) -> None:
     assert rig.ask("get_default_client_priority") == "0\n"
     assert child.poll() is None
     child.kill()
-    assert child.wait(30) == -signal.SIGKILL
+    assert child.wait(stretched(30)) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_slow_sockets(rig: Rig) -> None:
     made = rig.pipes / "control_privileged"
     until(made.exists)
     made.unlink()
-    assert child.wait(30) == 1
+    assert child.wait(stretched(30)) == 1
 
 
 def test_forget_limits(rig: Rig) -> None:
@@ -222,7 +223,7 @@ def test_a_server_that_fails(rig: Rig, knob: str, value: object, status: int) ->
     rig.ask(f"start_server -uid {US}")
     until(lambda: rig.ask("get_server_list") == "")
     rig.run(stdin="quit")
-    assert child.wait(30) == status
+    assert child.wait(stretched(30)) == status
 
 
 @pytest.mark.skipif(US != 0, reason="only root can be another user")

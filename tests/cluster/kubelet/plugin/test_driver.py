@@ -21,6 +21,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.files.open_directory import PathRefused
 from tests.cluster.client.rig import until
 from tests.cluster.kubelet.plugin.rig import Claims
+from tests.machine_load import stretched
 from tests.simulated_cluster.kubelet_claims import DRIVER, Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.kubelet_plugins import V1_34, V1_36, V1_37, VERSIONS, KubeletVersion
 
@@ -284,7 +285,7 @@ async def _prepare_in_the_end(kubelet: DraKubelet) -> None:
     """As the kubelet does, which may have seen the socket that was left, reached the new one, and
     registers that once more: a call under way is cancelled then, and made again.
     """
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(stretched(60)):
         while True:
             with suppress(PodFailed):
                 await kubelet.prepare("pod", CLAIM)

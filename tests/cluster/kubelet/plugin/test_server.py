@@ -22,6 +22,7 @@ from nodeagent.cluster.kubelet.plugin.driver import MOST_CLAIMS, DraService
 from nodeagent.cluster.kubelet.plugin.sockets import LARGEST_REQUEST, serve
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claimed
+from tests.machine_load import stretched
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
@@ -124,7 +125,7 @@ async def test_claims_of_a_call_are_worked_on_side_by_side(client: Client, claim
     """All have begun before the first ends."""
     claims.hold()
     call = asyncio.create_task(client.prepare(*named(*(f"{n:x}" for n in range(MOST_CLAIMS)))))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(stretched(60)):
         while len(claims.begun) < MOST_CLAIMS:
             await asyncio.sleep(0.002)
     claims.go_on()
