@@ -17,7 +17,7 @@ from nodeagent.settings import load_settings
 
 UNITS = Path(__file__).parents[2] / "systemd"
 AGENT, RESTORE = "nodeagent.service", "nodeagent-restore.service"
-CHILDREN = "mps-children.conf"
+CHILDREN, MOUNT = "mps-children.conf", "run-nodeagent.mount"
 EXPOSURE = {AGENT: 4.0, RESTORE: 3.0}  # at most, by `systemd-analyze security`
 PROGRAM = "/opt/nodeagent/bin/nodeagent"
 
@@ -63,6 +63,17 @@ def test_systemd_accepts_the_unit(unit: str, drop_in: str | None, tmp_path: Path
     result = _analyze(tmp_path, "verify", "--man=no", tmp_path / unit)
     ours = [line for line in result.stderr.splitlines() if "nodeagent" in line]
     assert (result.returncode, ours) == (0, [])
+
+
+def test_what_users_of_mps_can_fill_is_bounded(tmp_path: Path) -> None:
+    """The mount has a size, is accepted by systemd, and is there before whoever uses it."""
+    shutil.copy(UNITS / MOUNT, tmp_path)
+    result = _analyze(tmp_path, "verify", "--man=no", tmp_path / MOUNT)
+    ours = [line for line in result.stderr.splitlines() if "nodeagent" in line]
+    assert (result.returncode, ours) == (0, [])
+    assert _one(MOUNT, "Where") == str(load_settings(None, {}, {}).run.dir)
+    assert re.search(r"\bsize=\d+M\b", _one(MOUNT, "Options"))
+    assert {AGENT, RESTORE} <= set(_one(MOUNT, "Before").split())
 
 
 @pytest.mark.parametrize("unit", [AGENT, RESTORE])
