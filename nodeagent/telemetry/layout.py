@@ -50,7 +50,6 @@ class InstanceTracker:
         """
         before = (self.mig, tuple(self.parts.values()))
         mode = gpu.mode()
-        self.mig = None if mode is None else mode.current
         found = {}
         if mode is not None and mode.current:
             gpu.learn_profiles(mode)
@@ -68,7 +67,7 @@ class InstanceTracker:
         for number, part in self.parts.items():
             if parts.get(number) is not part:
                 part.gpm.end()
-        self.parts = parts
+        self.mig, self.parts = None if mode is None else mode.current, parts
         return before != (self.mig, tuple(parts.values()))
 
     def forget(self) -> None:
