@@ -19,17 +19,15 @@ from nodeagent.gpu.workers import Worker, current
 
 def at_work():
     current().begin("nvmlDeviceGetUUID")
-    end = time.thread_time() + 0.02
-    while time.thread_time() < end:
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
         pass
 
 async def main():
     os.nice(19)
     worker = Worker("GPU 3")
     await worker.call(os.getpid, what="beginning", deadline=30)
-    began = time.monotonic()
     await worker.call({function}, what="asking it", deadline=0.5)
-    print(time.monotonic() - began, flush=True)
     os._exit(0)
 
 asyncio.run(main())
@@ -42,8 +40,8 @@ from nodeagent.telemetry.scarcity import Scarcity
 os.nice(19)
 scarcity = Scarcity(window=0.5)
 scarcity.problem(time.monotonic())
-end = time.thread_time() + 0.02
-while time.thread_time() < end:
+end = time.monotonic() + 1.0
+while time.monotonic() < end:
     pass
 print(scarcity.problem(time.monotonic()).code)
 time.sleep(5)
@@ -91,9 +89,9 @@ def test_too_little_processor_time_is_a_problem_of_its_own() -> None:
     ("function", "hangs"), [("at_work", False), ("lambda: time.sleep(60)", True)]
 )
 def test_a_driver_call_is_not_late_while_this_process_waits(function: str, *, hangs: bool) -> None:
-    """One of 20 ms, of which the processor gives one in seventy, is no hang; one that hangs is."""
+    """One that works, and gets the processor for a small part of the time, is no hang; one that
+    hangs is.
+    """
     done = run_starved(CALL.replace("{function}", function))
     assert ("did not return within 0.5 s" in done.stderr) is hangs, done.stderr
     assert done.returncode == hangs
-    if not hangs:
-        assert float(done.stdout) > 0.5
