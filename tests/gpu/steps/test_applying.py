@@ -161,6 +161,23 @@ async def test_a_gpu_that_is_gone_after_its_reset_was_not_reset(tmp_path: Path) 
                 await reset
 
 
+async def test_a_gpu_that_does_not_answer_after_its_reset_was_not_reset(tmp_path: Path) -> None:
+    """Whatever nvidia-smi says of it."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    smi = ["sh", "-c", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.01; done"]
+    with simulated("a100-40gb:2") as node:
+        async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
+            gpu = (await driver.observe()).gpus[0]
+            reset = asyncio.create_task(driver.apply(ResetGpu(gpu.uuid, "")))
+            async with asyncio.timeout(stretched(30)):
+                while not begun.exists():
+                    await asyncio.sleep(0.01)
+            node.inject("nvmlDeviceGetMigMode", error="GPU_IS_LOST", gpu=0, times=None)
+            go.touch()
+            with pytest.raises(DriverError, match=r"was reset, but then .*fallen off the bus"):
+                await reset
+
+
 async def test_after_an_nvml_that_would_not_shut_down_gpus_are_reset_again(
     ampere: tuple[SimulatedNode, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

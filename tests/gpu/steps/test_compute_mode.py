@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pynvml
 import pytest
 
 from nodeagent.errors import DriverError, NodeagentError
@@ -108,10 +109,20 @@ async def test_an_unprivileged_user_gets_root_as_the_remedy() -> None:
                 await driver.apply(compute_mode(gpu, EXCLUSIVE))
 
 
+async def test_a_driver_that_forgets_the_mode_is_found_out(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reports success all the same."""
+    gpu = (await driver.observe()).gpus[0]
+    monkeypatch.setitem(pynvml._nvmlGetFunctionPointer_cache, SET, lambda *_: 0)
+    with pytest.raises(DriverError, match=r"was to become exclusiveProcess .* but it is default"):
+        await driver.apply(compute_mode(gpu, EXCLUSIVE))
+
+
 async def test_a_mode_that_is_not_read_back_is_not_called_set(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """A driver that forgets it, and one that no longer reports it."""
+    """A driver that no longer reports it."""
     gpu = (await driver.observe()).gpus[0]
     node.inject(GET, error="UNKNOWN", skip=1, times=None)
     with pytest.raises(DriverError, match=GET):
