@@ -51,7 +51,7 @@ def copied(place: str) -> None:
 
 def furnish(stage: str, plan: str) -> None:
     """The machine as it would be with nodeagent installed."""
-    trees = (Path(__file__).resolve().parents[2], Path(sys.prefix), Path(sys.base_prefix))
+    trees = (Path(__file__).resolve().parents[2], Path(sys.prefix).resolve(), Path(sys.base_prefix))
     held = [(tree, os.open(tree, os.O_PATH)) for tree in trees]
     mount("--make-rprivate", "/")
     mount("-t", "proc", "proc", "/proc")
