@@ -6,8 +6,8 @@ NVML is shut down and started again when it stopped answering for every GPU.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -169,24 +169,16 @@ class Observer:
     async def _observe_all(self, details: bool) -> tuple[list[Gpu], DriverError | None]:
         """All GPUs, and why the driver as a whole does not answer, if it does not."""
         async with self.pool.lock.shared():
-            try:
-                await self.pool.enumerate()
-            except DriverError as error:
-                return [self._unreachable(gpu, error) for gpu in self.pool.present], error
-            asked = {
-                source: asyncio.create_task(source.ask())
-                for source in self.sources
-                if source.is_remote
-            }
-            reads = (
-                self._read_without_users(gpu, self.details if details else None, confirm=True)
-                for gpu in self.pool.present
-            )
-            try:
+            with self._asked() as asked:
+                try:
+                    await self.pool.enumerate()
+                except DriverError as error:
+                    return [self._unreachable(gpu, error) for gpu in self.pool.present], error
+                reads = (
+                    self._read_without_users(gpu, self.details if details else None, confirm=True)
+                    for gpu in self.pool.present
+                )
                 gpus = await self._with_users(await asyncio.gather(*reads), asked)
-            finally:
-                for task in asked.values():
-                    task.cancel()  # where no GPU answers, or nobody waits for them any more
             if self.topology:
                 await self.topology.read(gpus, self.pool.session)
         seen = {gpu.uuid for gpu in gpus}
@@ -202,6 +194,17 @@ class Observer:
             for gpu in vanished
         )
         return [*gpus, *lost], None
+
+    @contextmanager
+    def _asked(self) -> Iterator[Mapping[UsageSource, Awaitable[UsageReading]]]:
+        """What other programs know of users is asked for while the GPUs are read."""
+        remote = [source for source in self.sources if source.is_remote]
+        asked = {source: asyncio.create_task(source.ask()) for source in remote}
+        try:
+            yield asked
+        finally:
+            for task in asked.values():
+                task.cancel()  # where no GPU answers, or nobody waits for it any more
 
     async def _read(self, gpu: GpuDevice, details: frozenset[str] | None = None) -> Gpu:
         return (await self._with_users([await self._read_without_users(gpu, details)]))[0]

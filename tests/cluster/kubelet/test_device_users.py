@@ -72,7 +72,7 @@ async def test_it_is_asked_while_the_gpus_are_read(
     node: SimulatedNode, driver: Driver, kubelet: Kubelet
 ) -> None:
     """A look takes as long as the slower of both."""
-    hang = node.inject("nvmlDeviceGetMigMode", hang=True)
+    hang = node.inject("nvmlDeviceGetCount_v2", hang=True)
     looking = asyncio.create_task(driver.observe())
     async with asyncio.timeout(stretched(30)):
         while not kubelet.calls:
