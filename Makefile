@@ -8,6 +8,9 @@ BIN    := $(VENV)/bin
 # Set in many container images; without it a second run collects its tests in a third of the time.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What tests read of other programs is UTF-8 in every language.
+export PYTHONUTF8 := 1
+
 # Where `make run` keeps what an installed agent keeps in /run and /var/lib.
 LOCAL  ?= .local
 BOARDS ?= h100-80gb:2

@@ -47,7 +47,7 @@ def _analyze(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[st
     return subprocess.run(
         ["systemd-analyze", *words],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
         env={"SYSTEMD_UNIT_PATH": f"{folder}:", "PATH": "/usr/bin:/bin"},
     )
