@@ -339,7 +339,7 @@ def _read(path: Path, most: int, flags: int, *, own: bool) -> bytes:
         with open(descriptor, "rb", closefd=False) as file:
             text = file.read(most)
         if text is None:  # such as /proc/kmsg, a regular file by its kind
-            raise OSError("it would have to be waited for, as no regular file has")
+            raise OSError("reading it would wait, as for no regular file")
         return text
     finally:
         os.close(descriptor)
