@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.simulated_cluster.journal import Request
-from tests.simulated_cluster.refusals import Refused
+from tests.simulated_cluster.refusals import Refused, forbidden
 
 NODES = "/api/v1/nodes/"
 OPEN_PATHS = {"/version", "/readyz", "/healthz", "/livez"}
@@ -25,8 +25,8 @@ class Access:
 
     `own_node` maps a token to the name of the only Node that it may write to, as an admission
     policy does it: anything else is denied with `denial` (422, or 403 where the policy says so).
-    `withheld` are the rights that no user has; every user has all others. Unless `unguarded`, the
-    annotation by which an agent tries whether policies limit it is denied.
+    `withheld` are the rights that no user has; every user has all others, the `powerless` none.
+    Unless `unguarded`, the annotation by which an agent tries whether policies limit it is denied.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,7 @@ class Access:
         self.own_node: dict[str, str] = {}
         self.denial = 422
         self.withheld: set[Right] = set()
+        self.powerless: set[str] = set()
         self.unguarded = False
 
     def revoke(self, token: str) -> None:
@@ -49,9 +50,9 @@ class Access:
             return
         if (self.tokens or self._closed) and request.who not in self.tokens:
             raise Refused(401, "Unauthorized")
-        verb, resource = right_of(request)
-        if (verb, resource) in self.withheld:
-            raise Refused(403, f'{resource} is forbidden: User "agent" cannot {verb} it')
+        user, right = self.tokens.get(request.who, "agent"), right_of(request)
+        if right in self.withheld or user in self.powerless:
+            raise forbidden(user, *right, request)
         if not self.unguarded and "guard.nodeagent.io/" in str(request.body):
             raise Refused(
                 403,

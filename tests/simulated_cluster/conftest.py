@@ -14,10 +14,9 @@ from kubernetes.aio import client
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.clients import Api, core_api
 from tests.simulated_cluster.fixtures import grpc_ends
-from tests.simulated_cluster.real_api_server import RealApiServer, why_not
+from tests.simulated_cluster.real_api_server import STRANGERS_TOKEN, TOKEN, RealApiServer, why_not
 
 __all__ = ["grpc_ends"]
-TOKEN = "token-of-the-tests"
 
 
 @pytest.fixture
@@ -93,7 +92,8 @@ async def cluster(
         yield _Real(real_server)
         return
     async with ApiServer(bookmark_seconds=60) as server:
-        server.tokens[TOKEN] = "tester"
+        server.tokens.update({TOKEN: "tester", STRANGERS_TOKEN: "stranger"})
+        server.access.powerless.add("stranger")
         yield _Ours(server)
 
 

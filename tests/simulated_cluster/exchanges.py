@@ -16,6 +16,7 @@ import aiohttp
 from nodeagent.cluster.client import requests as agent
 from nodeagent.cluster.client.requests import Request
 from tests.simulated_cluster.patching import MERGE
+from tests.simulated_cluster.real_api_server import STRANGERS_TOKEN
 
 NODE, DRIVER = "recorded-node", "gpu.nodeagent.io"
 NODES, SPACE = "/api/v1/nodes", "/api/v1/namespaces/default"
@@ -250,6 +251,18 @@ class Conversation:
     async def _who(self) -> None:
         right = agent.Right("patch", "nodes/status")
         await self.send("question about a right", agent.review_access(right))
+        self._token = STRANGERS_TOKEN
+        for number, request in enumerate(
+            (
+                agent.list_node(NODE),
+                agent.patch_node_status(NODE, {}),
+                agent.create_event(note("denied")),
+                agent.get_claim("default", "denied"),
+                agent.list_slices(NODE),
+                agent.evict_pod("default", "denied", uid=STRANGER),
+            )
+        ):
+            await self.send(f"what is denied {number}", request)
         self._token = "wrong"
         await self.send("token that is not accepted", agent.list_node(NODE))
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 START_SECONDS = 60.0
 TOKEN = "token-of-the-tests"
+STRANGERS_TOKEN = "token-of-a-stranger"  # of a user without any right
 USUAL_FOLDER = "/usr/local/kubebuilder/bin"
 
 # Runs a program again whenever it ends; SIGHUP kills it, SIGTERM ends both. So that a restart
@@ -82,7 +83,9 @@ class RealApiServer:
         subprocess.run(
             ["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True
         )
-        (self._folder / "tokens.csv").write_text(f'{TOKEN},tester,1,"system:masters"\n')
+        (self._folder / "tokens.csv").write_text(
+            f'{TOKEN},tester,1,"system:masters"\n{STRANGERS_TOKEN},stranger,2\n'
+        )
         try:
             self._etcd = self._started(["etcd", *self._etcd_flags()])
             self._api = self._started(["kube-apiserver", *self._api_flags()], again=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from tests.simulated_cluster.journal import Request
 
 REASONS = {
     400: "BadRequest",
@@ -114,6 +117,24 @@ def another_uid(kind: str, name: str, wanted: str, found: str) -> Refused:
     )
 
 
+def forbidden(user: str, verb: str, resource: str, request: Request) -> Refused:
+    """No role gives the user this right; path or selector name the object, where it is one."""
+    plural = resource.partition("/")[0]
+    where = re.search(r"/namespaces/([^/]+)/", request.path)
+    scope = f'in the namespace "{where[1]}"' if where else "at the cluster scope"
+    found = re.search(rf"/{plural}/([^/]+)", request.path) or re.fullmatch(
+        r"metadata\.name=([^,]+)", request.query.get("fieldSelector", "")
+    )
+    name = found[1] if found else ""
+    what = _named(plural, name) if name else _qualified(plural)
+    return Refused(
+        403,
+        f'{what} is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group '
+        f'"{_GROUPS.get(plural, "")}" {scope}',
+        details={key: value for key, value in _details(plural, name).items() if value},
+    )
+
+
 def modified_meanwhile(plural: str, name: str) -> Refused:
     """Another client wrote the object after the version that the request names."""
     return Refused(
@@ -130,7 +151,11 @@ def expired(version: int, oldest: int) -> Refused:
 
 
 def _named(kind: str, name: str) -> str:
-    return f'{kind}.{_GROUPS[kind]} "{name}"' if kind in _GROUPS else f'{kind} "{name}"'
+    return f'{_qualified(kind)} "{name}"'
+
+
+def _qualified(kind: str) -> str:
+    return f"{kind}.{_GROUPS[kind]}" if kind in _GROUPS else kind
 
 
 def _details(kind: str, name: str) -> dict[str, Any]:
