@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -65,34 +67,32 @@ def test_the_agent_in_a_pod(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_an_idle_agent_only_watches(node: Node) -> None:
-    """By the API server's audit log: with a running pod nothing is read or written, and watches
-    are opened again seldom.
+    """By the API server's audit log: with a running pod it comes to read and write nothing for a
+    minute, in which two watches of its Node end and begin.
     """
-    if node.place.audit_log is None:
+    log = node.place.audit_log
+    if log is None:
         pytest.skip("no audit log")
+    begun = datetime.now(UTC)
     node.pod("idle")
     node.until_running("idle")
-    node.until(lambda: not changed_lately(node))
-    begun = datetime.now(UTC)
-    node.until(lambda: asked(node, begun)["watch", "nodes"] >= 2)
-    assert set(asked(node, begun)) <= {("watch", "nodes"), ("watch", "resourceslices")}
-    assert asked(node, begun)["watch", "resourceslices"] <= 1
+
+    def last_watches() -> Counter[str]:
+        if "short of processor time" in json.dumps(node.status()):
+            pytest.skip("the machine is busy, and the agent reports when it is and when not")
+        asked = reversed(list(requests(log, begun)))
+        return Counter(of for _, of in takewhile(lambda one: one[0] == "watch", asked))
+
+    node.until(lambda: last_watches()["nodes"] >= 3, seconds=200)
+    assert last_watches()["resourceslices"] <= 1
 
 
-def changed_lately(node: Node) -> bool:
-    """Whether the agent asked for anything but watches in the last ten seconds."""
-    recent = asked(node, datetime.now(UTC) - timedelta(seconds=10))
-    return any(verb != "watch" for verb, _ in recent)
-
-
-def asked(node: Node, since: datetime) -> Counter[tuple[str, str]]:
+def requests(audit_log: Path, since: datetime) -> Iterator[tuple[str, str]]:
     """The agent's requests that the API server logged since then: verb and resource of each."""
-    assert node.place.audit_log is not None
-    found = {}
-    with node.place.audit_log.open("rb") as log:
-        for line in log:
-            one = json.loads(line)
-            is_agent = one["user"]["username"] == AGENT
-            if is_agent and datetime.fromisoformat(one["requestReceivedTimestamp"]) >= since:
-                found[one["auditID"]] = (one["verb"], one["objectRef"]["resource"])
-    return Counter(found.values())
+    seen = set()
+    for line in audit_log.read_bytes().splitlines():
+        one = json.loads(line)
+        begun = datetime.fromisoformat(one["requestReceivedTimestamp"])
+        if one["user"]["username"] == AGENT and begun >= since and one["auditID"] not in seen:
+            seen.add(one["auditID"])  # a watch is logged at its begin and at its end
+            yield one["verb"], one["objectRef"]["resource"]
