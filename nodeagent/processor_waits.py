@@ -37,10 +37,15 @@ class ProcessorWaits:
             longest = max(longest, waited - earlier[1], now)
         return min(longest, passed)
 
+    def left(self) -> float:
+        """Seconds that passed since the last `lap` without such a wait."""
+        at, waited = self._at, self.lap()
+        return max(self._at - at - waited, 0.0)
+
     def share(self) -> float:
         """As `lap`, of the time that passed."""
-        at = self._at
-        return self.lap() / max(self._at - at, 1e-9)
+        at, waited = self._at, self.lap()
+        return waited / max(self._at - at, 1e-9)
 
     def _counts(self) -> dict[str, tuple[float, float]]:
         """Seconds by thread for which it ran and for which it waited, as its schedstat has them.

@@ -43,8 +43,7 @@ CALM = 0.2  # seconds between two polls, however much changes
 _FIRST_PAUSE = 0.005  # seconds between checks for the socket of a daemon that starts
 _LONGEST_PAUSE = 0.1
 _AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
-_STARVED = 0.5  # share of the time for which a process waits that can be expected to answer nothing
-_STARVED_WORDS = (
+_STARVED = (
     "it could not answer, since it or the agent waits for a processor most of the time: raise the "
     "CPU request"
 )
@@ -81,6 +80,7 @@ class DaemonMonitor:
         self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._proofs = 0
         self._waits: tuple[ProcessorWaits, ...] = ()  # since it was silent last
+        self._had_time = 0.0  # seconds since then in which it could have answered
         self._shown: tuple[Seen | None, tuple[MpsWaiting, ...]] = (None, ())  # after the last poll
         self._reports_status = True
         log_size = context.settings.log_size << 20
@@ -231,7 +231,7 @@ class DaemonMonitor:
                 self._next_poll = self._loop.time() + self._pauses.next()
         except DaemonSilent:
             if self._is_starved():
-                self._handle(model.KeptOut(self.run, _STARVED_WORDS))
+                self._handle(model.KeptOut(self.run, _STARVED))
                 self._next_poll = self._loop.time() + _AGAIN
             else:
                 await self._silent("")
@@ -256,6 +256,7 @@ class DaemonMonitor:
             return  # these answers may have come from the impostor
         self._reports_status = seen.reports_status
         self.seen, self.seen_hidden = seen, hidden
+        self._waits, self._had_time = (), 0.0
         self._handle(model.Answered(self.run))
         if any(server.status is ServerStatus.FAULT for server in seen.servers):
             self._read_log()  # the line that names the cause is in it, perhaps not read yet
@@ -301,11 +302,17 @@ class DaemonMonitor:
             self._handle(model.Silent(self.run, reason))
 
     def _is_starved(self) -> bool:
-        """Whether this process or the daemon waited for a processor for most of the time since the
-        question before, which was not answered either.
+        """Whether there was too little time to answer in since the question before: of what passed,
+        not that for which this process or the daemon waited for a processor.
         """
         before, self._waits = self._waits, (ProcessorWaits(), ProcessorWaits(self.process.pid))
-        return any(waits.share() >= _STARVED for waits in before)
+        if not before:
+            return False
+        self._had_time += min(waits.left() for waits in before)
+        if self._had_time < self._context.settings.answer_deadline:
+            return True
+        self._had_time = 0.0
+        return False
 
     async def _has_servers(self) -> bool:
         """Any user can name a process as a server, and must not hold up the daemon's end. Servers

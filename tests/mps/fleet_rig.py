@@ -173,9 +173,12 @@ class FleetRig:
         return [r.message for d, r in self.reports if (d, r.subject) == (device, subject)]
 
     async def reported(self, subject: Subject, device: str = GPU, within: float = 60.0) -> str:
-        """What is reported of it, once it is."""
-        await until(lambda: bool(self.said(subject, device)), within)
-        return self.said(subject, device)[-1]
+        """What is reported of it, once it is, but that this machine is too busy for an answer."""
+        await until(lambda: bool(self._blamed(subject, device)), within)
+        return self._blamed(subject, device)[-1]
+
+    def _blamed(self, subject: Subject, device: str) -> list[str]:
+        return [said for said in self.said(subject, device) if "waits for a processor" not in said]
 
     # --- what is there ------------------------------------------------------------------------
 
