@@ -89,20 +89,19 @@ async def test_what_does_not_pass_is_refused_at_once(claims: Waiting, calls: Cla
 
 
 async def test_what_may_have_passed_is_tried_at_once(claims: Waiting, calls: ClaimCalls) -> None:
-    """As when a release ended; however often that is said, ten times a second at most."""
+    """As when a release ended; however often that is said, twice a second at most in the end."""
     call = asyncio.create_task(calls.prepare(CLAIM))
     await asyncio.sleep(10)
     tried, claims.error = len(claims.tried), StillInUse("pid 4711 uses it")
-    for _ in range(100):
+    for _ in range(1000):
         claims.patience.wake()
-        await asyncio.sleep(0.001)
-    await asyncio.sleep(0.2)
-    assert 1 <= len(claims.tried) - tried <= 3
+        await asyncio.sleep(0.01)
+    assert 18 <= len(claims.tried) - tried <= 21
     claims.error = None
     claims.patience.wake()
     begin = now()
     await call
-    assert now() - begin <= 0.2
+    assert now() - begin <= 0.5
 
 
 async def test_a_pod_that_ends_does_not_wait(claims: Waiting, calls: ClaimCalls) -> None:
@@ -111,6 +110,6 @@ async def test_a_pod_that_ends_does_not_wait(claims: Waiting, calls: ClaimCalls)
     await asyncio.sleep(10)
     begin = now()
     await calls.release(CLAIM)
-    assert now() - begin <= 0.2
+    assert now() - begin <= 0.5
     with pytest.raises(ClaimRefused, match="its device is held"):
         await preparing

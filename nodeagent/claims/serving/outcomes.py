@@ -33,7 +33,7 @@ def require_done(outcome: GpuOutcome, record: ClaimRecord) -> None:
         first = problems[0] if problems else Problem(Code.STEP_FAILED, "a step failed")
         if first.code is Code.IN_USE:
             raise StillInUse(f"{record.title}: {first.message}", remedy=first.remedy)
-        if first.code is Code.MPS:
+        if first.code is Code.MPS and unready_daemons(outcome.after):  # its start goes on
             raise DaemonNotReady(first, record)
         raise NotAdmitted(first, record)
 

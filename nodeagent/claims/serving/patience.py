@@ -17,7 +17,6 @@ from nodeagent.errors import Transient
 PATIENCE: Final = 35.0  # seconds; the kubelet's call ends after 45, the agent's answer to it at 40
 _FIRST_PAUSE: Final = 0.2  # seconds between two attempts, doubled each time, unless it is woken
 _LONGEST_PAUSE: Final = 2.0
-_SHORTEST_PAUSE: Final = 0.1
 
 _Result = TypeVar("_Result")
 
@@ -62,9 +61,9 @@ class Patience:
                     if clock() + pause > until:
                         raise
                     on_wait(error)
-                    await asyncio.sleep(_SHORTEST_PAUSE)
+                    await asyncio.sleep(pause / 4)  # however often something changes
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(pause - _SHORTEST_PAUSE):
+                        async with asyncio.timeout(pause * 3 / 4):
                             await changed.wait()
                     if self._gives_way[uid]:
                         raise
