@@ -174,7 +174,7 @@ class SamplingService:
         self._failing = {name: self._failing.get(name, now) for name in failing}
         lasting = (n for n, since in self._failing.items() if now - since >= self._patience)
         of_readers = dict.fromkeys(self._problem_of(failing[name]) for name in lasting)
-        problems = (*filter(None, [self._scarcity.problem(now)]), *of_readers)
+        problems = (*filter(None, [self._scarcity.problem()]), *of_readers)
         if problems != self.problems:
             self.problems = problems
             self._on_problems()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.processor_waits import ProcessorWaits
 
@@ -23,11 +25,12 @@ class Scarcity:
     def __init__(self, window: float = 30.0) -> None:
         self._window = window
         self._waits: ProcessorWaits | None = None
-        self._since = 0.0
+        self._since = 0.0  # by the machine's clock, as the kernel's counts are
         self._is_scarce = False
 
-    def problem(self, now: float) -> Problem | None:
-        """Called again and again; `now` in seconds."""
+    def problem(self) -> Problem | None:
+        """Called again and again."""
+        now = time.monotonic()
         if self._waits is None:
             self._waits, self._since = ProcessorWaits(), now
         elif now - self._since >= self._window:
