@@ -9,6 +9,7 @@ from nodeagent.processor_waits import ProcessorWaits
 
 # Shares of the time for which the agent waits for a processor.
 _SCARCE, _ENOUGH = 0.5, 0.25
+_SHOWN_FOR = 10  # windows with enough, since each change of the Node's status is a write
 
 _PROBLEM = Problem(
     Code.STARVED,
@@ -26,7 +27,7 @@ class Scarcity:
         self._window = window
         self._waits: ProcessorWaits | None = None
         self._since = 0.0  # by the machine's clock, as the kernel's counts are
-        self._is_scarce = False
+        self._shown_for = 0  # more such windows
 
     def problem(self) -> Problem | None:
         """Called again and again."""
@@ -35,6 +36,9 @@ class Scarcity:
             self._waits, self._since = ProcessorWaits(), now
         elif now - self._since >= self._window:
             share = self._waits.share()
-            self._is_scarce = share >= (_ENOUGH if self._is_scarce else _SCARCE)
+            if share >= _SCARCE:
+                self._shown_for = _SHOWN_FOR
+            elif share < _ENOUGH:
+                self._shown_for = max(self._shown_for - 1, 0)
             self._since = now
-        return _PROBLEM if self._is_scarce else None
+        return _PROBLEM if self._shown_for > 0 else None
