@@ -16,19 +16,19 @@ _INTERVAL = 5.0  # seconds at least between two looks of RunningTime
 
 class ProcessorWaits:
     """What the kernel has counted since the last `lap` for each thread of a process: this one, or
-    that of `pid`.
+    that of `pid`. It counts real time, as perf_counter does where a test's loop has its own.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self._folder = Path("/proc", "self" if pid is None else str(pid), "task")
-        self._at, self._before = time.monotonic(), self._counts()
+        self._at, self._before = time.perf_counter(), self._counts()
 
     def lap(self) -> float:
         """Seconds for which a thread waited for a processor, of that which waited longest: where it
         has Python's lock, all others wait for it. 0 where the kernel does not count.
         """
         at, before = self._at, self._before
-        self._at, self._before = time.monotonic(), self._counts()
+        self._at, self._before = time.perf_counter(), self._counts()
         passed, longest = self._at - at, 0.0
         for thread, (ran, waited) in self._before.items():
             earlier = before.get(thread, (0.0, 0.0))

@@ -84,7 +84,9 @@ def run_starved(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_too_little_processor_time_is_a_problem_of_its_own() -> None:
-    """While the agent waits for most of the time, and for a while after: it does not go on and off."""
+    """While the agent waits for most of the time, and for a while after, so that it does not
+    flicker.
+    """
     assert run_starved(JUDGE).stdout.splitlines() == ["Starved", "Starved", "over"]
 
 

@@ -26,12 +26,12 @@ class Scarcity:
     def __init__(self, window: float = 30.0) -> None:
         self._window = window
         self._waits: ProcessorWaits | None = None
-        self._since = 0.0  # by the machine's clock, as the kernel's counts are
+        self._since = 0.0  # in real time, as the kernel counts
         self._shown_for = 0  # more such windows
 
     def problem(self) -> Problem | None:
         """Called again and again."""
-        now = time.monotonic()
+        now = time.perf_counter()
         if self._waits is None:
             self._waits, self._since = ProcessorWaits(), now
         elif now - self._since >= self._window:
