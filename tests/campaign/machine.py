@@ -324,6 +324,8 @@ class _Life:
         """Kinds of all that it has."""
         tasks = (f"task {task.get_name()}" for task in asyncio.all_tasks(self._loop))
         threads = (f"thread {name}" for name in living_threads())
+        if any(what.startswith("/proc/") for what in self._open()):
+            time.sleep(_LOOK)  # a thread looks at a process just now
         opened = (f"descriptor {re.sub(r'[0-9]+', 'N', what)}" for what in self._open())
         return Counter([*tasks, *threads, *opened])
 
