@@ -81,7 +81,8 @@ def untrue(
 def not_ended(status: Mapping[str, Any], *, others_came: bool) -> Iterator[str]:
     """What is still called wrong on a node where nothing is. `others_came`: whether it may say that
     another program was at work. Files that were deleted are shown for a while, unusable ones until
-    they are removed, and a plan that is none, or not there, until the next.
+    they are removed, and a plan that is none, or not there, until the next. That the agent is
+    starved is true of the machine that plays the day.
     """
     for owner in (status, *status["gpus"]):
         for finding in owner["health"]["findings"]:
@@ -89,7 +90,7 @@ def not_ended(status: Mapping[str, Any], *, others_came: bool) -> Iterator[str]:
                 yield f"status shows {finding}"
     if status["phase"] != "Rejected":
         for problem in status["problems"]:
-            if problem["code"] not in {"RunDirectory", "StateFile", "SourceMissing"}:
+            if problem["code"] not in {"RunDirectory", "StateFile", "SourceMissing", "Starved"}:
                 yield f"status shows {problem}"
 
 
