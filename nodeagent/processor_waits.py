@@ -16,12 +16,13 @@ _INTERVAL = 5.0  # seconds at least between two looks of RunningTime
 
 class ProcessorWaits:
     """What the kernel has counted since the last `lap` for each thread of a process: this one, or
-    that of `pid`. It counts real time, as perf_counter does where a test's loop has its own.
+    that of `pid`. It counts real time, as perf_counter does where monotonic is a test's own.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self._folder = Path("/proc", "self" if pid is None else str(pid), "task")
         self._at, self._before = time.perf_counter(), self._counts()
+        self._began = time.monotonic()
 
     def lap(self) -> float:
         """Seconds for which a thread waited for a processor, of that which waited longest: where it
@@ -39,8 +40,8 @@ class ProcessorWaits:
 
     def left(self) -> float:
         """Seconds that passed since the last `lap` without such a wait."""
-        at, waited = self._at, self.lap()
-        return max(self._at - at - waited, 0.0)
+        began, self._began = self._began, time.monotonic()
+        return max(self._began - began - self.lap(), 0.0)
 
     def share(self) -> float:
         """As `lap`, of the time that passed."""
