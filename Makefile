@@ -116,6 +116,9 @@ cover: $(DEV)  ## the tests, and which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
 	$(BIN)/python -m coverage report
 
+size: $(DEV)  ## lines and files of Python: product, simulator, tests
+	@$(BIN)/python tools/count_lines.py
+
 mutants: $(DEV)  ## how many of 200 small changes of the code the tests notice; goes on where it ended (MUTANTS=20 SEED=12)
 	$(BIN)/python -m tools.mutants --scratch .local/mutants-$(or $(SEED),11) --seed $(or $(SEED),11) \
 	  $(if $(MUTANTS),--at-most $(MUTANTS)) $(ARGS)
@@ -181,5 +184,5 @@ $(DEV): requirements/dev.txt $(RUN)
 	@touch $@
 
 .PHONY: help run run-cluster real-cluster check test test-full install format lint types layers pytest \
-  pytest-pure $(PARTS) goldens cover mutants fuzz campaign campaign-processes soak bench man dist card-kit audit \
+  pytest-pure $(PARTS) goldens cover size mutants fuzz campaign campaign-processes soak bench man dist card-kit audit \
   lock clean
