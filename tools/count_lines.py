@@ -33,7 +33,8 @@ def _row(name: str) -> str:
         return "generated"
     if name.startswith("nodeagent/simulation/"):
         return "simulator"
-    return {"nodeagent": "product", "tests": "tests"}.get(name.split("/", maxsplit=1)[0], "tools and bench")
+    top = name.partition("/")[0]
+    return {"nodeagent": "product", "tests": "tests"}.get(top, "tools and bench")
 
 
 def _line(row: str, sizes: Iterable[int]) -> str:
