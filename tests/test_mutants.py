@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutants import TABLE as OURS
+from tools.mutants import small_set
 from tools.mutations import candidates
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,13 @@ from sample_code.fitting import fits
 def test_fits():
     assert fits(1, 2)
     assert not fits(3, 2)
+"""
+MORE_TESTS = """
+from sample_code.fitting import fits
+
+def test_it_fits():
+    assert fits(1, 2)
+    assert fits(2, 2)
 """
 UNNOTICED = """
 from typing import TYPE_CHECKING
@@ -55,12 +63,7 @@ def test_killed_and_survived(tmp_path: Path) -> None:
     on where the one before it ended.
     """
     tree, scratch = tmp_path / "tree", tmp_path / "scratch"
-    (tree / "sample_code").mkdir(parents=True)
-    (tree / "sample_code/fitting.py").write_text(CODE, encoding="utf-8")
-    (tree / "test_sample.py").write_text(TESTS, encoding="utf-8")
-    (tmp_path / "table.toml").write_text(TABLE, encoding="utf-8")
-    command = [sys.executable, "-m", "tools.mutants", "--jobs", "1", "--tree", str(tree)]
-    command += ["--table", str(tmp_path / "table.toml"), "--scratch", str(scratch)]
+    command = [*_command(tmp_path, tree), "--scratch", str(scratch)]
     results = scratch / "results.jsonl"
     _run([*command, "--at-most", "2"])
     assert len(results.read_text(encoding="utf-8").splitlines()) == 2
@@ -74,6 +77,42 @@ def test_killed_and_survived(tmp_path: Path) -> None:
     }
     assert "fitting            3       2         1   66.7%" in report
     assert (tree / "sample_code/fitting.py").read_text(encoding="utf-8") == CODE
+
+
+@pytest.mark.full
+def test_who_kills_what(tmp_path: Path) -> None:
+    """Each mutant is tried against every test file, and the table says which were alone."""
+    tree, kills = tmp_path / "tree", tmp_path / "kills.json"
+    command = [*_command(tmp_path, tree), "--all", "--json", str(kills)]
+    (tree / "test_more.py").write_text(MORE_TESTS, encoding="utf-8")
+    report = _run([*command, "--tests", "test_sample.py", "test_more.py"])
+    found = {m["change"]: m["killers"] for m in json.loads(kills.read_text(encoding="utf-8"))}
+    assert found == {
+        "size <= room  ->  (size < room)": ["test_more.py"],
+        "size <= room  ->  (size > room)": ["test_more.py", "test_sample.py"],
+        "size <= room  ->  (not (size <= room))": ["test_more.py", "test_sample.py"],
+    }
+    rows = [line.split() for line in report.splitlines() if line.endswith(".py")]
+    assert rows == [
+        ["3", "1", "0.0", "yes", "test_more.py"],
+        ["2", "0", "0.0", "test_sample.py"],
+    ]
+
+
+def test_a_small_set_kills_what_all_kill() -> None:
+    """A file that is alone is in it; of several that kill the same, the quickest is."""
+    kills = [["a"], ["b", "c"], ["b", "c"], ["a", "c"], []]
+    assert small_set(kills, {"a": 9.0, "b": 3.0, "c": 1.0}) == {"a", "c"}
+
+
+def _command(folder: Path, tree: Path) -> list[str]:
+    """What measures a tree with one function and one test, which it makes."""
+    (tree / "sample_code").mkdir(parents=True)
+    (tree / "sample_code/fitting.py").write_text(CODE, encoding="utf-8")
+    (tree / "test_sample.py").write_text(TESTS, encoding="utf-8")
+    (folder / "table.toml").write_text(TABLE, encoding="utf-8")
+    command = [sys.executable, "-m", "tools.mutants", "--jobs", "1", "--tree", str(tree)]
+    return [*command, "--table", str(folder / "table.toml")]
 
 
 def _run(command: list[str]) -> str:

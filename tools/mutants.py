@@ -9,6 +9,17 @@ subject's tests run, the quickest first, until one fails. A failure counts only 
 Libraries are imported once; each run is a fork of this process. With `--scratch DIR` the copies and
 the results stay there, and a later call goes on where an earlier one ended or was broken off, until
 something in the tree changes. The subjects take turns, so a few mutants are some of each.
+
+Which test files kill which mutants:
+
+    python -m tools.mutants --subject mps --each 10 --jobs 1 --all [--json kills.json]
+    python -m tools.mutants --subject mps --each 10 --all --tests tests/mps tests/acceptance
+
+`--all` goes on after the first failure, with the other files, and ends with a table of the test
+files: how many mutants each kills, how many no other file kills, the seconds that its tests take,
+and whether it is in a small set that kills all of them. `--tests` replaces the subject's tests,
+`--code` its code. `--seconds` begins no mutant later than that; a mutant takes a run of all these
+tests. Subjects marked `named` in the table are only measured when `--subject` names them.
 """
 
 from __future__ import annotations
@@ -17,6 +28,7 @@ import argparse
 import hashlib
 import importlib
 import json
+import math
 import os
 import random
 import select
@@ -71,29 +83,43 @@ def draw(seed: int, each: int, tree: Path, table: Mapping[str, Any]) -> list[Mut
 
 
 class Watch:
-    """A pytest plugin: the quickest tests first, each with a limit; notes times and a failure."""
+    """A pytest plugin: the quickest tests first, each with a limit; records times and failures.
 
-    def __init__(self, times: Mapping[str, float], note: Path) -> None:
+    With `to_the_end`, files run in their own order, each until its first failure.
+    """
+
+    def __init__(self, times: Mapping[str, float], note: Path, *, to_the_end: bool) -> None:
         self._times = times
         self._note = note
+        self._to_the_end = to_the_end
         self._taken: dict[str, float] = {}
-        self._failed = ""
+        self._failed: dict[str, str] = {}  # by file: the test that failed first
         self._timed_out = False
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self._times:
-            items.sort(key=lambda item: self._times.get(item.nodeid, 0.0))
+            if not self._to_the_end:
+                items.sort(key=lambda item: self._times.get(item.nodeid, 0.0))
             for item in items:
                 limit = 10 + 20 * self._times.get(item.nodeid, 0.0)
                 item.add_marker(pytest.mark.timeout(limit), append=False)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if file_of(item.nodeid) in self._failed:
+            pytest.skip("this file has noticed the mutant")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed.setdefault(file_of(report.nodeid), report.nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid
         self._taken[name] = self._taken.get(name, 0.0) + report.duration
-        if report.failed and not self._failed:
-            self._failed = name
-            self._timed_out = "Timeout (>" in report.longreprtext
+        if report.failed and file_of(name) not in self._failed:
+            self._failed[file_of(name)] = name
+            self._timed_out |= "Timeout (>" in report.longreprtext
 
     def pytest_sessionfinish(self) -> None:
         ours = str(self._note.parent)  # what is in the tree must be imported after it is changed
@@ -103,17 +129,29 @@ class Watch:
         self._note.write_text(json.dumps({**found, "modules": modules}), encoding="utf-8")
 
 
+def file_of(test: str) -> str:
+    """The file of a test's id."""
+    return test.partition("::")[0]
+
+
 def run_tests(
-    folder: Path, tests: Sequence[str], times: Mapping[str, float], limit: float
+    folder: Path,
+    tests: Sequence[str],
+    times: Mapping[str, float],
+    limit: float,
+    *,
+    to_the_end: bool = False,
 ) -> tuple[int | None, dict[str, Any]]:
-    """Pytest's exit code (None: stopped at the limit) and what `Watch` noted."""
+    """Pytest's exit code (None: stopped at the limit) and what `Watch` recorded."""
     note = folder / ".watch.json"
     note.unlink(missing_ok=True)
-    code = _wait(_fork(lambda: _pytest(folder, tests, Watch(times, note))), limit)
+    watch = Watch(times, note, to_the_end=to_the_end)
+    options = ["--continue-on-collection-errors"] if to_the_end else ["-x"]
+    code = _wait(_fork(lambda: _pytest(folder, [*options, *tests], watch)), limit)
     return code, json.loads(note.read_bytes()) if note.exists() else {}
 
 
-def _pytest(folder: Path, tests: Sequence[str], watch: Watch) -> int:
+def _pytest(folder: Path, arguments: Sequence[str], watch: Watch) -> int:
     os.chdir(folder)
     os.environ["PYTHONPATH"] = str(folder)  # for programs that tests start
     sys.path.insert(0, str(folder))
@@ -128,9 +166,9 @@ def _pytest(folder: Path, tests: Sequence[str], watch: Watch) -> int:
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # no shrinking
     )
     hypothesis.settings.load_profile("mutants")
-    options = ["-x", "-q", "-m", "not full", "-p", "no:cacheprovider"]
+    options = ["-q", "-m", "not full", "-p", "no:cacheprovider"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    return int(pytest.main([*options, *tests], plugins=[watch]))
+    return int(pytest.main([*options, *arguments], plugins=[watch]))
 
 
 def _fork(work: Callable[[], int]) -> int:
@@ -166,10 +204,30 @@ def judge(folder: Path, tests: Sequence[str], times: Mapping[str, float]) -> str
         code, noted = run_tests(folder, tests, times, limit)
         if code == 0:
             return "survived"
-        failed = noted.get("failed")
-        if not failed or run_tests(folder, [failed], times, limit)[0] != 0:
+        failed = list(noted.get("failed", {}).values())
+        if not failed or run_tests(folder, failed, times, limit)[0] != 0:
             return "timeout" if code is None or noted.get("timed_out") else "killed"
     return "survived"
+
+
+def killers(
+    folder: Path, tests: Sequence[str], times: Mapping[str, float]
+) -> tuple[str, list[str]]:
+    """What `judge` says, and the test files that fail, in the order of their names. A run that
+    does not end, or that breaks off, is killed by none of them.
+    """
+    limit = 600 + 5 * sum(times.values())
+    code, noted = run_tests(folder, tests, times, limit, to_the_end=True)
+    if code == 0:
+        return "survived", []
+    failed = noted.get("failed", {})
+    if code is None or not failed:
+        return "timeout" if code is None else "killed", []
+    again = run_tests(folder, list(failed.values()), times, limit, to_the_end=True)[1]
+    repeated = sorted(failed.keys() & again.get("failed", failed).keys())
+    if not repeated:
+        return "survived", []
+    return "timeout" if noted["timed_out"] else "killed", repeated
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -178,43 +236,61 @@ def judge(folder: Path, tests: Sequence[str], times: Mapping[str, float]) -> str
 class Copies:
     """Copies of the tree in which mutants are tried, one for each job, and the results so far."""
 
-    def __init__(self, scratch: Path, tree: Path, table: Mapping[str, Any]) -> None:
+    def __init__(
+        self, scratch: Path, tree: Path, table: Mapping[str, Any], *, to_the_end: bool
+    ) -> None:
         self._scratch = scratch
         self._tree = tree
         self._table = table
-        self._results = scratch / "results.jsonl"
+        self._to_the_end = to_the_end
+        self._results = scratch / ("kills.jsonl" if to_the_end else "results.jsonl")
         self._start_anew_after_changes()
 
     def _start_anew_after_changes(self) -> None:
         """What was found of another tree says nothing of this one."""
-        note, digest = self._scratch / "tree", _digest(self._tree)
+        note, digest = self._scratch / "tree", _digest(self._tree, self._table)
         if note.exists() and note.read_text(encoding="ascii") == digest:
             return
         for copy in self._scratch.glob("[0-9]"):
             shutil.rmtree(copy)
-        for found in [self._results, *self._scratch.glob("clean-*.json")]:
-            found.unlink(missing_ok=True)
+        for old in [*self._scratch.glob("*.jsonl"), *self._scratch.glob("clean-*.json")]:
+            old.unlink()
         self._scratch.mkdir(parents=True, exist_ok=True)
         note.write_text(digest, encoding="ascii")
 
-    def results(self) -> dict[Mutant, str]:
-        """`killed`, `timeout` or `survived`."""
+    def results(self) -> dict[Mutant, tuple[str, list[str]]]:
+        """`killed`, `timeout` or `survived`, and the test files that killed it where all ran."""
         if not self._results.exists():
             return {}
         noted = map(json.loads, self._results.read_text(encoding="utf-8").splitlines())
-        return {Mutant(**line["mutant"]): line["result"] for line in noted}
+        return {
+            Mutant(**line["mutant"]): (line["result"], line.get("killers", [])) for line in noted
+        }
 
-    def measure(self, mutants: Sequence[Mutant], jobs: int) -> None:
-        """Judge these, and note each result at once."""
+    def seconds(self) -> dict[str, float]:
+        """What the tests of each file take together."""
+        taken: dict[str, float] = {}
+        for note in self._scratch.glob("clean-*.json"):
+            for test, seconds in json.loads(note.read_bytes())["times"].items():
+                taken[file_of(test)] = taken.get(file_of(test), 0.0) + seconds
+        return taken
+
+    def measure(self, mutants: Sequence[Mutant], jobs: int, until: float) -> None:
+        """Judge these, and record each result at once; begin none later than `until`."""
         clean = {s: self._clean(s) for s in sorted({m.subject for m in mutants})}
         _share_libraries([name for noted in clean.values() for name in noted["modules"]])
         for subject, noted in clean.items():
-            if not noted.get("checked") and self._judge(subject, 0, noted["times"]) != "survived":
-                sys.exit(f"{subject}: its tests fail without a change\n{self._output()}")
+            if not noted.get("checked"):
+                result, failed = self._judge(subject, 0, noted["times"])
+                if result != "survived":
+                    what = ", ".join(failed)
+                    sys.exit(f"{subject}: its tests fail without a change {what}\n{self._output()}")
             self._note(subject).write_text(json.dumps({**noted, "checked": True}), encoding="utf-8")
 
         def work(slot: int) -> int:
             for mutant in mutants[slot::jobs]:
+                if time.monotonic() > until:
+                    break
                 self._try(mutant, slot, clean[mutant.subject]["times"])
             return 0
 
@@ -246,8 +322,11 @@ class Copies:
             note.write_text(json.dumps(noted), encoding="utf-8")
         return dict(json.loads(note.read_bytes()))
 
-    def _judge(self, subject: str, slot: int, times: Mapping[str, float]) -> str:
-        return judge(self._copy(slot), self._table[subject]["tests"], times)
+    def _judge(self, subject: str, slot: int, times: Mapping[str, float]) -> tuple[str, list[str]]:
+        tests = self._table[subject]["tests"]
+        if self._to_the_end:
+            return killers(self._copy(slot), tests, times)
+        return judge(self._copy(slot), tests, times), []
 
     def _try(self, mutant: Mutant, slot: int, times: Mapping[str, float]) -> None:
         original, path = self._tree / mutant.path, self._copy(slot) / mutant.path
@@ -257,18 +336,19 @@ class Copies:
             path.write_bytes(source)
             # Python takes what it compiled earlier for a file with this time and size.
             os.utime(path, (zlib.crc32(source), zlib.crc32(source)))
-            result = self._judge(mutant.subject, slot, times)
+            result, files = self._judge(mutant.subject, slot, times)
         finally:
             shutil.copy2(original, path)
         took = time.monotonic() - began
         with self._results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"result": result, "mutant": asdict(mutant)}) + "\n")
+            line = {"result": result, "killers": files, "mutant": asdict(mutant)}
+            file.write(json.dumps(line) + "\n")
         print(f"{took:6.1f} s  {result:8}  {mutant.path}:{mutant.line}", flush=True)
 
 
-def _digest(tree: Path) -> str:
-    """Of all that is copied."""
-    digest = hashlib.sha256()
+def _digest(tree: Path, table: Mapping[str, Any]) -> str:
+    """Of all that is copied, and of what is measured."""
+    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     for folder, folders, files in os.walk(tree):
         skipped = shutil.ignore_patterns(*NOT_COPIED)(folder, [*folders, *files])
         folders[:] = sorted(set(folders) - skipped)
@@ -302,6 +382,42 @@ def report(results: Mapping[Mutant, str]) -> str:
     return "\n".join(lines)
 
 
+def report_of_files(kills: Sequence[Sequence[str]], seconds: Mapping[str, float]) -> str:
+    """A table of the test files, those that are missed most first."""
+    small = small_set(kills, seconds)
+    rows = []
+    for file in seconds.keys() | {file for files in kills for file in files}:
+        killed = sum(file in files for files in kills)
+        alone = sum([file] == list(files) for files in kills)
+        rows.append((-alone, -killed, file))
+    lines = ["killed   alone  seconds  in a small set  test file"]
+    for alone, killed, file in sorted(rows):
+        mark = "yes" if file in small else ""
+        lines.append(f"{-killed:6} {-alone:7} {seconds.get(file, 0.0):8.1f}  {mark:14}  {file}")
+    return "\n".join(lines)
+
+
+def small_set(kills: Sequence[Sequence[str]], seconds: Mapping[str, float]) -> set[str]:
+    """Test files that together kill every mutant that is killed, chosen one after another: the one
+    that kills most of what is left for its time.
+    """
+    chosen: set[str] = set()
+    left = [set(files) for files in kills if files]
+    while left:
+        worth = {
+            file: (
+                {file} in left,
+                sum(file in files for files in left) / (1 + seconds.get(file, 0.0)),
+                file,
+            )
+            for file in set().union(*left)
+        }
+        best = max(worth, key=worth.__getitem__)
+        chosen.add(best)
+        left = [files for files in left if best not in files]
+    return chosen
+
+
 def main(arguments: Sequence[str]) -> int:
     """Draw, measure, report; returns the exit code."""
     parser = argparse.ArgumentParser(prog="mutants", description=(__doc__ or "").splitlines()[0])
@@ -312,18 +428,44 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--table", type=Path, default=TABLE, help="subjects, code and tests")
     parser.add_argument("--scratch", type=Path, help="keep copies and results here, and go on")
     parser.add_argument("--at-most", type=int, help="judge no more than so many in this call")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none later")
+    parser.add_argument("--subject", action="append", help="measure this one (may be repeated)")
+    parser.add_argument("--code", nargs="+", help="in place of the subject's code")
+    parser.add_argument("--tests", nargs="+", help="in place of the subject's tests")
+    parser.add_argument("--all", action="store_true", help="which test files kill each mutant")
+    parser.add_argument("--json", type=Path, help="write each mutant with its killers here")
     options = parser.parse_args(arguments)
-    table = tomllib.loads(options.table.read_text(encoding="utf-8"))
-    tree = options.tree.resolve()
+    table = _chosen(tomllib.loads(options.table.read_text(encoding="utf-8")), options)
+    tree, until = options.tree.resolve(), time.monotonic() + options.seconds
     mutants = draw(options.seed, options.each, tree, table)
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         scratch = (options.scratch or Path(temporary)).resolve()
-        copies = Copies(scratch, tree, table)
+        copies = Copies(scratch, tree, table, to_the_end=options.all)
         known = copies.results()
-        copies.measure([m for m in mutants if m not in known][: options.at_most], options.jobs)
-        known = copies.results()
-        print(report({mutant: known[mutant] for mutant in mutants if mutant in known}))
+        left = [m for m in mutants if m not in known][: options.at_most]
+        copies.measure(left, options.jobs, until)
+        known = {mutant: r for mutant, r in copies.results().items() if mutant in mutants}
+        print(report({mutant: known[mutant][0] for mutant in mutants if mutant in known}))
+        if options.all:
+            print("\n" + report_of_files([f for _, f in known.values()], copies.seconds()))
+        if options.json:
+            lines = [
+                {"result": result, "killers": files, **asdict(mutant)}
+                for mutant, (result, files) in known.items()
+            ]
+            options.json.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _chosen(table: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The subjects to measure, with what the command line says in place of theirs."""
+    default = [subject for subject, entry in table.items() if not entry.get("named")]
+    subjects = options.subject or default
+    if unknown := [subject for subject in subjects if subject not in table]:
+        sys.exit(f"no subject {', '.join(unknown)}; there are: {', '.join(table)}")
+    changed = {"code": options.code, "tests": options.tests}
+    instead = {key: value for key, value in changed.items() if value}
+    return {subject: {**table[subject], **instead} for subject in subjects}
 
 
 if __name__ == "__main__":
