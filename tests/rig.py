@@ -20,9 +20,10 @@ from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.gpu_changes import GpuChanges
-from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
+from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.reconcile.plan_update import FILE_NAME, PlanText, last_good_plan
 from nodeagent.reconcile.reconciler import NodeDriver, Reconciler, Rules
+from nodeagent.signals import Signal
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
 from tests.machine_load import stretched
@@ -86,7 +87,7 @@ class Rig:
         self.events = EventLog()
         self.states: list[NodeState] = []
         self.control = CountedRounds()
-        self.node_states = NodeStates(NodeState("node-a", "file"))
+        self.node_states = Signal(NodeState("node-a", "file"))
         self.plan = ActivePlan(self.control, beside=beside, file=last_good_plan(folder / FILE_NAME))
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
         self.changes = GpuChanges(

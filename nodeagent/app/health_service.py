@@ -46,13 +46,14 @@ from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.event_log import EventLog, EventType
-from nodeagent.reconcile.loop_control import NodeStates
+from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import HealthReadings, OwnChanges
 from nodeagent.telemetry.kernel_errors import KernelErrors
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.uncancelled import uncancelled
 from nodeagent.views.health_remedies import HealthRemedies
+from nodeagent.views.node_state import NodeState
 
 log = structlog.get_logger(__name__)
 
@@ -92,13 +93,14 @@ class HealthService:
         events: EventLog,
         *,
         observation: LastObservation,
-        states: NodeStates,
+        states: Signal[NodeState],
         in_cluster: bool,
         now: Callable[[], Moment] = kernel.now,
         boot_id: Callable[[], str] = kernel.boot_id,
     ) -> None:
         self.state = HealthState()
-        self.problems: tuple[Problem, ...] = ()  # what cannot be read
+        # Published when a finding began, changed or ended, or a source can(not) be read.
+        self.news: Signal[HealthState] = Signal(self.state)
         self._paths = places
         self._events = events
         self._observation = observation
@@ -106,7 +108,6 @@ class HealthService:
         self._in_cluster = in_cluster
         self._readings = HealthReadings(lambda: states.newest.plan)
         self._on_the_bus: tuple[str, ...] | None = None
-        self._subscribers: list[Callable[[], None]] = []
         self._now = now
         self._read_boot_id = boot_id
         self._boot_id = ""
@@ -119,10 +120,19 @@ class HealthService:
         self._log_from = 0.0  # uptime in seconds; what is older in the kernel log does not count
         self._log_limit = RateLimit(_SAME_XID)
         self._own_changes = OwnChanges(lambda: now().uptime)
+        self._kernel_log: KernelErrors | None = None
+        if places.kernel_log is not None:
+            self._kernel_log = KernelErrors(places.kernel_log, uptime=lambda: now().uptime)
+            self._kernel_log.xids.subscribe(
+                lambda xids: self._evaluate(replace(self._reading(), xids=xids))
+            )
+            self._kernel_log.problem.subscribe(lambda _: self.news.publish(self.state))
 
-    def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` when a finding began, changed or ended, or a source can(not) be read."""
-        self._subscribers.append(notify)
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What cannot be read."""
+        problem = self._kernel_log.problem.newest if self._kernel_log else None
+        return (problem,) if problem else ()
 
     async def load(self) -> None:
         """Take up what was known; raises UsageError for a table of XIDs that is not accepted."""
@@ -242,10 +252,6 @@ class HealthService:
         recent = (f for f in self.state.findings if f.last.uptime >= since)
         return fencing.held_calls(recent)
 
-    def _changed(self) -> None:
-        for notify in self._subscribers:
-            notify()
-
     def _evaluate(self, reading: NodeReading, *, quietly: bool = False) -> None:
         observed = self._observation.node or ObservedNode()
         evaluation = evaluate(self.state, reading, self._xids, observed)
@@ -254,7 +260,7 @@ class HealthService:
         self._report(evaluation, observed)
         news = evaluation.raised or evaluation.changed or evaluation.ended or first_read
         if news and not quietly:
-            self._changed()
+            self.news.publish(self.state)
         if _missed(self.state) != self._kept:
             self._news.set()
 
@@ -283,22 +289,12 @@ class HealthService:
 
     async def _follow_kernel_log(self) -> None:
         """Its lines name GPUs by their addresses, so these have to be known first."""
-        if self._paths.kernel_log is None:
+        if self._kernel_log is None:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(_ADDRESSES):
                 await self._addresses_known.wait()
-        errors = KernelErrors(
-            self._paths.kernel_log,
-            deliver=lambda xids: self._evaluate(replace(self._reading(), xids=xids)),
-            uptime=lambda: self._now().uptime,
-            report=self._kernel_log_is,
-        )
-        await errors.run(since=self._log_from)
-
-    def _kernel_log_is(self, problem: Problem | None) -> None:
-        self.problems = () if problem is None else (problem,)
-        self._changed()
+        await self._kernel_log.run(since=self._log_from)
 
     async def _follow_bus(self) -> None:
         while self._paths.pci_bus is not None:

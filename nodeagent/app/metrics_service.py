@@ -81,9 +81,9 @@ class MetricsService:
         )
         self._event_values = EventValues()
         self._sampling = sampling
-        sampling.on_samples.append(self._render)
-        sampling.on_processes.append(self._count_processes)
-        sampling.on_events.append(self._event_values.update)
+        sampling.samples.subscribe(self._render)
+        sampling.processes.subscribe(self._count_processes)
+        sampling.events.subscribe(self._event_values.update)
         self._owners = owners
         self._looking_up: asyncio.Task[None] | None = None
 
@@ -177,7 +177,7 @@ class MetricsService:
             found.slices,
             [sample.whole for sample in found.latest],
         )
-        found.readers = (*found.readers, self._sampling.listener)
+        found.readers = (*found.readers, self._sampling.events_reader)
         self.exporter.take(found)
 
     def _count_processes(self, samples: tuple[ProcessSample, ...]) -> None:

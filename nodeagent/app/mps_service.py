@@ -65,7 +65,7 @@ class MpsService:
             observation,
             health=health,
         )
-        health.subscribe(self.node.fence)
+        health.news.subscribe(lambda _: self.node.fence())
         self._watch = ClientWatch(
             listed=driver.mps_memory,
             report=self._offence,

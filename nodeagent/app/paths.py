@@ -24,6 +24,7 @@ from nodeagent.files.state import StateFile
 from nodeagent.mps.setup import MpsPlaces
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
+from nodeagent.signals import Signal
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records
 
@@ -113,7 +114,7 @@ _REMEMBERED = 600.0  # seconds that a loss is a problem after it was repaired
 
 
 class OwnFiles:
-    """Checks them; `problems` says what is wrong, `changed` is called when that changes.
+    """Checks them; `problems` says what is wrong, `changed` publishes it when that changes.
 
     What was deleted is made again, then `repaired` is called to restore what else the run
     directory held.
@@ -125,13 +126,12 @@ class OwnFiles:
         lock: WriterLock | None,
         files: Sequence[StateFile[Any]],
         *,
-        changed: Callable[[], None],
         repaired: Callable[[], Awaitable[None]],
     ) -> None:
         self._paths = paths
         self._lock = lock
         self._files = files
-        self._changed = changed
+        self.changed: Signal[tuple[Problem, ...]] = Signal(())
         self._repaired = repaired
         self._unusable: Problem | None = None  # of the run directory, now
         self._lost: dict[Path, float] = {}  # deleted paths, and when by the event loop's clock
@@ -171,7 +171,7 @@ class OwnFiles:
             self._lost = {p: at for p, at in self._lost.items() if now - at < _REMEMBERED}
             if self.problems != known:
                 known = self.problems
-                self._changed()
+                self.changed.publish(known)
 
     def _check(self) -> list[Path]:
         """What was deleted and made again just now."""

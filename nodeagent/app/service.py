@@ -133,15 +133,14 @@ class Agent:
             driver,
             settings.sample,
             begin=control.settled.wait,
-            on_problems=lambda: control.nudge("a reader failed or reads again"),
             held=lambda: self._health.held,
         )
         self._metrics = MetricsService(
             settings, self._sampling, current=self._current, owners=owners_of(simulation)
         )
-        self._sampling.on_samples.append(self._health.take_samples)
-        self._sampling.on_events.append(self._health.take_events)
-        self._sampling.on_listener.append(self._health.take_listener)
+        self._sampling.samples.subscribe(self._health.take_samples)
+        self._sampling.events.subscribe(self._health.take_events)
+        self._sampling.listening.subscribe(self._health.take_listener)
         files: list[StateFile[Any]] = [self._health.file, last_good, original.file]
         if self._claims:
             files.append(self._claims.places.file)
@@ -149,7 +148,6 @@ class Agent:
             paths,
             lock,
             files,
-            changed=lambda: control.nudge("the agent's own files changed"),
             repaired=self._mps.node.publish,
         )
         # The loop over all of them, and who follows the states that it publishes.
@@ -175,8 +173,12 @@ class Agent:
         self._api = ApiAdapter(
             shared, self._current, self._mps, self._metrics, self._own_files, self._active_plan
         )
+        # Who hears of what. The cluster gets health at once, plans get it with the next round.
         states.subscribe(self._publish)
-        self._health.subscribe(self._health_changed)
+        control.follow(self._health.news, "health changed")
+        control.follow(self._sampling.problems, "a reader failed or reads again")
+        control.follow(self._own_files.changed, "the agent's own files changed")
+        self._health.news.subscribe(lambda _: self._publish(states.newest))
 
     def _recorded(self) -> Collection[tuple[str, str]]:
         """As `ClaimsService` has it; without one by the records that are left."""
@@ -261,18 +263,13 @@ class Agent:
 
     def _own_problems(self) -> tuple[Problem, ...]:
         """What is wrong with the agent's files and settings, and what it cannot read."""
-        readers = (*self._health.problems, *self._sampling.problems)
+        readers = (*self._health.problems, *self._sampling.problems.newest)
         claims = self._claims or self._left_claims
         of_claims = claims.problems if claims else ()
         guard = self._cluster.guard.problem if self._cluster else None
         of_account = (guard,) if guard else ()
         own = (*self._own_files.problems, *self._without_effect)
         return (*own, *readers, *of_claims, *of_account)
-
-    def _health_changed(self) -> None:
-        """The cluster gets it at once, plans with the next look."""
-        self._shared.control.nudge("health changed")
-        self._publish(self._shared.states.newest)
 
     def _claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
         """What was refused, or is not any more, may be what the headline is about."""

@@ -12,8 +12,9 @@ from nodeagent.errors import UsageError
 from nodeagent.execute.node_controller import LastObservation
 from nodeagent.processor_waits import RunningTime
 from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.loop_control import Heartbeats, LoopControl, NodeStates
+from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.settings import PlanSettings, Settings
+from nodeagent.signals import Signal
 from nodeagent.views.node_state import NodeState
 
 
@@ -26,7 +27,7 @@ class Shared:
     in_cluster: bool
     events: EventLog
     control: LoopControl
-    states: NodeStates
+    states: Signal[NodeState]
     hearts: Heartbeats
     observation: LastObservation
 
@@ -41,7 +42,7 @@ class Shared:
             in_cluster,
             EventLog(),
             LoopControl(),
-            NodeStates(NodeState(settings.node_name, source)),
+            Signal(NodeState(settings.node_name, source)),
             Heartbeats(RunningTime(asyncio.get_running_loop().time)),
             LastObservation(),
         )

@@ -50,6 +50,7 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
+from nodeagent.signals import Signal
 from nodeagent.uncancelled import uncancelled
 
 GpuChange = TypeVar("GpuChange", bound=GpuStep)
@@ -66,14 +67,14 @@ class Driver(Observer):
 
     `step_deadline` is in seconds, for one step. `clock`, in seconds, is for the age of what was
     read of users before a step. `proc_root` shows who has a GPU open that is not reset because of
-    that, None where GPUs are simulated. `after_step` is called after each step that was begun,
-    whatever came of it.
+    that, None where GPUs are simulated. `applied` publishes each step that was begun, whatever
+    came of it.
     """
 
     step_deadline: float
     proc_root: Path | None = Path("/proc")
     clock: Callable[[], float] = time.monotonic
-    after_step: list[Callable[[Step], None]] = field(default_factory=list, init=False)
+    applied: Signal[Step | None] = field(default_factory=lambda: Signal(None), init=False)
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
         """Look for the users of all that these steps of one GPU destroy, before the first goes.
@@ -100,8 +101,7 @@ class Driver(Observer):
         try:
             await self._apply(step)
         finally:
-            for notify in self.after_step:
-                notify(step)
+            self.applied.publish(step)
 
     async def _apply(self, step: Step) -> None:
         match step:

@@ -1,4 +1,4 @@
-"""What the reconciliation loop shares with the rest of the agent: wake-ups, states, heartbeats."""
+"""What the reconciliation loop shares with the rest of the agent: wake-ups and heartbeats."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import structlog
 
 from nodeagent.rate_limit import Allowance
-from nodeagent.views.node_state import NodeState
+from nodeagent.signals import Signal
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +61,10 @@ class LoopControl:
         self._turn = None
         self._turns.take(asyncio.get_running_loop().time())
         self.nudge(reason)
+
+    def follow(self, signal: Signal[Any], reason: str) -> None:
+        """Have each value that is published wake the loop."""
+        signal.subscribe(lambda _: self.nudge(reason))
 
     def refresh_if_older_than(self, seconds: float) -> None:
         """Have the loop observe the node again unless its last round is younger than that."""
@@ -113,22 +118,6 @@ class LoopControl:
             raise Abandoned from error
         finally:
             self._observing = None
-
-
-class NodeStates:
-    """The node's state as the newest round left it, and the subscribers to the next ones."""
-
-    def __init__(self, first: NodeState) -> None:
-        self.newest = first
-        self._subscribers: list[Callable[[NodeState], None]] = []
-
-    def subscribe(self, notify: Callable[[NodeState], None]) -> None:
-        self._subscribers.append(notify)
-
-    def publish(self, state: NodeState) -> None:
-        self.newest = state
-        for notify in self._subscribers:
-            notify(state)
 
 
 class Heartbeats:

@@ -30,8 +30,9 @@ from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.change_hooks import ChangeHooks, prepared
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.gpu_changes import GpuChanges
-from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl, NodeStates
+from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl
 from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
+from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.views.mps_state import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase, blocking_codes, phase_of
@@ -72,7 +73,7 @@ class Reconciler:
     """
 
     control: LoopControl
-    states: NodeStates
+    states: Signal[NodeState]
     plan: ActivePlan
     driver: AbstractAsyncContextManager[NodeDriver]
     rules: Rules

@@ -23,6 +23,7 @@ from nodeagent.health.kernel_log import Begun, read_lines
 from nodeagent.health.readings import XidEvent
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.rate_limit import RateLimit
+from nodeagent.signals import Signal
 from nodeagent.structs import replace
 
 log = structlog.get_logger(__name__)
@@ -38,22 +39,22 @@ _SAME = 60.0  # seconds in which the same trouble is logged once
 
 @dataclass
 class KernelErrors:
-    """`deliver` gets the XIDs as they are read; `uptime` gives seconds since boot. `report` is
-    called when the log cannot be read, and with None when it can be again. A log that cannot be
-    read is tried `again` after so many seconds; one that is open for `stays` seconds can be read.
+    """Publishes `xids` as they are read, and as `problem` why the log cannot be read.
+
+    `uptime` gives seconds since boot. A log that cannot be read is tried `again` after so many
+    seconds; one that is open for `stays` seconds can be read.
     """
 
     path: Path
-    deliver: Callable[[tuple[XidEvent, ...]], None]
     uptime: Callable[[], float]
-    report: Callable[[Problem | None], None]
     again: float = 30.0
     stays: float = 1.0
 
     def __post_init__(self) -> None:
         self._log_limit = RateLimit(_SAME)
         self._begun: Begun | None = None
-        self._problem: Problem | None = None
+        self.xids: Signal[tuple[XidEvent, ...]] = Signal(())
+        self.problem: Signal[Problem | None] = Signal(None)
         self._caught_up = False  # what there was before is read, and the rest comes as it is read
 
     async def run(self, *, since: float) -> None:
@@ -102,7 +103,7 @@ class KernelErrors:
             if as_they_come:  # the log has a clock of its own, which drifts from the machine's
                 xids = tuple(replace(xid, at=now) for xid in xids)
             if recent := tuple(xid for xid in xids if xid.at >= since):
-                self.deliver(recent)
+                self.xids.publish(recent)
 
     def _records(self, file: int) -> Iterator[bytes]:
         while True:
@@ -126,14 +127,13 @@ class KernelErrors:
             yield record
 
     def _set(self, problem: Problem | None) -> None:
-        if problem == self._problem:
+        if problem == self.problem.newest:
             return
-        self._problem = problem
         if problem is None:
             log.info("the kernel log can be read again")
         else:
             log.warning(problem.message, remedy=problem.remedy)
-        self.report(problem)
+        self.problem.publish(problem)
 
 
 def open_log(path: Path) -> int:

@@ -104,20 +104,21 @@ class Sampler:
         self._node_sample: NodeSample | None = None  # if it is new since the last round
         self._node_at = 0.0
         self._node_good: float | None = None
-        driver.after_step.append(self._step_ended)
+        self._unsubscribe: Callable[[], None] | None = driver.applied.subscribe(self._step_ended)
 
     def close(self) -> None:
         """Wait for no GPU any more; calls that were begun end by themselves."""
-        if self._step_ended in self._driver.after_step:
-            self._driver.after_step.remove(self._step_ended)
+        if self._unsubscribe:
+            self._unsubscribe()
+            self._unsubscribe = None
         for task in (self._node_task, *(gpu.task for gpu in self._gpus)):
             if task is not None:
                 task.cancel()
 
-    def _step_ended(self, step: Step) -> None:
+    def _step_ended(self, step: Step | None) -> None:
         destroyed = (step.instance,) if isinstance(step, DestroyGpuInstance) else ()
         for gpu in self._gpus:
-            if gpu.uuid == step.gpu:
+            if step and gpu.uuid == step.gpu:
                 gpu.note_change(destroyed)
 
     # --- a round ------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from nodeagent.health.readings import Answer
 from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.steps import Step
 from nodeagent.settings import SampleSettings
+from nodeagent.signals import Signal
 from nodeagent.telemetry.process_reader import ProcessReader
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
@@ -46,9 +46,8 @@ class SamplingService:
     """Reads the GPUs while `run` runs. The reconciler opens the driver; nothing is read before
     `begin` returns, which it does when that was tried.
 
-    Consumers append themselves to `on_samples`, `on_processes`, `on_events` (NVML's) and
-    `on_listener` (called when events stop or begin to arrive). `on_problems` is called when
-    `problems` changed. `held` are UUIDs of GPUs that are not to be called.
+    It publishes `samples`, `processes`, NVML's `events`, whether these arrive (`listening`), and
+    the `problems` of readers. `held` are UUIDs of GPUs that are not to be called.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class SamplingService:
         settings: SampleSettings,
         *,
         begin: Callable[[], Awaitable[object]],
-        on_problems: Callable[[], None] = lambda: None,
         held: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._driver = driver
@@ -69,18 +67,17 @@ class SamplingService:
             patience=min(settings.deadline, settings.interval, 0.5),
             deadline=settings.deadline,
         )
-        self.on_samples: list[Callable[[SampleBatch], None]] = []
-        self.on_processes: list[Callable[[tuple[ProcessSample, ...]], None]] = []
-        self.on_events: list[Callable[[tuple[Event, ...]], None]] = []
-        self.on_listener: list[Callable[[Answer], None]] = []
+        self.samples: Signal[SampleBatch] = Signal(SampleBatch())
+        self.processes: Signal[tuple[ProcessSample, ...]] = Signal(())
+        self.events: Signal[tuple[Event, ...]] = Signal(())
+        self.listening: Signal[Answer] = Signal(Answer())
+        self.problems: Signal[tuple[Problem, ...]] = Signal(())
         self.sampler = self._make_sampler((), ())  # which reads just now
         self._process_readers: dict[int, ProcessReader] = {}
-        self._events = EventListener(driver, Timing(deadline=settings.deadline))
+        self._listener = EventListener(driver, Timing(deadline=settings.deadline))
         self._events_error: str | None = None  # why none arrive, as it was logged last
         self._problems: dict[str, tuple[str, ...]] = {}  # as they were logged last
         self._scarcity = Scarcity()
-        self.problems: tuple[Problem, ...] = ()
-        self._on_problems = on_problems
         self._patience = _PASSING * settings.slow_interval
         self._failing: dict[tuple[str, str], float] = {}  # since when
         self._silent: set[str] = set()  # UUIDs of GPUs that do not answer at all
@@ -95,22 +92,22 @@ class SamplingService:
         return Sampler(self._driver, fields, texts, intervals=self._intervals, held=self._held)
 
     @property
-    def listener(self) -> ReaderState:
+    def events_reader(self) -> ReaderState:
         """The reader of events, which have no age."""
-        return ReaderState("events", succeeded=self._events.failure is None)
+        return ReaderState("events", succeeded=self._listener.failure is None)
 
     async def run(self) -> None:
         await self._begun()
-        self._driver.after_step.append(self._step_ended)
+        unsubscribe = self._driver.applied.subscribe(lambda _: self._due.set())
         try:
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._sample(), name="sample")
                 parts.create_task(self._follow_processes(), name="list processes")
                 parts.create_task(
-                    self._events.run(partial(_notify, self.on_events), self._waited), name="events"
+                    self._listener.run(partial(_publish, self.events), self._waited), name="events"
                 )
         finally:
-            self._driver.after_step.remove(self._step_ended)
+            unsubscribe()
             self.sampler.close()
 
     async def _begun(self) -> None:
@@ -123,9 +120,6 @@ class SamplingService:
         finally:
             tried.cancel()
 
-    def _step_ended(self, _: Step) -> None:
-        self._due.set()
-
     async def _sample(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time()  # of all GPUs; those that were just changed are read earlier
@@ -133,7 +127,7 @@ class SamplingService:
             self._due.clear()
             early = loop.time() < due
             found = await self.sampler.round(only_changed=early)
-            _notify(self.on_samples, found)
+            _publish(self.samples, found)
             self._report(found)
             if not early:
                 due = max(due + self._interval, loop.time())
@@ -150,7 +144,7 @@ class SamplingService:
                 self._problems[uuid] = why
                 log.warning("not all values of a GPU can be read", gpu=uuid, why=why)
         self._judge_readers(found)
-        failure = self._events.failure
+        failure = self._listener.failure
         error = failure.message if failure is not None else None
         if error != self._events_error:
             self._events_error = error
@@ -175,9 +169,8 @@ class SamplingService:
         lasting = (n for n, since in self._failing.items() if now - since >= self._patience)
         of_readers = dict.fromkeys(self._problem_of(failing[name]) for name in lasting)
         problems = (*filter(None, [self._scarcity.problem()]), *of_readers)
-        if problems != self.problems:
-            self.problems = problems
-            self._on_problems()
+        if problems != self.problems.newest:
+            self.problems.publish(problems)
 
     def _problem_of(self, reader: ReaderState) -> Problem:
         why = "; ".join(self._problems.get(reader.uuid, ()))
@@ -190,9 +183,9 @@ class SamplingService:
         )
 
     def _waited(self) -> None:
-        answer = self._events.answer
+        answer = self._listener.answer
         if answer is not None:
-            _notify(self.on_listener, answer)
+            _publish(self.listening, answer)
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -207,7 +200,7 @@ class SamplingService:
 
     async def list_processes(self) -> None:
         looks = await asyncio.gather(*map(self._processes_of, range(self._driver.pool.gpu_count)))
-        _notify(self.on_processes, tuple(look for look in looks if look is not None))
+        _publish(self.processes, tuple(look for look in looks if look is not None))
 
     async def _processes_of(self, index: int) -> ProcessSample | None:
         if self._driver.pool.is_busy(index) or self._driver.pool[index].uuid in self._held():
@@ -225,9 +218,8 @@ class SamplingService:
             return None  # the samples show how this GPU fares
 
 
-def _notify(consumers: Iterable[Callable[[_Found], None]], found: _Found) -> None:
-    for consume in consumers:
-        try:
-            consume(found)
-        except Exception:  # a fault of ours; the next reading may go well
-            log.exception("the readings of the GPUs cannot be used")
+def _publish(signal: Signal[_Found], found: _Found) -> None:
+    try:
+        signal.publish(found)
+    except Exception:  # a fault of ours; the next reading may go well
+        log.exception("the readings of the GPUs cannot be used")

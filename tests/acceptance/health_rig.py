@@ -21,7 +21,7 @@ from nodeagent.metrics.node_metrics import health_samples
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
 from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.loop_control import NodeStates
+from nodeagent.signals import Signal
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from nodeagent.telemetry.sampler import Intervals, Sampler
@@ -43,7 +43,7 @@ class World:
         self.now = 1000.0
         self.events = EventLog()
         self.observation = LastObservation()
-        self.states = NodeStates(NodeState("node-a", "file"))
+        self.states = Signal(NodeState("node-a", "file"))
         self.part = HealthService(
             HealthPaths(kernel_log=None, state=folder / "health.json"),
             self.events,

@@ -52,7 +52,7 @@ class Watched:
             self.sampling,
             current=current or (lambda: self.state),
         )
-        self.sampling.on_samples.append(self._count)
+        self.sampling.samples.subscribe(self._count)
 
     def _count(self, batch: SampleBatch) -> None:
         self._read.update(batch.samples.keys())

@@ -42,9 +42,9 @@ class Truth:
         self._node = node
         self._there: dict[tuple[str, int, int], _Life] = {}
         self.lives: list[_Life] = []
-        driver.after_step.append(self._look)
+        driver.applied.subscribe(self._look)
 
-    def _look(self, _: Step) -> None:
+    def _look(self, _: Step | None) -> None:
         now = time.monotonic()
         found = {
             (card.identity.uuid, instance.id, instance.serial)

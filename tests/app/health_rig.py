@@ -11,10 +11,11 @@ from nodeagent.app.health_service import HealthPaths, HealthService
 from nodeagent.execute.node_controller import LastObservation
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import NodeReading, XidEvent, XidSource
+from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.event_log import EventLog
-from nodeagent.reconcile.loop_control import NodeStates
+from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from tests.health.rig import ADDRESS, EPOCH, GPU, gpu
@@ -49,14 +50,14 @@ class Rig:
             HealthPaths(**named),
             self.events,
             observation=self.observation,
-            states=NodeStates(NodeState("node-a", "file")),
+            states=Signal(NodeState("node-a", "file")),
             in_cluster=False,
             now=lambda: Moment(self.uptime, EPOCH + self.uptime),
             boot_id=lambda: self.boot,
         )
-        self.part.subscribe(self._changed)
+        self.part.news.subscribe(self._changed)
 
-    def _changed(self) -> None:
+    def _changed(self, _: HealthState) -> None:
         self.changes += 1
 
     def see(self, node: ObservedNode = NODE) -> None:

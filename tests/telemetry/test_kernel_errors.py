@@ -26,12 +26,12 @@ class Followed:
         self.reports: list[Problem | None] = []
         self.errors = KernelErrors(
             path,
-            deliver=self.xids.extend,
             uptime=lambda: uptime,
-            report=self.reports.append,
             again=again,
             stays=0.01,
         )
+        self.errors.xids.subscribe(self.xids.extend)
+        self.errors.problem.subscribe(self.reports.append)
 
 
 @asynccontextmanager

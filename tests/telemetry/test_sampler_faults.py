@@ -112,7 +112,7 @@ async def test_what_cannot_be_read_is_logged_once(known: Driver, node: Simulated
     found: list[tuple[str, ...]] = []
     settings = SampleSettings(interval=0.02, slow_interval=0.3)
     service = SamplingService(known, settings, begin=lambda: asyncio.sleep(0))
-    service.on_samples.append(lambda batch: found.extend(batch.problems.values()))
+    service.samples.subscribe(lambda batch: found.extend(batch.problems.values()))
     with capture_logs() as lines:
         running = asyncio.create_task(service.run())
         async with asyncio.timeout(stretched(30)):

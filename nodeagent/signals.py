@@ -1,0 +1,59 @@
+"""A value that changes, and the one way to follow it.
+
+`newest` is what there is now, `subscribe` has a function called with each later value, and a loop
+iterates over them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Signal(Generic[Value]):
+    """The newest value, and those who follow it. Belongs to one event loop.
+
+    Subscribers are called one after the other, in the order in which they subscribed, before
+    `publish` returns. Who assigns to `newest` corrects the value without a notice.
+    """
+
+    def __init__(self, first: Value) -> None:
+        self.newest = first
+        self._subscribers: list[Callable[[Value], object]] = []
+        self._published = asyncio.Event()  # another one for each value
+
+    def publish(self, value: Value) -> None:
+        """Make it the newest. A subscriber that fails keeps it from no other: what the first one
+        raised is raised when all were called.
+        """
+        self.newest = value
+        self._published.set()
+        self._published = asyncio.Event()
+        failure: Exception | None = None
+        for notify in tuple(self._subscribers):
+            try:
+                notify(value)
+            except Exception as error:  # noqa: BLE001  # raised below
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def subscribe(self, notify: Callable[[Value], object]) -> Callable[[], None]:
+        """Have `notify` called with each value from now on; what is returned ends that."""
+        self._subscribers.append(notify)
+        return lambda: self._subscribers.remove(notify)
+
+    async def next(self) -> Value:
+        """The newest value, as soon as another one was published."""
+        await self._published.wait()
+        return self.newest
+
+    async def __aiter__(self) -> AsyncIterator[Value]:
+        """The newest value now and after each change; those that came meanwhile are skipped."""
+        while True:
+            published = self._published
+            yield self.newest
+            await published.wait()
