@@ -41,8 +41,8 @@ class Limits:
     scrapes: int = 16  # that are being sent; each holds one text that may be outdated by then
     scrape: float = 15.0  # for a client to take the whole text
     scrape_undisturbed: float = 1.0  # of them before it has to make way for another
-    password: float = 10.0  # for a password to be checked
-    refusal_hold: float = 60.0  # for a refusal to be answered, while many guess
+    passwords: int = 16  # in line to be checked, each from another address
+    password_pause: float = 1.0  # before a wrong one is answered
 
 
 TCP_LIMITS = Limits()

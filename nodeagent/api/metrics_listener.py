@@ -63,7 +63,7 @@ class MetricsListener:
                 await self._serving.end()
             await asyncio.gather(*self._ending, return_exceptions=True)
             if self._check:
-                self._check.close()
+                await self._check.close()
 
     async def _follow(self) -> None:
         known: list[Signature] | None = None
@@ -107,7 +107,7 @@ class MetricsListener:
             ending.add_done_callback(self._ending.discard)
 
     async def _check_of(self, config: WebConfig) -> PasswordCheck | None:
-        """One check for all files: its cache and its pacing of guesses survive a reload."""
+        """One check for all files, so that a reload forgets no password that was right."""
         if not config.users:
             return None
         if self._check is None:
