@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from nodeagent.api.web_config import read_web_config
-from nodeagent.cluster.drain import plugin_outlook
+from nodeagent.cluster.drain import device_plugin
 from nodeagent.cluster.plan_sources.nos import requested_devices
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.xids import read_xid_table
@@ -180,7 +180,7 @@ def parsers() -> tuple[Parser, ...]:
         ),
         Parser(
             "device plugin",
-            lambda text, _: plugin_outlook.read_configuration(text),
+            lambda text, _: device_plugin.read_configuration(text),
             (DocumentError,),
             both_ways(_PLUGIN),
             _LARGE,

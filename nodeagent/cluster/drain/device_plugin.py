@@ -1,26 +1,44 @@
-"""NVIDIA's device plugin: which layouts it can offer, and what the node should then offer. Pure.
+"""NVIDIA's device plugin: what the node should offer to pods once the GPUs are as planned.
 
-A layout that its MIG strategy or its sharing does not allow makes the plugin offer nothing at all
-for the node, or everything under a wrong name. That is found here before anything is touched.
+By the plugin's configuration file where the folder of these is known (its config-manager chooses
+one by the node's label), else by the labels of GPU feature discovery. A change sends feature
+discovery away, and its labels with it: their last values are remembered.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, ObservedNode
-from nodeagent.plan.plan import NodePlan
+import structlog
+from msgspec import Meta, Struct, ValidationError, convert
+
+from nodeagent.cluster.drain.changes import PLUGIN_CONFIG
+from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
+from nodeagent.documents.findings import refuse
+from nodeagent.errors import DocumentError, NodeagentError
+from nodeagent.files.state import read_regular_file
+from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.structs import replace
+
+log = structlog.get_logger(__name__)
 
 STRATEGY_LABEL: Final = "nvidia.com/mig.strategy"
 SHARING_LABEL: Final = "nvidia.com/gpu.sharing-strategy"
 FEATURES_LABEL: Final = "nvidia.com/gfd.timestamp"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 MIG_RESOURCE: Final = "nvidia.com/mig-"
+_SHARED: Final = ".shared"
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 class Strategy(StrEnum):
@@ -39,24 +57,17 @@ def strategy_of(labels: Mapping[str, str]) -> Strategy | None:
     return Strategy.NONE if not strategy and FEATURES_LABEL in labels else None
 
 
-def gpus_after(plan: NodePlan, observed: ObservedNode) -> tuple[Gpu, ...]:
-    """The node's GPUs once the plan is carried out, those it does not name as they are."""
-    planned = {gpu.before.key: gpu.after for gpu in plan.gpus}
-    return tuple(planned.get(gpu.key, gpu) for gpu in observed.gpus)
+def devices_by_resource(strategy: Strategy, gpus: Iterable[Gpu]) -> dict[str, int]:
+    """What there is for pods, before the plugin makes several devices of one by sharing.
 
-
-def resource_of(profile: str) -> str:
-    """What the strategy `mixed` calls a profile: `1g.10gb+me` is nvidia.com/mig-1g.10gb.me."""
-    return MIG_RESOURCE + profile.replace("+", ".")
-
-
-def offered(strategy: Strategy, gpus: Iterable[Gpu]) -> dict[str, int]:
-    """The plugin's devices by resource, before it makes several of one by sharing."""
+    MIG devices count by their names with the strategy `none`, too: the plugin then offers their
+    GPUs as whole ones, which no pod can use, and that difference has to be reported.
+    """
     counts: Counter[str] = Counter()
     for gpu in gpus:
         if gpu.access is Access.LOST:
             continue
-        if strategy is Strategy.NONE or not gpu.in_mig_mode:
+        if not gpu.in_mig_mode:
             counts[GPU_RESOURCE] += 1
             continue
         for _, device in gpu.mig_devices():
@@ -65,103 +76,9 @@ def offered(strategy: Strategy, gpus: Iterable[Gpu]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def cannot_serve(strategy: Strategy, gpus: Iterable[Gpu]) -> tuple[Problem, ...]:
-    """Why the plugin could not offer these GPUs; empty when it can."""
-    present = [gpu for gpu in gpus if gpu.access is not Access.LOST]
-    split = [gpu for gpu in present if gpu.in_mig_mode]
-    if not split:
-        return ()
-    if strategy is Strategy.NONE:
-        return (_with_none(split),)
-    problems = [*_empty(strategy, split)]
-    if strategy is Strategy.SINGLE:
-        problems += _not_uniform(present, split)
-    else:
-        problems += _parts(split)
-    return tuple(problems)
-
-
-# --- in words -------------------------------------------------------------------------------------
-
-
-def _with_none(split: list[Gpu]) -> Problem:
-    return Problem(
-        Code.UNSUPPORTED,
-        f"the device plugin's MIG strategy is none, with which it would offer {_names(split)} as "
-        "whole GPUs, although MIG mode makes that impossible",
-        "give the device plugin the MIG strategy mixed or single",
-        gpu=split[0].uuid,
-    )
-
-
-def _empty(strategy: Strategy, split: list[Gpu]) -> Iterator[Problem]:
-    for gpu in split:
-        if not any(gpu.mig_devices()):
-            yield Problem(
-                Code.UNSUPPORTED,
-                f"{_names([gpu])} would be in MIG mode without any device, with which the device "
-                f"plugin (MIG strategy {strategy}) offers nothing of the whole node",
-                "give it at least one instance, or mig: disabled",
-                gpu=gpu.uuid,
-            )
-
-
-def _not_uniform(present: list[Gpu], split: list[Gpu]) -> Iterator[Problem]:
-    whole = [gpu for gpu in present if not gpu.in_mig_mode]
-    if whole:
-        yield Problem(
-            Code.UNSUPPORTED,
-            "the device plugin's MIG strategy is single, which wants MIG mode on all GPUs of a "
-            f"node or on none; {_names(split)} would have it and {_names(whole)} would not",
-            "plan all GPUs alike, or give the device plugin the MIG strategy mixed",
-            gpu=whole[0].uuid,
-        )
-    kinds = Counter(
-        _kind(gpu, instance, device) for gpu in split for instance, device in gpu.mig_devices()
-    )
-    if len(kinds) > 1:
-        yield Problem(
-            Code.UNSUPPORTED,
-            "the device plugin's MIG strategy is single, which wants MIG devices of one kind on a "
-            f"node; there would be {_counted(kinds)}",
-            "plan one profile for all GPUs, or give the device plugin the MIG strategy mixed",
-            gpu=split[0].uuid,
-        )
-
-
-def _kind(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> str:
-    """What the plugin compares is size, and two cards' profiles of one name differ in that."""
-    profile = gpu.profile(instance.profile)
-    size = f" of {profile.multiprocessors} SMs" if profile and profile.multiprocessors else ""
-    return f"{device.profile}{size}"
-
-
-def _parts(split: list[Gpu]) -> Iterator[Problem]:
-    parts = Counter(
-        device.profile
-        for gpu in split
-        for one, device in gpu.mig_devices()
-        if device.profile != one.profile
-    )
-    if parts:
-        yield Problem(
-            Code.UNSUPPORTED,
-            "the device plugin's MIG strategy is mixed, which has no name for a part of a GPU "
-            f"instance and then offers nothing of the whole node; there would be {_counted(parts)}",
-            "plan whole instances only, or parts of one size with the MIG strategy single",
-            gpu=split[0].uuid,
-        )
-
-
-def _names(gpus: list[Gpu]) -> str:
-    return ", ".join(f"GPU {gpu.index}" for gpu in gpus)
-
-
-def _counted(kinds: Mapping[str, int]) -> str:
-    return " + ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))
-
-
-_SHARED = ".shared"
+def resource_of(profile: str) -> str:
+    """What the strategy `mixed` calls a profile: `1g.10gb+me` is nvidia.com/mig-1g.10gb.me."""
+    return MIG_RESOURCE + profile.replace("+", ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,48 +88,165 @@ class PluginConfiguration:
     `strategy` None: not known, such as where a file leaves it to the plugin's own flags. `replicas`
     None: how many is not determined. NVIDIA's plugin ignores a resource's `rename` and `devices`,
     and others that read the same file do not. With `rename_by_default` each shared resource gets
-    `.shared`. `by_mps`: not by time slicing.
+    `.shared`.
     """
 
     strategy: Strategy | None = None
     replicas: tuple[tuple[str, int], ...] | None = ()
     rename_by_default: bool = False
-    by_mps: bool = False
 
-    def offer(self, gpus: Iterable[Gpu]) -> dict[str, int] | None:
+    def expected(self, gpus: Iterable[Gpu]) -> dict[str, int] | None:
         """How many of which resource the node should have, by name; None if that is not known."""
         if self.strategy is None or self.replicas is None:
             return None
-        counts = offered(self.strategy, gpus)
+        counts = devices_by_resource(self.strategy, gpus)
         result = dict(counts)
         for resource, replicas in self.replicas:
-            there = counts.get(resource, 0)
-            if there:
+            devices = counts.get(resource, 0)
+            if devices:
                 name = resource + (_SHARED if self.rename_by_default else "")
-                result[resource] -= there
-                result[name] = result.get(name, 0) + there * replicas
+                result[resource] -= devices
+                result[name] = result.get(name, 0) + devices * replicas
         return {name: count for name, count in sorted(result.items()) if count}
 
-    def refuses(self, gpus: tuple[Gpu, ...]) -> tuple[Problem, ...]:
-        """Why the plugin could not offer these GPUs; then it offers nothing of them."""
-        if self.strategy is None:
-            return ()
-        problems = cannot_serve(self.strategy, gpus)
-        if not self.by_mps:
-            return problems
-        counts = offered(self.strategy, gpus)
-        all_mig = self.strategy is Strategy.SINGLE and any(gpu.in_mig_mode for gpu in gpus)
-        return problems + tuple(
-            Problem(
-                Code.UNSUPPORTED,
-                f"the device plugin's configuration shares {resource} by MPS, which it refuses for "
-                "MIG devices",
-                "leave MPS on MIG devices to this agent (mps in the plan), and choose a "
-                "configuration without it with devicePluginConfig",
+
+_UNKNOWN: Final = PluginConfiguration(None, None)
+
+# --- its configuration file -----------------------------------------------------------------------
+
+
+class NoSuchConfiguration(NodeagentError):
+    """The folder has no file of this name."""
+
+
+class _Resource(Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=320)]  # a prefix of 253, a name of 63
+    replicas: Annotated[int, Meta(ge=1, le=10_000)]  # far above what any GPU serves
+    rename: str | None = None
+    devices: object = "all"
+
+
+class _Sharing(Struct, rename="camel"):
+    resources: tuple[_Resource, ...] | None = ()
+    rename_by_default: bool = False
+
+
+class _SharingByKind(Struct, rename="camel"):
+    mps: _Sharing | None = None
+    time_slicing: _Sharing | None = None
+
+
+class _Flags(Struct, rename="camel"):
+    mig_strategy: Strategy | None = None
+
+
+class _Document(Struct):
+    flags: _Flags | None = None
+    sharing: _SharingByKind | None = None
+
+
+def read_configuration(text: bytes | str) -> PluginConfiguration:
+    """Parse the text; raises DocumentError where it is no YAML, and for wrong values."""
+    try:
+        value = read_tree(text).value
+        document = convert({} if value is None else value, _Document)
+    except ValidationError as error:
+        raise refuse(str(error)) from error
+    strategy = document.flags.mig_strategy if document.flags else None
+    sharing = document.sharing or _SharingByKind()
+    for shared in (sharing.mps, sharing.time_slicing):  # with both, the plugin shares by MPS
+        if shared and shared.resources:
+            exact = all(not one.rename and one.devices == "all" for one in shared.resources)
+            replicas = tuple((one.name, one.replicas) for one in shared.resources)
+            return PluginConfiguration(
+                strategy, replicas if exact else None, shared.rename_by_default
             )
-            for resource, _ in self.replicas or ()
-            if counts.get(resource) and (all_mig or resource.startswith(MIG_RESOURCE))
-        )
+    return PluginConfiguration(strategy)
+
+
+def read_configuration_file(folder: Path, name: str) -> PluginConfiguration:
+    """Read the file; raises NodeagentError in words for who wrote it. May block."""
+    if not _NAME.fullmatch(name):
+        raise NoSuchConfiguration(f"{name!r} is no name of a configuration of the device plugin")
+    path = folder / name
+    try:
+        return read_configuration(read_regular_file(path, LARGEST_TEXT))
+    except FileNotFoundError as error:
+        raise NoSuchConfiguration(
+            f"the device plugin's configurations in {folder} have none of the name {name}",
+            remedy=_names_in(folder),
+        ) from error
+    except OSError as error:
+        raise NodeagentError(f"{path} cannot be read: {error.strerror or error}") from error
+    except DocumentError as error:
+        raise NodeagentError(
+            f"{path} is not a configuration of the device plugin: {error.message}",
+            remedy=error.remedy,
+        ) from error
+
+
+def _names_in(folder: Path) -> str:
+    try:
+        names = sorted(e.name for e in os.scandir(folder) if not e.name.startswith("."))
+    except OSError:
+        return "the folder itself cannot be read"
+    return f"there are: {', '.join(names[:20])}" if names else "the folder is empty"
+
+
+def configuration_of(judgement: Judgement) -> str | None:
+    """The plugin's configuration that the plan asks for; None where it does not."""
+    return judgement.document.device_plugin_config if judgement.document else None
+
+
+class DevicePlugin:
+    """The plugin on this node; `folder` holds its configuration files, None: not known where."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        # By feature discovery, for the configuration `_labelled_for`; with its own time stamp.
+        self._labelled = _UNKNOWN
+        self._labelled_for = ""
+        self._labelled_at: str | None = None
+
+    def observe(self, labels: Mapping[str, str]) -> None:
+        """Remember what feature discovery says by the Node's labels."""
+        strategy, stamp = strategy_of(labels), labels.get(FEATURES_LABEL, "")
+        name = labels.get(PLUGIN_CONFIG, "")
+        if strategy is None or (name != self._labelled_for and stamp == self._labelled_at):
+            return  # sent away, or it has not looked since the configuration is another
+        # The label says whether devices are shared, and not how many of what.
+        is_shared = labels.get(SHARING_LABEL, "none") != "none"
+        self._labelled = PluginConfiguration(strategy, None if is_shared else ())
+        self._labelled_for, self._labelled_at = name, stamp
+
+    async def objections(self, wanted: str | None) -> tuple[Problem, ...]:
+        """Why the configuration that the plan asks for cannot be used; empty where it can."""
+        if self._folder is None or not wanted:
+            return ()
+        try:
+            await asyncio.to_thread(read_configuration_file, self._folder, wanted)
+        except NodeagentError as error:
+            is_missing = isinstance(error, NoSuchConfiguration)
+            code = Code.UNKNOWN_CONFIGURATION if is_missing else Code.INVALID_VALUE
+            return (Problem(code, error.message, error.remedy, path="devicePluginConfig"),)
+        return ()
+
+    async def expected(
+        self, gpus: Iterable[Gpu], labels: Mapping[str, str], *, wanted: str | None
+    ) -> dict[str, int] | None:
+        """What the node should offer with these GPUs; None if that cannot be known."""
+        self.observe(labels)
+        name = labels.get(PLUGIN_CONFIG, "") if wanted is None else wanted
+        # The labels are of the configuration that was in force when they were written.
+        plugin = self._labelled if name == self._labelled_for else _UNKNOWN
+        if self._folder is not None and name:
+            try:
+                plugin = await asyncio.to_thread(read_configuration_file, self._folder, name)
+            except NodeagentError as error:
+                log.warning("the device plugin's configuration is not known", error=str(error))
+        if plugin.strategy is None and self._labelled_for in ("", name):
+            plugin = replace(plugin, strategy=self._labelled.strategy)  # by the plugin's own flags
+        return plugin.expected(gpus)
 
 
 # --- afterwards -----------------------------------------------------------------------------------

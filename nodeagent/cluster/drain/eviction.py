@@ -26,13 +26,12 @@ from nodeagent.structs import replace
 @dataclass(frozen=True, slots=True)
 class Evictions:
     """The pods to evict now with the reason of each, those that leave already, and why elsewhere
-    none is evicted. `then` is what could be done once they are gone.
+    none is evicted.
     """
 
     wanted: Mapping[PodName, str] = field(default_factory=dict)
     leaving: frozenset[PodName] = frozenset()
     problems: tuple[Problem, ...] = ()
-    then: tuple[GpuPlan, ...] = ()
 
 
 def asks_for_eviction(plan: NodePlan, desired: DesiredNode) -> bool:
@@ -48,13 +47,11 @@ def evictions(
     wanted: dict[PodName, str] = {}
     leaving: set[PodName] = set()
     problems: list[Problem] = []
-    then: list[GpuPlan] = []
     for gpu, desired_gpu in _to_evict(plan, desired):
         chosen = _for_gpu(gpu, desired_gpu, policy, known)
         if isinstance(chosen, Problem):
             problems.append(chosen)
             continue
-        then.append(plan_gpu(desired_gpu, _without(gpu, chosen), policy))
         for name in chosen:
             pod = known.get(name)
             if pod is not None and pod.finished:
@@ -63,7 +60,7 @@ def evictions(
                 leaving.add(name)
             else:
                 wanted.setdefault(name, _reason(gpu, name))
-    return Evictions(wanted, frozenset(leaving), tuple(problems), tuple(then))
+    return Evictions(wanted, frozenset(leaving), tuple(problems))
 
 
 def _to_evict(plan: NodePlan, desired: DesiredNode) -> Iterator[tuple[Gpu, DesiredGpu]]:

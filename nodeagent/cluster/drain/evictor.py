@@ -15,9 +15,9 @@ from typing import NoReturn
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.drain.changes import cordoning
+from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
 from nodeagent.cluster.drain.node import DrainedNode, undone
-from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.observed import ObservedNode
@@ -31,21 +31,21 @@ from nodeagent.structs import replace
 class Evictor:
     """Evicts what the last observation asks for while `run` runs.
 
-    Not while another manager objects, nor for a layout that the device plugin could not serve.
+    Not while another manager objects, nor for a plan that would be refused afterwards.
     """
 
     def __init__(
         self,
         node: DrainedNode,
-        outlook: PluginOutlook,
+        plugin: DevicePlugin,
         restore: Restore,
         policy: Policy,
     ) -> None:
         self._node = node
-        self._outlook = outlook
+        self._plugin = plugin
         self._restore = restore
         self._policy = policy
-        self._goal: tuple[Judgement, NodePlan, ObservedNode] | None = None
+        self._goal: tuple[Judgement, NodePlan] | None = None
         self._another_goal = asyncio.Event()  # another desired state than before
         self._leaving: dict[PodName, str] = {}  # with the uid of each
         self._observed: ObservedNode | None = None
@@ -71,7 +71,7 @@ class Evictor:
             gpus = tuple(gpu for gpu in plan.gpus if gpu.before.uuid not in left)
             plan = replace(plan, gpus=gpus)
             if asks_for_eviction(plan, judgement.desired):
-                self._goal = (judgement, plan, observed)
+                self._goal = (judgement, plan)
         if before is None and self._goal is not None:
             # Pods may leave that an earlier agent has evicted; the first attempt finds out.
             self._restore.hold_cordon(True)
@@ -104,7 +104,7 @@ class Evictor:
 
     # --- one attempt ------------------------------------------------------------------------------
 
-    async def _attempt(self, judgement: Judgement, plan: NodePlan, observed: ObservedNode) -> float:
+    async def _attempt(self, judgement: Judgement, plan: NodePlan) -> float:
         """Evict those that have to go; returns the seconds until the next attempt."""
         try:
             pods = await self._node.list_pods(within=self._node.intervals.answer)
@@ -115,7 +115,9 @@ class Evictor:
             self._leaving = {p: uid for p, uid in self._leaving.items() if here.get(p) == uid}
             wanted = [pod for pod in found.wanted if self._is_blocking(pod, here)]
             if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
-                objections = await self._objections(judgement, plan, observed, found)
+                objections = self._node.objections() or await self._plugin.objections(
+                    configuration_of(judgement)
+                )
                 if objections:
                     self._report(objections, cordon=False)
                     return self._backoff.next()
@@ -129,16 +131,6 @@ class Evictor:
             problem = undone("no pod is evicted, because the API server does not answer", fault)
             self._report((problem,), cordon=self._restore.holds_cordon)
             return self._backoff.next()
-
-    async def _objections(
-        self, judgement: Judgement, plan: NodePlan, observed: ObservedNode, found: Evictions
-    ) -> tuple[Problem, ...]:
-        """What speaks against the plan that could be executed once the pods are gone."""
-        after = {gpu.before.key: gpu for gpu in found.then}
-        todo = replace(plan, gpus=tuple(after.get(gpu.before.key, gpu) for gpu in plan.gpus))
-        return self._node.objections() or await self._outlook.objections(
-            judgement, todo, observed, self._node.known.labels
-        )
 
     def _is_blocking(self, pod: PodName, here: Mapping[PodName, str]) -> bool:
         """Whether it is here and not evicted yet. One that came under its name since the GPUs were

@@ -16,11 +16,11 @@ from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import leaving_pods, preparations
+from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
 from nodeagent.cluster.drain.evictor import Evictor
 from nodeagent.cluster.drain.finished_pods import FinishedPods
 from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals, undone
 from nodeagent.cluster.drain.owners import OtherManager
-from nodeagent.cluster.drain.plugin_outlook import PluginOutlook
 from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.errors import UsageError
@@ -62,10 +62,10 @@ class ClusterHooks(ChangeHooks):
     ) -> None:
         check_settings(settings)
         self._node = DrainedNode(access, node, settings, source, intervals, wake, report)
-        self._outlook = PluginOutlook(settings.plugin_configs)
-        self._restore = Restore(self._node, self._outlook)
+        self._plugin = DevicePlugin(settings.plugin_configs)
+        self._restore = Restore(self._node, self._plugin)
         self._preparation = Preparation(self._node, self._restore)
-        self._evictor = Evictor(self._node, self._outlook, self._restore, policy)
+        self._evictor = Evictor(self._node, self._plugin, self._restore, policy)
         self.finished_pods = FinishedPods(self._node)
         self.on_restored = self._restore.on_restored
         self._desired: DesiredNode | None = None  # of the last round
@@ -75,7 +75,8 @@ class ClusterHooks(ChangeHooks):
     async def objections(
         self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
     ) -> tuple[Problem, ...]:
-        """Other managers of this node's GPUs, and whether the device plugin could serve the result.
+        """Other managers of this node's GPUs, and a configuration of the device plugin that the
+        plan asks for and that cannot be used.
 
         While the plan needs nothing, another manager is reported once and objects to nothing.
         """
@@ -86,8 +87,7 @@ class ClusterHooks(ChangeHooks):
         await self._node.find_others(working=bool(todo.gpus), unfinished=needs_work)
         found = self._node.objections() if needs_work else ()
         if not found and todo.changes_devices:
-            labels = self._node.known.labels
-            found = await self._outlook.objections(judgement, todo, observed, labels)
+            found = await self._plugin.objections(configuration_of(judgement))
         return found
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
@@ -127,7 +127,7 @@ class ClusterHooks(ChangeHooks):
         """The Node is like this now; None: the cluster has none."""
         self._node.view = view
         if view is not None:
-            self._outlook.observe(view.labels)
+            self._plugin.observe(view.labels)
         if self._node.refusing and not self._node.objections():
             self._node.wake("no other manager seems to split the GPUs any more")
         self._restore.observe(view)

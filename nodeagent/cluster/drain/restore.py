@@ -24,9 +24,8 @@ from nodeagent.cluster.drain.changes import (
     restoring,
     uncordoning,
 )
-from nodeagent.cluster.drain.device_plugin import mismatches
+from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of, mismatches
 from nodeagent.cluster.drain.node import DrainedNode, undone
-from nodeagent.cluster.drain.plugin_outlook import PluginOutlook, configuration_of
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Verdict
@@ -107,9 +106,9 @@ class Restore:
     so, paused labels while another manager may have paused them.
     """
 
-    def __init__(self, node: DrainedNode, outlook: PluginOutlook) -> None:
+    def __init__(self, node: DrainedNode, plugin: DevicePlugin) -> None:
         self._node = node
-        self._outlook = outlook
+        self._plugin = plugin
         self.on_restored: list[Callable[[], None]] = []
         here = f"--field-selector spec.nodeName={node.name}"
         labels = node.plugin_pods or (_PLUGIN_LABELS,)
@@ -303,7 +302,8 @@ class Restore:
         if not self._changed and (due is None or labels.get(PLUGIN_CONFIG) == due):
             return
         self._changed = False
-        expected = await self._outlook.expected(self._last_round[1], labels, wanted=due)
+        gpus = self._last_round[1].gpus
+        expected = await self._plugin.expected(gpus, labels, wanted=due)
         if not self._changed:  # no work began meanwhile
             self._to_await = expected
 

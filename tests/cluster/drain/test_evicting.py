@@ -173,14 +173,14 @@ async def test_no_pod_is_evicted_for_a_plan_that_has_gone(
 
 
 async def test_no_pod_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> None:
-    """Not for a layout that the plugin cannot serve, nor while another program splits the GPUs."""
-    labels = {"nvidia.com/mig.strategy": "none", "nvidia.com/gfd.timestamp": "2"}
-    server.patch_node(NODE, {"metadata": {"labels": labels}})
-    async with agent(server, tmp_path) as it:
-        settle(it, held("a"))
-        await until(lambda: it.codes() == [Code.UNSUPPORTED])
-        server.patch_node(NODE, {"metadata": {"labels": MIXED}})
+    """Not for a configuration of the device plugin that is not there, nor while another program
+    splits the GPUs.
+    """
+    async with agent(server, tmp_path, plugin_configs=tmp_path / "configs") as it:
+        it.around.settle(*judged([held("a")], EVICT, config="shared"))
+        await until(lambda: it.codes() == [Code.UNKNOWN_CONFIGURATION])
         server.add_pod("manager", node=NODE, labels={"app": "nvidia-mig-manager"})
+        settle(it, held("a"))
         await until(lambda: it.codes() == [Code.OWNED])
         assert evicted(server) == []
         server.delete_pod("manager")

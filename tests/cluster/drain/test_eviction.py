@@ -191,11 +191,9 @@ def test_each_gpu_by_itself() -> None:
     assert [problem.gpu for problem in found.problems] == ["GPU-1"]
 
 
-def test_what_could_be_done_then() -> None:
-    """With whom is evicted gone the plan has its steps; what is asked of `evict` is seen before."""
+def test_which_plans_ask_for_it() -> None:
+    """Those that are blocked by users, where the entry says `evict`."""
     gpu, asked = SEVEN_USED, evict(("7g.80gb", 1))
-    [then] = chosen(gpu, asked).then
-    assert then.verdict is Verdict.APPLICABLE
     desired = DesiredNode({gpu.key: asked})
     made = plan(desired, ObservedNode((gpu,)))
     assert asks_for_eviction(made, desired)
