@@ -21,9 +21,10 @@ from nodeagent.cluster.client.events import EventIntervals, EventPublisher
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import NodeView, Wanted
-from nodeagent.cluster.client.node_writer import NodeWriter, WriteIntervals
 from nodeagent.cluster.drain.hooks import ClusterHooks
+from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.cluster.node_status import node_event, shown_state
+from nodeagent.cluster.node_writer import NodeWriter
 from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType

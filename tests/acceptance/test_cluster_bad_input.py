@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.client.node_writer import WriteIntervals
+from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, PACE, Member, plan_text, until
 from tests.simulated_cluster.agent import PLAN, STATUS, digest

@@ -152,21 +152,26 @@ class Wanted:
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     taints: Mapping[str, bool] = field(default_factory=dict)
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that is named, for people."""
+        return (*self.annotations, *self.labels, *self.conditions, *self.taints)
 
-def differences(wanted: Wanted, view: NodeView) -> tuple[Wanted, ...]:
-    """What is not so yet, by the requests that it takes: of metadata, of the status, of taints."""
-    metadata = Wanted(
-        annotations=_difference(wanted.annotations, view.annotations),
-        labels=_difference(wanted.labels, view.labels),
+
+def difference(wanted: Wanted, view: NodeView) -> Wanted | None:
+    """What is not so yet; None when all is."""
+    tainted = {key: has_taint(view.taints, key) for key in wanted.taints}
+    part = Wanted(
+        _difference(wanted.annotations, view.annotations),
+        _difference(wanted.labels, view.labels),
+        _difference(wanted.conditions, view.conditions),
+        _difference(wanted.taints, tainted),
     )
-    status = Wanted(conditions=_difference(wanted.conditions, view.conditions))
-    there = {key: has_taint(view.taints, key) for key in wanted.taints}
-    taints = Wanted(taints=_difference(wanted.taints, there))
-    return tuple(part for part in (metadata, status, taints) if part != Wanted())
+    return part if part.keys else None
 
 
 def patch_of(node: str, part: Wanted, view: NodeView, moment: datetime) -> Request:
-    """The request for one of these differences; `moment` is now, in UTC.
+    """The request for a difference of metadata, status or taints; `moment` is now, in UTC.
 
     A condition whose status stays keeps the time since when it is so.
     """

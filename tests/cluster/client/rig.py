@@ -13,7 +13,7 @@ from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.client.node_writer import WriteIntervals
+from nodeagent.cluster.keeper import WriteIntervals
 from tests.machine_load import stretched
 from tests.simulated_cluster import agent
 from tests.simulated_cluster.api_server import ApiServer
@@ -27,7 +27,7 @@ QUICK = FollowIntervals(
     retry=(0.02, 0.16),
     healthy_after=0.4,
 )
-QUICK_WRITES = WriteIntervals(interval=0.1, burst=1, retry=(0.02, 0.16), refused_again=0.5)
+QUICK_WRITES = WriteIntervals(interval=0.1, burst=1, retry=(0.02, 0.16), denied=(0.02, 0.5))
 
 
 def kubeconfig(folder: Path, url: str, *, token: str | None = None) -> Kubeconfig:

@@ -12,7 +12,8 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_follower import FollowIntervals
 from nodeagent.cluster.client.node_view import Wanted
-from nodeagent.cluster.client.node_writer import NodeWriter, WriteIntervals
+from nodeagent.cluster.keeper import WriteIntervals
+from nodeagent.cluster.node_writer import NodeWriter
 from tests.cluster.client.rig import PLAN, STATUS, Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 

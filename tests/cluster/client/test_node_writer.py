@@ -10,7 +10,7 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import WriteConflict
 from nodeagent.cluster.client.node_view import Wanted
-from nodeagent.cluster.client.node_writer import WriteIntervals
+from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import PLAN, QUICK_WRITES, STATUS, until
 from tests.cluster.client.writer_rig import NOON, Written, settled, wanted, writes, written

@@ -12,7 +12,7 @@ from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import Wanted
-from nodeagent.cluster.client.node_writer import WriteIntervals
+from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import PLAN, STATUS, kubeconfig, until
 from tests.cluster.client.writer_rig import Written, settled, status, wanted, writes

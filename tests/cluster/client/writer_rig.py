@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import Wanted
-from nodeagent.cluster.client.node_writer import NodeWriter, WriteIntervals
+from nodeagent.cluster.keeper import WriteIntervals
+from nodeagent.cluster.node_writer import NodeWriter
 from tests.cluster.client.rig import QUICK_WRITES, STATUS, Follower, running, until
 from tests.machine_load import stretched
 from tests.simulated_cluster.api_server import ApiServer

@@ -1,0 +1,273 @@
+"""Keeps things on the API server as they are wanted: the one loop behind everything that the agent
+writes there.
+
+A `Keeper` decides what is sent next, and when; an adapter knows one kind of object: how what is
+wanted of it differs from what is there, and how the difference is sent. Requests are spaced. One
+that fails is built anew, from what is wanted and what is there by then, with backoff; what was
+refused waits alone, and holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from nodeagent.backoff import Backoff
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.rate_limit import Allowance
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+Key_contra = TypeVar("Key_contra", contravariant=True)
+
+LOOK_LIMIT = 60.0  # seconds within which a watch tells what was before an own write
+_CONTEST = 3  # times that the same was undone: a person who edits by hand stops before
+
+
+class Adapter(Protocol[Key_contra, Value]):
+    """One kind of object for a `Keeper`."""
+
+    def difference(self, key: Key_contra, value: Value, /) -> Value | None:
+        """The part of `value` that is not so yet; None when all is, or nothing can be done now."""
+
+    async def send(self, key: Key_contra, part: Value, /) -> None:
+        """Make it so. Raises `ClusterFault`; what it handles itself counts as done."""
+
+    async def look(self) -> None:
+        """Read what is there: another writer was faster. Raises `ClusterFault`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteIntervals:
+    """Times in seconds; pairs are the first and the longest wait of a backoff.
+
+    After a quiet time `burst` requests for a key go at once; only continuous changes are held to
+    one per `interval`. With `shared` that holds for all keys together.
+    """
+
+    interval: float = 0.5
+    burst: int = 10
+    shared: bool = False
+    retry: tuple[float, float] = (0.5, 30.0)
+    denied: tuple[float, float] = (0.5, 300.0)  # what is refused for good: the longest at once
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Value]):
+    """One key: what is wanted, and how writing it went."""
+
+    value: Value
+    allowance: Allowance
+    denials: Backoff
+    contests: Backoff
+    sent: Value | None = None  # the last part, unless something else is wanted by now
+    refused: Value | None = None  # the part that waits for `again_at`; None: whatever is wanted
+    again_at: float = -inf
+    fault: ClusterFault | None = None  # of the last request
+    undone: Value | None = None
+    undone_at: float = -inf
+    contest_until: float = -inf
+
+    def is_refused(self, part: Value, now: float) -> bool:
+        return now < self.again_at and (self.refused is None or self.refused == part)
+
+
+@dataclass(eq=False)
+class Keeper(Generic[Key, Value]):
+    """Keeps each key as wanted while `run` runs.
+
+    `on_fault` gets a fault when writing breaks or breaks in another way, and None once nothing that
+    is still to be written has failed. `on_contest` gets the part of a value that another program
+    sets back again and again. `jitter` gives numbers in [0, 1).
+    """
+
+    adapter: Adapter[Key, Value]
+    intervals: WriteIntervals = field(default_factory=WriteIntervals)
+    on_fault: Callable[[ClusterFault | None], object] = lambda _: None
+    on_contest: Callable[[Any], object] = lambda _: None
+    clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
+    jitter: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        self._entries: dict[Key, _Entry[Value]] = {}  # those that were tried last at the end
+        self._shared = self._allowance()
+        self._backoff = Backoff(*self.intervals.retry, spread=1.0, jitter=self.jitter)
+        self._not_before = -inf  # for the sake of the server
+        self._look_at = inf
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self.fault: ClusterFault | None = None  # why something is not written
+
+    def want(self, key: Key, value: Value) -> None:
+        """Want this of the key from now on, in place of what was wanted of it before."""
+        entry = self._entries.get(key)
+        if entry is None:
+            allowance = self._shared if self.intervals.shared else self._allowance()
+            denials = Backoff(*self.intervals.denied, spread=0.5, jitter=self.jitter)
+            contests = Backoff(*self.intervals.retry, spread=1.0, jitter=self.jitter)
+            self._entries[key] = _Entry(value, allowance, denials, contests)
+        elif entry.value == value:
+            return
+        else:
+            entry.value, entry.sent = value, None
+            entry.contest_until = -inf  # a change does not wait for an old contest
+        self._wake()
+
+    def forget(self, key: Key) -> None:
+        """Want nothing of the key any more; what is there stays."""
+        if self._entries.pop(key, None) is not None:
+            self._wake()
+
+    def changed(self, *, anew: bool = False) -> None:
+        """What is there may be different. `anew`: another object, so that nothing was undone."""
+        for entry in self._entries.values():
+            if anew:
+                entry.sent = None
+            if isinstance(entry.fault, faults.ObjectMissing):
+                entry.again_at = -inf
+        self._wake()
+
+    def look_within(self, seconds: float) -> None:
+        """Look by then at the latest; infinity: what is known is as new as can be."""
+        self._look_at = inf if seconds == inf else min(self._look_at, self.clock() + seconds)
+        self._changed.set()
+
+    @property
+    def contested(self) -> tuple[Value, ...]:
+        """The parts that another program keeps setting to something else."""
+        return tuple(
+            entry.undone
+            for entry in self._entries.values()
+            if entry.undone is not None and entry.contests.failures >= _CONTEST
+            if self._is_recent(entry)
+        )
+
+    async def settled(self) -> None:
+        """Wait until there is nothing that could be written now."""
+        await self._settled.wait()
+
+    async def run(self) -> NoReturn:
+        while True:
+            self._changed.clear()
+            if self.clock() >= self._may_look_at():
+                await self._look()
+            found = self._next()
+            self._end_fault()
+            if found is None:
+                self._settled.set()
+                due_at = self._next_refused()
+            else:
+                due_at, key, part = found
+                if due_at <= self.clock():
+                    await self._send(key, part)
+                    continue
+            due_at = min(due_at, self._may_look_at())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(due_at - self.clock() if due_at < inf else None):
+                    await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._settled.clear()
+        self._changed.set()
+
+    def _allowance(self) -> Allowance:
+        return Allowance(interval=self.intervals.interval, burst=self.intervals.burst)
+
+    # --- what is sent next ------------------------------------------------------------------------
+
+    def _next(self) -> tuple[float, Key, Value] | None:
+        """When it may go, what goes first, and the part to send; by turns where several may."""
+        now, first = self.clock(), None
+        for key, entry in self._entries.items():
+            at = max(now, self._not_before, entry.contest_until, entry.allowance.next_at())
+            if first is not None and at >= first[0]:
+                continue
+            part = self.adapter.difference(key, entry.value)
+            if part is not None and not entry.is_refused(part, now):
+                first = at, key, part
+        return first
+
+    def _next_refused(self) -> float:
+        """When the first of what was refused is tried again; infinity when nothing was."""
+        now = self.clock()
+        return min((e.again_at for e in self._entries.values() if e.again_at > now), default=inf)
+
+    def _may_look_at(self) -> float:
+        return max(self._look_at, self._not_before)
+
+    # --- one request ------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        self._look_at = self.clock() + LOOK_LIMIT  # where it is not answered
+        with suppress(ClusterFault):
+            await self.adapter.look()
+            self._look_at = inf
+            self._wake()
+
+    async def _send(self, key: Key, part: Value) -> None:
+        entry = self._entries[key]
+        entry.allowance.take(self.clock())
+        try:
+            await self.adapter.send(key, part)
+        except ClusterFault as fault:
+            entry.fault = fault
+            self._wait_after(fault, entry, part)
+            before, self.fault = self.fault, fault
+            if type(before) is not type(fault):
+                self.on_fault(fault)
+        else:
+            self._backoff.reset()
+            entry.denials.reset()
+            entry.again_at, entry.fault = -inf, None
+            if entry.sent == part:
+                self._note_undone(entry, part)
+            entry.sent = part
+        if self._entries.get(key) is entry:
+            self._entries[key] = self._entries.pop(key)
+
+    def _wait_after(self, fault: ClusterFault, entry: _Entry[Value], part: Value) -> None:
+        now, asked_for = self.clock(), fault.retry_after or 0.0
+        match fault:
+            case faults.RequestRefused() | faults.ObjectMissing():
+                # Of what is missing `changed` says when it is there again, unless a proxy made
+                # that up.
+                entry.refused, entry.again_at = part, now + self.intervals.denied[1]
+            case faults.NotAllowed() | faults.DisruptionRefused():
+                # A server that starts forbids all until it has read the roles.
+                entry.refused, entry.again_at = None, now + entry.denials.next(asked_for)
+            case _:
+                if isinstance(fault, faults.WriteConflict):
+                    self._look_at = now
+                self._not_before = now + self._backoff.next(asked_for)
+
+    def _end_fault(self) -> None:
+        """What is still to be written may have failed; what is not wanted any more has not."""
+        if self.fault is None:
+            return
+        failed = [e for k, e in self._entries.items() if e.fault and self._differs(k, e)]
+        if not failed:
+            self.fault = None
+            self.on_fault(None)
+        elif not any(entry.fault is self.fault for entry in failed):
+            self.fault = failed[-1].fault
+
+    def _differs(self, key: Key, entry: _Entry[Value]) -> bool:
+        return self.adapter.difference(key, entry.value) is not None
+
+    def _is_recent(self, entry: _Entry[Value]) -> bool:
+        return self.clock() - entry.undone_at <= 2 * self.intervals.retry[1]
+
+    def _note_undone(self, entry: _Entry[Value], part: Value) -> None:
+        """Another program undoes what is written: write again, with backoff."""
+        if not self._is_recent(entry):
+            entry.contests.reset()
+        entry.undone, entry.undone_at = part, self.clock()
+        entry.contest_until = entry.undone_at + entry.contests.next()
+        if entry.contests.failures == _CONTEST:
+            self.on_contest(part)
