@@ -27,6 +27,10 @@ else:
         return dataclasses.replace(value, **changes)
 
 
+class Shape(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A value that is its JSON: keys in camelCase; one that has its default is left out."""
+
+
 Kind = TypeVar("Kind")
 
 
@@ -41,4 +45,4 @@ def read_in_threads(kind: type[Kind]) -> type[Kind]:
     return kind
 
 
-__all__ = ["Struct", "asdict", "field", "read_in_threads", "replace"]
+__all__ = ["Shape", "Struct", "asdict", "field", "read_in_threads", "replace"]

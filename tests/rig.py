@@ -12,7 +12,6 @@ from nodeagent.backoff import Backoff
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
-from nodeagent.plan.problems import Code
 from nodeagent.plan.reserved import BesideClaims
 from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.reconcile.active_plan import ActivePlan
@@ -115,7 +114,7 @@ class Rig:
         return self.node_states.newest
 
     @property
-    def codes(self) -> set[Code]:
+    def codes(self) -> set[str]:
         return {problem.code for problem in self.state.problems}
 
     def offer(self, text: bytes | str) -> None:

@@ -146,7 +146,11 @@ class ClaimsService:
         if why := self._offers.closed:
             end = "remove the other and its pods from this node, or set dra.mode: off"
             remedy = f"leave the GPUs to one of them: {end}"
-            own.append(Problem(Code.OWNED, f"nothing is offered to claims: {why}", remedy))
+            own.append(
+                Problem(
+                    code=Code.OWNED, message=f"nothing is offered to claims: {why}", remedy=remedy
+                )
+            )
         return (*self.claims.problems, *self._amiss, *filter(None, own))
 
     async def run(self) -> NoReturn:
@@ -162,7 +166,9 @@ class ClaimsService:
                     self._problem = None
                     await self._publish(kubelet)
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
-                self._problem = Problem(Code.CLUSTER, error.message, error.remedy)
+                self._problem = Problem(
+                    code=Code.CLUSTER, message=error.message, remedy=error.remedy
+                )
                 self._nudge("claims cannot be served")
             finally:
                 if kubelet:
@@ -174,7 +180,7 @@ class ClaimsService:
         if registration.state == "refused":
             message = f"the kubelet refuses the DRA driver: {registration.reason}"
             remedy = "set kubelet.dir to the kubelet's root directory, at its own path"
-            self._problem = Problem(Code.CLUSTER, message, remedy)
+            self._problem = Problem(code=Code.CLUSTER, message=message, remedy=remedy)
         self._nudge("the kubelet has registered the driver, or refuses it")
 
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:

@@ -96,7 +96,7 @@ class MetricsService:
         """What is wrong with the file of counters, and with the listener of its own."""
         found = [problem for problem in (self._unread, self._listener_problem) if problem]
         lines = (
-            Problem(Code.METRICS, f"file of counters, {finding}")
+            Problem(code=Code.METRICS, message=f"file of counters, {finding}")
             for finding in self._selection.findings[:_MOST_NAMED]
         )
         return (*found, *lines)
@@ -121,7 +121,9 @@ class MetricsService:
 
     def _report_listener(self, error: NodeagentError | None) -> None:
         if error:
-            self._listener_problem = Problem(Code.METRICS, error.message, error.remedy)
+            self._listener_problem = Problem(
+                code=Code.METRICS, message=error.message, remedy=error.remedy
+            )
             log.error(error.message, remedy=error.remedy)
         elif self._listener_problem:
             self._listener_problem = None
@@ -149,7 +151,7 @@ class MetricsService:
         try:
             found = await asyncio.to_thread(lambda: read_selection(counters_text(path)))
         except NodeagentError as error:
-            problem = Problem(Code.METRICS, error.message, error.remedy)
+            problem = Problem(code=Code.METRICS, message=error.message, remedy=error.remedy)
             if problem != self._unread:
                 log.warning("the earlier fields are exported", error=error.message)
             self._unread = problem

@@ -139,7 +139,9 @@ class OwnFiles:
     @property
     def problems(self) -> tuple[Problem, ...]:
         kept = (file.problem for file in self._files)
-        states = tuple(Problem(Code.STATE_FILE, p.message, p.remedy) for p in kept if p)
+        states = tuple(
+            Problem(code=Code.STATE_FILE, message=p.message, remedy=p.remedy) for p in kept if p
+        )
         run = self._unusable or self._loss()
         return (*states, run) if run else states
 
@@ -184,13 +186,15 @@ class OwnFiles:
         except OtherWriter:
             raise
         except NodeagentError as error:
-            self._unusable = Problem(Code.RUN_DIRECTORY, error.message, error.remedy)
+            self._unusable = Problem(
+                code=Code.RUN_DIRECTORY, message=error.message, remedy=error.remedy
+            )
         except OSError as error:  # a file system that fails, or a path that goes right now
             path = error.filename or self._paths.settings.run.dir
             self._unusable = Problem(
-                Code.RUN_DIRECTORY,
-                f"{path} cannot be examined: {error.strerror or error}",
-                f"run namei -l {path} and repair the first path that it cannot show, or its "
+                code=Code.RUN_DIRECTORY,
+                message=f"{path} cannot be examined: {error.strerror or error}",
+                remedy=f"run namei -l {path} and repair the first path that it cannot show, or its "
                 "file system",
             )
         else:
@@ -203,10 +207,10 @@ class OwnFiles:
             return None
         names = ", ".join(sorted(map(str, self._lost)))
         return Problem(
-            Code.RUN_DIRECTORY,
-            f"deleted or replaced while the agent runs, and created again: {names}",
-            "find the program that does that, such as a cleanup job or systemd-tmpfiles, and "
-            f"exclude these paths; this is shown for {_REMEMBERED / 60:.0f} minutes",
+            code=Code.RUN_DIRECTORY,
+            message=f"deleted or replaced while the agent runs, and created again: {names}",
+            remedy="find the program that does that, such as a cleanup job or systemd-tmpfiles, "
+            f"and exclude these paths; this is shown for {_REMEMBERED / 60:.0f} minutes",
         )
 
 
@@ -224,8 +228,10 @@ def _not_writable(directory: Path) -> Problem | None:
         return None
     read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
     return Problem(
-        Code.RUN_DIRECTORY,
-        f"run.dir {directory} cannot be written"
+        code=Code.RUN_DIRECTORY,
+        message=f"run.dir {directory} cannot be written"
         + (": its file system is mounted read-only" if read_only else ""),
-        f"mount -o remount,rw {directory}" if read_only else f"chown {os.geteuid()} {directory}",
+        remedy=f"mount -o remount,rw {directory}"
+        if read_only
+        else f"chown {os.geteuid()} {directory}",
     )

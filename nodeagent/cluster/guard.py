@@ -17,9 +17,9 @@ from nodeagent.plan.problems import Code, Problem
 FOREIGN: Final = "guard.nodeagent.io/probe"
 """An annotation that no agent may write."""
 UNGUARDED: Final = Problem(
-    Code.UNGUARDED,
-    "no admission policy limits the agent's account: its token can change every Node",
-    "kubectl apply -f manifests/base/node-policy.yaml, which has to name this account; "
+    code=Code.UNGUARDED,
+    message="no admission policy limits the agent's account: its token can change every Node",
+    remedy="kubectl apply -f manifests/base/node-policy.yaml, which has to name this account; "
     "`nodeagent check` tries it again",
 )
 _INTERVAL: Final = 3600.0  # seconds

@@ -252,7 +252,7 @@ class _ServerLacks(NodeagentError):
 
 
 def _problem(error: NodeagentError) -> Problem:
-    return Problem(Code.CLUSTER, error.message, error.remedy)
+    return Problem(code=Code.CLUSTER, message=error.message, remedy=error.remedy)
 
 
 def slice_of(one: JsonObject) -> JsonObject:
@@ -297,4 +297,8 @@ def _lost_problem(lost: Sequence[Dropped]) -> Problem | None:
     if not lost:
         return None
     remedy = "switch the feature gate on, or use Kubernetes 1.36 or newer"
-    return Problem(Code.CLUSTER, f"claims are offered less than is known: {lost[0]}", remedy)
+    return Problem(
+        code=Code.CLUSTER,
+        message=f"claims are offered less than is known: {lost[0]}",
+        remedy=remedy,
+    )

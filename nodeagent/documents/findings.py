@@ -61,7 +61,9 @@ class Findings:
             mark = self._mark(path, of_key=of_key)
         line, column = mark
         where = f"{message} (line {line}, column {column})" if self._has_lines else message
-        self._found.append((mark, Problem(code, where, remedy, path=path_text(path))))
+        self._found.append(
+            (mark, Problem(code=code, message=where, remedy=remedy, path=path_text(path)))
+        )
 
     @property
     def full(self) -> bool:
@@ -76,7 +78,9 @@ class Findings:
         left_out = len(self._found) - len(problems)
         if left_out:
             more = f"there are more errors; the first {MOST_PROBLEMS} are listed"
-            problems.append(Problem(Code.SYNTAX, more, "correct these and try again"))
+            problems.append(
+                Problem(code=Code.SYNTAX, message=more, remedy="correct these and try again")
+            )
         raise DocumentError(problems)
 
     def _mark(self, path: DocumentPath, *, of_key: bool) -> Mark:
@@ -89,4 +93,4 @@ class Findings:
 
 def refuse(message: str, *, code: Code = Code.SYNTAX, remedy: str = "") -> DocumentError:
     """A document that is refused for one reason that concerns it as a whole."""
-    return DocumentError([Problem(code, message, remedy)])
+    return DocumentError([Problem(code=code, message=message, remedy=remedy)])

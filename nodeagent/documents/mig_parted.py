@@ -66,7 +66,13 @@ def _selected(configurations: Configurations, name: str | None) -> list[PlanEntr
     else:
         message = f"the file has no configuration {shown(name)}"
         remedy = did_you_mean(name, configurations) or f"it has {listed(configurations)}"
-    raise DocumentError([Problem(Code.UNKNOWN_CONFIGURATION, message, remedy, path="mig-configs")])
+    raise DocumentError(
+        [
+            Problem(
+                code=Code.UNKNOWN_CONFIGURATION, message=message, remedy=remedy, path="mig-configs"
+            )
+        ]
+    )
 
 
 # --- values -----------------------------------------------------------------------------------

@@ -37,10 +37,12 @@ def step_failed(step: steps.Step, error: BaseException, seen: Gpu) -> Problem:
             remedy = in_use_remedy(Usage(there))
         elif commands not in remedy:
             remedy = f"run {commands}; {remedy}"
-        return Problem(Code.IN_USE, f"{what}: {who}", remedy, seen.uuid)
+        return Problem(code=Code.IN_USE, message=f"{what}: {who}", remedy=remedy, gpu=seen.uuid)
     code = Code.MPS if isinstance(step, steps.StartMps | steps.StopMps) else Code.STEP_FAILED
     code = Code.GPU_LOST if isinstance(error, GpuLost) else code
-    return Problem(code, f"{what}: {error_sentence(error)}", remedy, seen.uuid)
+    return Problem(
+        code=code, message=f"{what}: {error_sentence(error)}", remedy=remedy, gpu=seen.uuid
+    )
 
 
 def not_as_planned(
@@ -57,11 +59,11 @@ def not_as_planned(
         again = "; ".join(map(step_words, missing)) or "what it was to be"
         instead = f", and still it would take: {again}"
     return Problem(
-        Code.STEP_FAILED,
-        f"the driver reported every step as done, but {gpu_words(seen)} now has "
+        code=Code.STEP_FAILED,
+        message=f"the driver reported every step as done, but {gpu_words(seen)} now has "
         f"{layout_words(seen)}{instead}",
-        _OTHER_PROGRAM,
-        seen.uuid,
+        remedy=_OTHER_PROGRAM,
+        gpu=seen.uuid,
     )
 
 
@@ -72,11 +74,11 @@ def not_restored(before: Gpu, seen: Gpu, stumble: Problem | None) -> Problem:
         now = f"its present layout is not known ({seen.access_reason or seen.access})"
     why = f"; {stumble.message}" if stumble else ""
     return Problem(
-        Code.NOT_RESTORED,
-        f"the earlier layout of {gpu_words(before)} ({layout_words(before)}) could not be "
+        code=Code.NOT_RESTORED,
+        message=f"the earlier layout of {gpu_words(before)} ({layout_words(before)}) could not be "
         f"restored: {now}{why}",
-        f"`nvidia-smi mig -lgi -i {seen.index}` lists the instances; apply the plan again",
-        before.uuid,
+        remedy=f"`nvidia-smi mig -lgi -i {seen.index}` lists the instances; apply the plan again",
+        gpu=before.uuid,
     )
 
 

@@ -126,7 +126,9 @@ def _require_idle(gpu: Gpu, path: str, word: str) -> None:
 
 
 def _in_use(gpu: Gpu, message: str, path: str, *usages: Usage) -> Problem:
-    return Problem(Code.IN_USE, message, in_use_remedy(*usages), gpu.uuid, path)
+    return Problem(
+        code=Code.IN_USE, message=message, remedy=in_use_remedy(*usages), gpu=gpu.uuid, path=path
+    )
 
 
 def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
@@ -139,7 +141,9 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
     if not (policy.reset_when_idle or gpu.no_reset):
         remedy = f"while the GPU is idle, {remedy}; or allow it with the setting `reset: whenIdle`"
     message = f"MIG mode of {gpu.title} goes {'on' if enable else 'off'} only at a GPU reset"
-    return Problem(Code.RESET_REQUIRED, message, remedy, gpu.uuid, path)
+    return Problem(
+        code=Code.RESET_REQUIRED, message=message, remedy=remedy, gpu=gpu.uuid, path=path
+    )
 
 
 def not_mig_capable(gpu: Gpu, path: str) -> Problem:
@@ -147,7 +151,13 @@ def not_mig_capable(gpu: Gpu, path: str) -> Problem:
     if gpu.unlisted:
         return unlisted(gpu, path)
     remedy = "name only GPUs with MIG (nodeagent profiles shows them), or select by model"
-    return Problem(Code.NOT_MIG_CAPABLE, f"{gpu.title} has no MIG", remedy, gpu.uuid, path)
+    return Problem(
+        code=Code.NOT_MIG_CAPABLE,
+        message=f"{gpu.title} has no MIG",
+        remedy=remedy,
+        gpu=gpu.uuid,
+        path=path,
+    )
 
 
 def unlisted(gpu: Gpu, path: str = "") -> Problem:
@@ -163,7 +173,7 @@ def unlisted(gpu: Gpu, path: str = "") -> Problem:
                 "that is refused, leave MIG out of its plan"
             )
     message = f"the driver does not report GPU {gpu.index}'s {what}: {gpu.unlisted}"
-    return Problem(Code.UNSUPPORTED, message, remedy, gpu.uuid, path)
+    return Problem(code=Code.UNSUPPORTED, message=message, remedy=remedy, gpu=gpu.uuid, path=path)
 
 
 # --- the layout -------------------------------------------------------------------------------
@@ -215,14 +225,18 @@ def unhealthy(gpu: Gpu, what: str, path: str) -> Problem:
     """Nothing new comes where the GPU is unhealthy."""
     limits = gpu.health_limits
     message = f"{what}: {limits.why}" if limits.why else what
-    return Problem(Code.GPU_UNHEALTHY, message, limits.remedy, gpu.uuid, path)
+    return Problem(
+        code=Code.GPU_UNHEALTHY, message=message, remedy=limits.remedy, gpu=gpu.uuid, path=path
+    )
 
 
 def _not_offered(gpu: Gpu, wanted: WantedInstance) -> Problem:
     """The layout names a profile that the card does not list (any more)."""
     message = f"{gpu.title} has no profile {wanted.profile}"
     remedy = f"it offers: {', '.join(p.name for p in gpu.profiles) or 'none'}"
-    return Problem(Code.UNKNOWN_PROFILE, message, remedy, gpu.uuid, wanted.path)
+    return Problem(
+        code=Code.UNKNOWN_PROFILE, message=message, remedy=remedy, gpu=gpu.uuid, path=wanted.path
+    )
 
 
 def _require_unused(gpu: Gpu, wanted: Sequence[WantedInstance], target: Target, path: str) -> None:

@@ -146,7 +146,13 @@ def _served(gpu: Gpu, device: Device, why: str, path: str) -> Problem:
         f"the MPS daemon of {_name(gpu, device)} would have to be stopped ({why}), but the device "
         f"is in use by {device.usage}"
     )
-    return Problem(Code.IN_USE, message, in_use_remedy(device.usage), gpu.uuid, path)
+    return Problem(
+        code=Code.IN_USE,
+        message=message,
+        remedy=in_use_remedy(device.usage),
+        gpu=gpu.uuid,
+        path=path,
+    )
 
 
 def _held(gpu: Gpu, target: _Target, desired: DesiredGpu) -> Problem:
@@ -159,7 +165,7 @@ def _held(gpu: Gpu, target: _Target, desired: DesiredGpu) -> Problem:
     remedy = (
         f"{in_use_remedy(others)}; or leave compute modes alone (setting `mps.compute_mode: leave`)"
     )
-    return Problem(Code.IN_USE, message, remedy, gpu.uuid, path)
+    return Problem(code=Code.IN_USE, message=message, remedy=remedy, gpu=gpu.uuid, path=path)
 
 
 def _name(gpu: Gpu, device: Device) -> str:

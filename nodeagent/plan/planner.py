@@ -191,13 +191,15 @@ def _vanished(key: str, wanted: DesiredGpu) -> Problem:
         "look at `dmesg | grep NVRM` and `lspci -d 10de:`; a reboot may bring it back. If it was "
         "taken out, change the plan: its numbers mean the GPUs that had them when it was accepted"
     )
-    return Problem(Code.GPU_LOST, message, remedy, key, wanted.path)
+    return Problem(code=Code.GPU_LOST, message=message, remedy=remedy, gpu=key, path=wanted.path)
 
 
 def _gone(gpu: Gpu, path: str) -> Problem:
     limits = gpu.health_limits
     message = f"{gpu.title} is not as planned: {limits.why}"
-    return Problem(Code.GPU_LOST, message, limits.remedy, gpu.uuid, path)
+    return Problem(
+        code=Code.GPU_LOST, message=message, remedy=limits.remedy, gpu=gpu.uuid, path=path
+    )
 
 
 def inaccessible(gpu: Gpu, goal: DesiredGpu | None) -> Problem:
@@ -205,7 +207,7 @@ def inaccessible(gpu: Gpu, goal: DesiredGpu | None) -> Problem:
     code = Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN
     message = f"{gpu.title} does not answer: {gpu.access_reason or 'no reason is known'}"
     path = goal.path if goal else ""
-    return Problem(code, message, silent_remedy(gpu), gpu.uuid, path)
+    return Problem(code=code, message=message, remedy=silent_remedy(gpu), gpu=gpu.uuid, path=path)
 
 
 def _without_eviction(problem: Problem) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from nodeagent.structs import Struct
+from nodeagent.structs import Shape
 
 
 class Code(StrEnum):
@@ -51,14 +51,16 @@ class Code(StrEnum):
     CLUSTER = "Cluster"  # a change cannot be announced to the API server, which comes first
 
 
-class Problem(Struct, frozen=True):
-    """One obstacle: `gpu` is a UUID ("" for the node), `path` a place in the document."""
+class Problem(Shape, frozen=True, kw_only=True):
+    """One obstacle: `gpu` is a UUID ("" for the node), `path` a place in the document. `code` is a
+    `Code`, or of a refused claim one of `claims.reporting.attempts`.
+    """
 
-    code: Code
-    message: str
-    remedy: str = ""
+    code: str
     gpu: str = ""
     path: str = ""
+    message: str
+    remedy: str = ""
 
 
 class PlanRefused(Exception):

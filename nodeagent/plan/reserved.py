@@ -58,4 +58,4 @@ def in_the_way(gpu: Gpu, reserved: Sequence[Reserved], impossible: str, path: st
         status = f"`nodeagent status --gpu {gpu.index}`"
         ways.append(f"see with {status} what has no claim, and how it is removed")
     remedy = ", or ".join([*ways, "request what fits beside it"])
-    return Problem(Code.IN_USE, message, remedy, gpu.uuid, path)
+    return Problem(code=Code.IN_USE, message=message, remedy=remedy, gpu=gpu.uuid, path=path)

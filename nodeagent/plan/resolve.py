@@ -91,7 +91,7 @@ def _matches_nothing(document: PlanDocument, observed: ObservedNode) -> Problem:
         code, what = Code.NOT_MIG_CAPABLE, "no MIG-capable GPU of this node"
     remedy = f"the node has {names}; look at devices, model or device-filter"
     path = document.entries[0].devices_path
-    return Problem(code, f"the document matches {what}", remedy, path=path)
+    return Problem(code=code, message=f"the document matches {what}", remedy=remedy, path=path)
 
 
 # --- what each should be ----------------------------------------------------------------------
@@ -228,7 +228,9 @@ def _named(
             message = f"{selector.text} is GPU {gpu.index}, which this entry names already"
             remedy = "name each GPU once"
             code = Code.DUPLICATE_DEVICE
-            problems.append(Problem(code, message, remedy, gpu.uuid, selector.path))
+            problems.append(
+                Problem(code=code, message=message, remedy=remedy, gpu=gpu.uuid, path=selector.path)
+            )
         else:
             found.append(gpu)
     return sorted(found, key=lambda gpu: gpu.index)
@@ -251,4 +253,4 @@ def _unknown_device(selector: DeviceSelector, observed: ObservedNode) -> Problem
         have = ", ".join(g.pci_bus_id for g in gpus)
     message = f"this node has no GPU {selector.text}"
     remedy = f"it has {have or 'no GPU at all'}"
-    return Problem(Code.UNKNOWN_DEVICE, message, remedy, path=selector.path)
+    return Problem(code=Code.UNKNOWN_DEVICE, message=message, remedy=remedy, path=selector.path)

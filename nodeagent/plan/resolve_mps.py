@@ -55,7 +55,9 @@ class OnGpu(Struct, frozen=True):
     problems: list[Problem]
 
     def refuse(self, code: Code, message: str, remedy: str, path: str) -> None:
-        self.problems.append(Problem(code, message, remedy, self.gpu.uuid, path))
+        self.problems.append(
+            Problem(code=code, message=message, remedy=remedy, gpu=self.gpu.uuid, path=path)
+        )
 
 
 def wanted_mps(
@@ -225,7 +227,7 @@ def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
         remedy = f"if that is meant, say it in the plan: user: {user}"
     else:
         return account
-    on.problems.append(Problem(Code.INVALID_VALUE, message, remedy, path=path))
+    on.problems.append(Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=path))
     return None
 
 

@@ -194,7 +194,13 @@ def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Probl
         f"beside {rest} there is no room for {name(too_much)}{where}"
     )
     remedy = _alternative(card, too_much, wanted)
-    return Problem(Code.DOES_NOT_FIT, message, remedy, gpu.uuid, too_much.path or path)
+    return Problem(
+        code=Code.DOES_NOT_FIT,
+        message=message,
+        remedy=remedy,
+        gpu=gpu.uuid,
+        path=too_much.path or path,
+    )
 
 
 def _alternative(card: Card, instance: WantedInstance, wanted: Sequence[WantedInstance]) -> str:

@@ -210,7 +210,7 @@ class EventReporter:
         self._trouble = message
 
 
-def _causes(problems: tuple[Problem, ...]) -> list[tuple[Code, str]]:
+def _causes(problems: tuple[Problem, ...]) -> list[tuple[str, str]]:
     return [(problem.code, problem.path) for problem in problems]
 
 

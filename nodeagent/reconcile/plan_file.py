@@ -59,8 +59,8 @@ class PlanFile:
         except OSError as error:
             return UnreadablePlan(
                 Problem(
-                    Code.SYNTAX,
-                    f"the plan file {self.path} cannot be read: {error.strerror or error}",
+                    code=Code.SYNTAX,
+                    message=f"the plan file {self.path} cannot be read: {error.strerror or error}",
                     remedy="a regular file that the agent may read is needed there",
                 )
             )
@@ -70,4 +70,4 @@ class PlanFile:
             f"write a plan to {self.path} (`nodeagent export` prints the GPUs as they are), or "
             "set plan.file to where it is"
         )
-        return NoPlan(why, Problem(Code.SOURCE_MISSING, why, remedy))
+        return NoPlan(why, Problem(code=Code.SOURCE_MISSING, message=why, remedy=remedy))

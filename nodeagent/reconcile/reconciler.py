@@ -132,14 +132,14 @@ class Reconciler:
             code = Code.STEP_FAILED
             if isinstance(error, DriverError):
                 code = Code.DRIVER_MISSING if error.name == LIBRARY_MISSING else Code.DRIVER
-            return self._failed(Problem(code, error.message, error.remedy))
+            return self._failed(Problem(code=code, message=error.message, remedy=error.remedy))
         except Abandoned:
             return 0.0
         except Exception as error:  # a fault of ours; it is tried again after a while
             log.exception("reconciliation failed")
             fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
             remedy = "report it with the agent's log: `journalctl -u nodeagent`, or `kubectl logs`"
-            return self._failed(Problem(Code.STEP_FAILED, fault, remedy))
+            return self._failed(Problem(code=Code.STEP_FAILED, message=fault, remedy=remedy))
         if all(gpu.access is Access.OK for gpu in self.states.newest.observed.gpus):
             self._failures = 0
             return pause

@@ -185,9 +185,9 @@ def _situation(gpu: Gpu, desired: DesiredGpu) -> object:
 
 def _drift_problem(gpu: Gpu) -> Problem:
     return Problem(
-        Code.DRIFT,
-        f"{gpu_words(gpu)} was as the plan says and was then changed by another program: it now "
-        f"has {layout_words(gpu)}",
+        code=Code.DRIFT,
+        message=f"{gpu_words(gpu)} was as the plan says and was then changed by another program: "
+        f"it now has {layout_words(gpu)}",
         remedy="restart the agent (`systemctl restart nodeagent`, or delete its pod), which "
         "restores the plan, or change what the plan says of this GPU (`nodeagent export` writes "
         "what it has now)",

@@ -137,4 +137,4 @@ class DraSettings(Group):
             remedy = "set dra.mode, or take dra.nvidia_configs out of the settings"
         else:
             return ()
-        return (Problem(Code.NO_EFFECT, message, remedy),)
+        return (Problem(code=Code.NO_EFFECT, message=message, remedy=remedy),)

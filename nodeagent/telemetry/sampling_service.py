@@ -176,9 +176,9 @@ class SamplingService:
         why = "; ".join(self._problems.get(reader.uuid, ()))
         what = f"GPU {reader.gpu}" if reader.gpu else "the driver"
         return Problem(
-            Code.READER,
-            f"not all values of {what} can be read{f': {why}' if why else ''}",
-            "look at `dmesg | grep NVRM`",
+            code=Code.READER,
+            message=f"not all values of {what} can be read{f': {why}' if why else ''}",
+            remedy="look at `dmesg | grep NVRM`",
             gpu=reader.uuid,
         )
 

@@ -12,11 +12,11 @@ _SCARCE, _ENOUGH = 0.5, 0.25
 _SHOWN_FOR = 10  # windows with enough, since each change of the Node's status is a write
 
 _PROBLEM = Problem(
-    Code.STARVED,
-    "the agent is short of processor time: most of the time it is ready to run and waits for a "
-    "processor, so that all it does is late",
-    "raise the CPU request of its pod (resources.requests.cpu) and any limit, or CPUWeight= and "
-    "CPUQuota= of nodeagent.service; `grep . /proc/pressure/cpu` shows how busy the node is",
+    code=Code.STARVED,
+    message="the agent is short of processor time: most of the time it is ready to run and waits "
+    "for a processor, so that all it does is late",
+    remedy="raise the CPU request of its pod (resources.requests.cpu) and any limit, or CPUWeight= "
+    "and CPUQuota= of nodeagent.service; `grep . /proc/pressure/cpu` shows how busy the node is",
 )
 
 

@@ -5,7 +5,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from nodeagent.views.shapes import FirstSlice, Pod, Problem, Shape, Slices, Time
+from nodeagent.plan.problems import Problem
+from nodeagent.structs import Shape
+from nodeagent.views.shapes import FirstSlice, Pod, Slices, Time
 
 
 class ClaimPhase(StrEnum):

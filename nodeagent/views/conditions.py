@@ -38,7 +38,7 @@ def conditions(state: NodeState) -> Mapping[str, Condition]:
 def _code(state: NodeState) -> str:
     """Of the first problem of the plan, which a condition names; "" without one."""
     refused = state.refusal.problems if state.refusal else ()
-    return next((problem.code.value for problem in (*refused, *state.problems)), "")
+    return next((problem.code for problem in (*refused, *state.problems)), "")
 
 
 # What passes by itself and needs no explanation.

@@ -174,7 +174,7 @@ def _driver(state: NodeState, remedies: HealthRemedies) -> Headline:
     code = problem.code if problem else Code.DRIVER
     text = _sentence(state.driver_error if code is Code.DRIVER_MISSING else state.unread)
     remedy = _remedy(problem.remedy) if problem else remedies.of("driverHangs", Action.NONE)
-    return Headline(ERROR, text, remedy, code=code.value)
+    return Headline(ERROR, text, remedy, code=code)
 
 
 def _problems(severity: Severity, state: NodeState, codes: Collection[Code]) -> Iterator[Headline]:
@@ -183,7 +183,7 @@ def _problems(severity: Severity, state: NodeState, codes: Collection[Code]) -> 
 
 def _of_problem(severity: Severity, problem: Problem, text: str = "") -> Headline:
     text = text or _sentence(problem.message)
-    return Headline(severity, text, _remedy(problem.remedy), problem.gpu, problem.code.value)
+    return Headline(severity, text, _remedy(problem.remedy), problem.gpu, problem.code)
 
 
 def _users_unknown(state: NodeState) -> Iterator[Headline]:

@@ -34,10 +34,10 @@ def unready_daemons(gpu: Gpu) -> tuple[Problem, ...]:
     """Each daemon on the GPU that is not Ready, for those who look only once and not again."""
     return tuple(
         Problem(
-            Code.MPS,
-            f"the MPS daemon of {place_words(gpu, device)} is {device.mps.state}"
+            code=Code.MPS,
+            message=f"the MPS daemon of {place_words(gpu, device)} is {device.mps.state}"
             f"{_because(device.mps.why)}",
-            _remedy(device.uuid, device.mps.state),
+            remedy=_remedy(device.uuid, device.mps.state),
             gpu=gpu.uuid,
         )
         for device in gpu.devices()
@@ -63,7 +63,7 @@ def mps_problems(daemons: Iterable[DaemonState], observed: ObservedNode) -> tupl
     """
     where = located(observed)
     return tuple(
-        Problem(code, message, remedy, gpu=gpu_of(daemon.device, where))
+        Problem(code=code, message=message, remedy=remedy, gpu=gpu_of(daemon.device, where))
         for daemon in daemons
         for code, message, remedy in _problems_of(daemon, device_words(daemon.device, where))
     )

@@ -107,7 +107,7 @@ class NodeState(Struct, frozen=True):
     observed_at: datetime | None = None
     plan: NodePlan | None = None
     problems: tuple[Problem, ...] = ()
-    blocking: frozenset[Code] = frozenset()
+    blocking: frozenset[str] = frozenset()
     driver_error: str = ""
     rounds: int = 0
     mps: tuple[DaemonState, ...] = ()
@@ -140,7 +140,7 @@ class NodeState(Struct, frozen=True):
         return "working" if self.phase is Phase.WORKING else str(self.phase)
 
 
-def blocking_codes(problems: Iterable[Problem]) -> frozenset[Code]:
+def blocking_codes(problems: Iterable[Problem]) -> frozenset[str]:
     """The codes of those problems with which a node is not as planned."""
     return frozenset(problem.code for problem in problems) - SHOWN_ONLY
 

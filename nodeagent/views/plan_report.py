@@ -78,20 +78,9 @@ def _answer(
         digest=digest,
         source=source,
         gpus=list(gpus),
-        problems=[problem_shape(problem) for problem in problems],
+        problems=list(problems),
     )
     return as_json(answer)
-
-
-def problem_shape(problem: Problem) -> shapes.Problem:
-    """One problem; what is empty is left out."""
-    return shapes.Problem(
-        code=problem.code.value,
-        gpu=problem.gpu,
-        path=problem.path,
-        message=problem.message,
-        remedy=problem.remedy,
-    )
 
 
 def mode_shape(gpu: Gpu) -> shapes.ModeState | None:

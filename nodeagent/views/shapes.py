@@ -7,10 +7,12 @@ keys may be added; those that are there stay.
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, to_builtins
 
 from nodeagent.plan.plan import StepResult, Verdict
+from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import TimeSlice
+from nodeagent.structs import Shape
 
 Json = dict[str, Any]
 
@@ -33,22 +35,10 @@ FirstSlice = Annotated[int, Meta(description="first memory slice")]
 Slices = Annotated[int, Meta(description="memory slices")]
 
 
-class Shape(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One object of an answer."""
-
-
 def as_json(shape: Shape) -> Json:
     """The shape as dictionaries and lists, ready to be written."""
     made: Json = to_builtins(shape)
     return made
-
-
-class Problem(Shape, frozen=True, kw_only=True):
-    code: str
-    gpu: str = ""
-    path: str = ""
-    message: str
-    remedy: str = ""
 
 
 class Pod(Shape, frozen=True, kw_only=True):

@@ -18,7 +18,6 @@ from nodeagent.views.devices import located, mig_devices
 from nodeagent.views.headline import headline
 from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
-from nodeagent.views.plan_report import problem_shape
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
 
@@ -138,7 +137,7 @@ def _lists(state: NodeState, room: int) -> Json:
 
 
 def _problem(problem: Problem) -> Json:
-    found = as_json(problem_shape(problem))
+    found = as_json(problem)
     return {key: shortened(text, most=_MOST[key]) for key, text in found.items()}
 
 

@@ -22,7 +22,7 @@ from nodeagent.views.headline import headline
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.mps_report import daemon_shapes
 from nodeagent.views.node_state import NodeState, Reading
-from nodeagent.views.plan_report import mode_shape, problem_shape
+from nodeagent.views.plan_report import mode_shape
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
 
@@ -33,7 +33,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     if gpu is not None and not gpus:
         return None
     problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
-    less = [problem_shape(p) for p in state.less_offered if gpu is None or p.gpu == gpu]
+    less = [p for p in state.less_offered if gpu is None or p.gpu == gpu]
     where = located(state.observed)
     daemons = [d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu]
     refusal, in_cluster = state.refusal, state.cluster is not None
@@ -46,9 +46,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         source=state.source,
         digest=state.digest,
         configuration=state.configuration,
-        rejected=status_shapes.Refused(
-            digest=refusal.digest, problems=[problem_shape(p) for p in refusal.problems]
-        )
+        rejected=status_shapes.Refused(digest=refusal.digest, problems=list(refusal.problems))
         if refusal
         else None,
         observed_at=time_json(state.observed_at) if state.observed_at else "",
@@ -59,7 +57,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         mps=daemon_shapes(daemons, state.observed),
         claims=None if state.claims is None else [c for c in state.claims if _concerns(c, gpu)],
         less_offered=less or None,
-        problems=[problem_shape(p) for p in problems],
+        problems=problems,
     )
     return as_json(report)
 

@@ -5,7 +5,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from nodeagent.health.findings import Action, Severity
+from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.structs import Shape
 from nodeagent.views import shapes
 from nodeagent.views.claims import Claim
 from nodeagent.views.node_state import Phase
@@ -15,7 +17,7 @@ Utilization = Annotated[float, Meta(description="percent of the time in which it
 # --- health ---------------------------------------------------------------------------------------
 
 
-class HealthFinding(shapes.Shape, frozen=True, kw_only=True):
+class HealthFinding(Shape, frozen=True, kw_only=True):
     check: Annotated[str, Meta(description="what was looked at")]
     cause: str
     severity: Severity
@@ -36,7 +38,7 @@ class HealthFinding(shapes.Shape, frozen=True, kw_only=True):
     pods: Annotated[list[shapes.Pod], Meta(description="who used the place then")] | None = None
 
 
-class Health(shapes.Shape, frozen=True, kw_only=True):
+class Health(Shape, frozen=True, kw_only=True):
     status: Annotated[Severity, Meta(description="of its worst finding")]
     findings: list[HealthFinding]
 
@@ -44,16 +46,16 @@ class Health(shapes.Shape, frozen=True, kw_only=True):
 # --- the status -----------------------------------------------------------------------------------
 
 
-class Refused(shapes.Shape, frozen=True, kw_only=True):
+class Refused(Shape, frozen=True, kw_only=True):
     digest: str = ""
-    problems: list[shapes.Problem]
+    problems: list[Problem]
 
 
-class UserMemory(shapes.Shape, frozen=True, kw_only=True):
+class UserMemory(Shape, frozen=True, kw_only=True):
     used: shapes.Bytes
 
 
-class User(shapes.Shape, frozen=True, kw_only=True):
+class User(Shape, frozen=True, kw_only=True):
     source: Annotated[str, shapes.one_of("process", "mps", "capability", "kubelet")]
     pid: int | None = None
     command: str = ""
@@ -63,12 +65,12 @@ class User(shapes.Shape, frozen=True, kw_only=True):
     pod: shapes.Pod | None = None
 
 
-class InstanceMemory(shapes.Shape, frozen=True, kw_only=True):
+class InstanceMemory(Shape, frozen=True, kw_only=True):
     used: shapes.Bytes
     total: shapes.Bytes
 
 
-class Instance(shapes.Shape, frozen=True, kw_only=True):
+class Instance(Shape, frozen=True, kw_only=True):
     uuid: Annotated[str, Meta(description="absent while it is half-made")] = ""
     profile: str
     start: shapes.FirstSlice
@@ -83,12 +85,12 @@ class Instance(shapes.Shape, frozen=True, kw_only=True):
     utilization: Utilization | None = None
 
 
-class GpuMemory(shapes.Shape, frozen=True, kw_only=True):
+class GpuMemory(Shape, frozen=True, kw_only=True):
     total: shapes.Bytes
     used: shapes.Bytes | None = None
 
 
-class Nvlink(shapes.Shape, frozen=True, kw_only=True):
+class Nvlink(Shape, frozen=True, kw_only=True):
     total: Annotated[int, Meta(description="links of the card")]
     active: Annotated[int, Meta(description="those that are up")]
     peers: Annotated[
@@ -96,12 +98,12 @@ class Nvlink(shapes.Shape, frozen=True, kw_only=True):
     ]
 
 
-class Free(shapes.Shape, frozen=True, kw_only=True):
+class Free(Shape, frozen=True, kw_only=True):
     slots: list[int]
     creatable: dict[str, int]
 
 
-class Gpu(shapes.Shape, frozen=True, kw_only=True):
+class Gpu(Shape, frozen=True, kw_only=True):
     index: int
     uuid: Annotated[str, Meta(description="absent while it never answered")] = ""
     name: str = ""
@@ -123,7 +125,7 @@ class Gpu(shapes.Shape, frozen=True, kw_only=True):
     health: Health
 
 
-class Status(shapes.Shape, frozen=True, kw_only=True):
+class Status(Shape, frozen=True, kw_only=True):
     node: str
     headline: shapes.Headline
     phase: Phase
@@ -141,9 +143,9 @@ class Status(shapes.Shape, frozen=True, kw_only=True):
     claims: Annotated[list[Claim], Meta(description="absent where none are served")] | None = None
     less_offered: (
         Annotated[
-            list[shapes.Problem],
+            list[Problem],
             Meta(description="why GPUs offer less to claims than they could; absent: they do not"),
         ]
         | None
     ) = None
-    problems: list[shapes.Problem]
+    problems: list[Problem]

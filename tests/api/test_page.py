@@ -165,5 +165,7 @@ def test_nothing_that_needs_a_hand_is_left_out() -> None:
     codes = "all.map((one) => handsNeeded(one).map((hand) => hand.code))"
     assert _computed(codes, *STATES.values()) == [[]] * (len(STATES) - 1) + [["InUse"] * 6]
     twice = replace(SICK, problems=STATES["blocked"].problems)
-    gone = Problem(Code.GPU_LOST, "GPU 0 does not answer", gpu=FIRST)  # as a check found, too
+    gone = Problem(
+        code=Code.GPU_LOST, message="GPU 0 does not answer", gpu=FIRST
+    )  # as a check found, too
     assert _computed(codes, twice, replace(LOST, problems=(gone,))) == [["InUse"], []]

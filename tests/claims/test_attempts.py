@@ -77,7 +77,9 @@ def test_a_claim_waits_since_its_first_attempt() -> None:
 def test_a_release_is_a_matter_of_its_own() -> None:
     """It waits since its own first attempt, and what was in the way of a prepare is past."""
     claim = Clocked()
-    claim.fail(Operation.PREPARE, NotAdmitted(Problem(Code.DOES_NOT_FIT, "no room"), record()))
+    claim.fail(
+        Operation.PREPARE, NotAdmitted(Problem(code=Code.DOES_NOT_FIT, message="no room"), record())
+    )
     claim.now += 10
     with claim.attempts.attempt(Operation.RELEASE, "team", "trainer", UID):
         newest = claim.newest

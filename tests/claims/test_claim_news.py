@@ -6,7 +6,7 @@ from nodeagent.claims.model import ClaimRecord, Phase
 from nodeagent.claims.reporting.attempts import Attempt, Operation
 from nodeagent.claims.reporting.claim_news import ClaimHistory
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.views.shapes import Problem
+from nodeagent.plan.problems import Problem
 from tests.claims.samples import GPU, MIG_DEVICE, POOL, UID, mig_device, record
 
 READY = record(mig_device(uuid="MIG-1"))

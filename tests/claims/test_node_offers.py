@@ -153,7 +153,9 @@ def test_a_record_that_cannot_be_read_holds_back_its_gpu() -> None:
     damaged = UnreadableRecord(Path("/claims/x.json"), "x", "it is cut off", frozenset({GPU.uuid}))
     held_back, free = offers.make([GPU, other], {}, (), now=NOON, unreadable=[damaged])
     assert tainted(held_back, OCCUPIED) == names(held_back)
-    assert held_back.reason == Problem(Code.STATE_FILE, damaged.message, damaged.remedy, GPU.uuid)
+    assert held_back.reason == Problem(
+        code=Code.STATE_FILE, message=damaged.message, remedy=damaged.remedy, gpu=GPU.uuid
+    )
     assert not tainted(free, OCCUPIED)
     anywhere = replace(damaged, gpus=None)
     both = offers.make([GPU, other], {}, (), now=NOON, unreadable=[anywhere])

@@ -175,7 +175,9 @@ def test_an_instance_of_an_unknown_kind() -> None:
 def test_held_back() -> None:
     """While nothing new may be made on a GPU, nothing is scheduled there, and the reason shows."""
     gpu = card("a30")
-    held_back = Problem(Code.STATE_FILE, "a record cannot be read", "mend it", gpu.uuid)
+    held_back = Problem(
+        code=Code.STATE_FILE, message="a record cannot be read", remedy="mend it", gpu=gpu.uuid
+    )
     offer = make_offer(gpu, replace(DYNAMIC, held_back=held_back))
     assert tainted(offer, OCCUPIED) == set(names(offer)) == set(places(gpu))
     assert offer.reason == held_back

@@ -17,11 +17,10 @@ from nodeagent.claims.reporting.reserved_for import ReservedFor
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.claims import Claim
-from nodeagent.views.shapes import Problem as Shown
 from nodeagent.views.shapes import as_json
 from tests.claims.samples import GPU, POOL, UID, mig_device, record
 
-REFUSAL = Shown(code="InUse", message="pid 4711 uses it", remedy="end it")
+REFUSAL = Problem(code="InUse", message="pid 4711 uses it", remedy="end it")
 MADE = mig_device(instance=7, compute=0, uuid="MIG-1")
 
 
@@ -117,7 +116,11 @@ def test_ids_of_an_earlier_start_are_not_shown() -> None:
 
 def test_what_is_wrong_with_it() -> None:
     """What upkeep found, and how well its devices are, where they are not well."""
-    amiss = {UID: Problem(Code.IN_USE, "claim team/trainer: the claim is gone, but it is used")}
+    amiss = {
+        UID: Problem(
+            code=Code.IN_USE, message="claim team/trainer: the claim is gone, but it is used"
+        )
+    }
     states: tuple[tuple[Status, list[str]], ...] = (
         ("healthy", ["InUse"]),
         ("unhealthy", ["InUse", "GpuUnhealthy"]),

@@ -13,7 +13,7 @@ _GPU = Gpu(index=0, uuid="GPU-0")
 
 
 def _gpu(verdict: Verdict, *codes: Code) -> GpuPlan:
-    return GpuPlan(_GPU, verdict, (), _GPU, tuple(Problem(code, "") for code in codes))
+    return GpuPlan(_GPU, verdict, (), _GPU, tuple(Problem(code=code, message="") for code in codes))
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,15 @@ def test_code_of_one_gpu(gpu: GpuPlan, expected: int) -> None:
 )
 def test_code_of_a_document_refused_whole(verdict: Verdict, expected: int) -> None:
     """2 for what the node does not have, 1 for what it can never be."""
-    assert of_plan(NodePlan(verdict, problems=(Problem(Code.UNKNOWN_DEVICE, ""),))) == expected
+    assert (
+        of_plan(NodePlan(verdict, problems=(Problem(code=Code.UNKNOWN_DEVICE, message=""),)))
+        == expected
+    )
 
 
 def test_a_gpu_that_is_gone_is_a_failure() -> None:
     """A named GPU that vanished is not in use by anybody."""
-    gone = Problem(Code.GPU_LOST, "")
+    gone = Problem(code=Code.GPU_LOST, message="")
     plan = NodePlan(Verdict.BLOCKED, (_gpu(Verdict.IN_SYNC),), problems=(gone,))
     assert of_plan(plan) == 1
 

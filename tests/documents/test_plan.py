@@ -287,10 +287,10 @@ def test_unknown_keys() -> None:
     plan = "version: v1\ngpus:\n  - devices: [0]\n    migs: {}\n    mig: {}\n"
     [problem] = faults(plan)
     assert problem == Problem(
-        Code.UNKNOWN_KEY,
-        'unknown key "migs"; here belong devices, model, mig, mps, timeSlice, whenInUse, '
+        code=Code.UNKNOWN_KEY,
+        message='unknown key "migs"; here belong devices, model, mig, mps, timeSlice, whenInUse, '
         "dra (line 4, column 5)",
-        "did you mean mig?",
+        remedy="did you mean mig?",
         path="gpus[0].migs",
     )
 
@@ -306,7 +306,7 @@ gpus:
     mig: [{profile: 3g.40gb, start: x}, {count: 1}]
 extra: 1
 """
-    assert [(p.code.value, p.path) for p in faults(plan)] == [
+    assert [(p.code, p.path) for p in faults(plan)] == [
         ("InvalidValue", "version"),
         ("DuplicateDevice", "gpus[0].devices[1]"),
         ("UnknownProfile", 'gpus[0].mig["3g.40bg"]'),

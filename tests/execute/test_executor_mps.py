@@ -110,7 +110,7 @@ def results(outcome: GpuOutcome) -> list[StepResult]:
     return [report.result for report in outcome.steps]
 
 
-def codes(outcome: GpuOutcome) -> list[Code]:
+def codes(outcome: GpuOutcome) -> list[str]:
     """Which problems there are."""
     return [problem.code for problem in outcome.problems]
 

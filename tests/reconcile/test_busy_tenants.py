@@ -72,7 +72,7 @@ def test_changing_users_are_one_obstacle() -> None:
     now += 1
     reporter.obstacles(judged(replace(H100, usage=Usage((User(1000, "python"),))), desired))
     reporter.obstacles(judged(H100, desired))
-    reporter.obstacles(Judgement(), (Problem(Code.OWNED, "another program"),))
+    reporter.obstacles(Judgement(), (Problem(code=Code.OWNED, message="another program"),))
     found = [event for event in events.events if event.type is EventType.BLOCKED]
     assert len(found) == 3, "what blocks otherwise is reported at once"
 

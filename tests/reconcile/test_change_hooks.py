@@ -20,7 +20,7 @@ from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import Phase
 from tests.rig import Rig, plan_text, running
 
-OBJECTION = Problem(Code.IN_USE, "another program splits these GPUs", "end it")
+OBJECTION = Problem(code=Code.IN_USE, message="another program splits these GPUs", remedy="end it")
 
 
 class Recorded(ChangeHooks):
@@ -149,7 +149,7 @@ async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
 async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:
     """What is wrong around a node that is as planned is reported all the same."""
     around = Recorded()
-    around.problems = (Problem(Code.STEP_FAILED, "the node offers too little"),)
+    around.problems = (Problem(code=Code.STEP_FAILED, message="the node offers too little"),)
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")

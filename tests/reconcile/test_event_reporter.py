@@ -37,7 +37,9 @@ def test_what_is_bad() -> None:
 
 def test_what_blocks_the_plan_is_a_warning_in_the_log() -> None:
     """Somebody waits for it; it is logged once, with its remedy."""
-    blocked = Problem(Code.OWNED, "another program splits the GPUs", "switch it off")
+    blocked = Problem(
+        code=Code.OWNED, message="another program splits the GPUs", remedy="switch it off"
+    )
     reporter = EventReporter(EventLog())
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):

@@ -72,7 +72,7 @@ async def test_an_unreadable_carrier_is_a_rejection(tmp_path: Path) -> None:
     """A plan file that cannot be read is reported like a wrong one."""
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path)) as rig:
-            rig.plan.offer(UnreadablePlan(Problem(Code.SYNTAX, "it cannot be read")))
+            rig.plan.offer(UnreadablePlan(Problem(code=Code.SYNTAX, message="it cannot be read")))
             await rig.settle(Phase.REJECTED)
             assert rig.state.problems[0].message == "it cannot be read"
 

@@ -21,7 +21,7 @@ from tests.plan.cards import card, wanted, with_instances
 EMPTY = card("h100-80gb")
 GPU = with_instances(EMPTY, [("3g.40gb", 0)])
 DESIRED = wanted(EMPTY, [("1g.10gb", 7)])
-PROBLEM = Problem(Code.STEP_FAILED, "it failed")
+PROBLEM = Problem(code=Code.STEP_FAILED, message="it failed")
 
 
 def make(first: float = 10, limit: float = 60, *, mend: bool = True) -> WorkQueue:
@@ -103,7 +103,7 @@ def test_success_begins_anew() -> None:
 
 def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
     """Waiting for a user replaces the failure, but not the fact that a layout is gone."""
-    left = Problem(Code.NOT_RESTORED, "it now has no instances")
+    left = Problem(code=Code.NOT_RESTORED, message="it now has no instances")
     queue = make()
     fail(queue, 0, PROBLEM, left)
     blocked = judged(replace(GPU, usage=Usage((User(4711),))))

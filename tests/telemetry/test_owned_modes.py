@@ -49,5 +49,5 @@ def test_the_compute_mode_only_where_the_agent_set_it() -> None:
 
 def test_a_plan_that_is_refused_wants_nothing() -> None:
     """What would be so is not known."""
-    refused = GpuPlan.refused(H100, Verdict.BLOCKED, Problem(Code.IN_USE, "in use"))
+    refused = GpuPlan.refused(H100, Verdict.BLOCKED, Problem(code=Code.IN_USE, message="in use"))
     assert owned_modes(refused, _read(mig=True, mode=EXCLUSIVE)) == ()

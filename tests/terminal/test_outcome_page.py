@@ -28,7 +28,11 @@ def test_a_daemon_that_did_not_start_is_not_passed_over(gpus: Gpus) -> None:
     gpu = gpus.off()
     start = StartMps(gpu.uuid, gpu.uuid, A, "asked for")
     planned = NodePlan(Verdict.APPLICABLE, (GpuPlan(gpu, Verdict.APPLICABLE, (start,), gpu),))
-    reported = Problem(Code.MPS, "GPU 0: could not start MPS: it ended at once", "look at its log")
+    reported = Problem(
+        code=Code.MPS,
+        message="GPU 0: could not start MPS: it ended at once",
+        remedy="look at its log",
+    )
     report = StepReport(start, StepResult.FAILED, 0.5, "it ended at once")
     outcome = NodeOutcome(planned, (GpuOutcome(planned.gpus[0], (report,), gpu, (reported,)),))
     rest = NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(gpu),))

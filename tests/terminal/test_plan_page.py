@@ -82,7 +82,7 @@ def test_different_models_are_never_shown_as_one(gpus: Gpus) -> None:
 
 def test_what_will_still_be_missing_is_not_called_done(gpus: Gpus) -> None:
     """A plan that leaves something for later can be applied partly only."""
-    problem = Problem(Code.RESET_REQUIRED, "it waits for a reset")
+    problem = Problem(code=Code.RESET_REQUIRED, message="it waits for a reset")
     plan = NodePlan(Verdict.APPLICABLE, (replace(_change(gpus), problems=(problem,)),))
     page = plain_text(plan_page(plan, 80)).splitlines()
     assert page[1] == "  can be applied partly"
@@ -91,7 +91,9 @@ def test_what_will_still_be_missing_is_not_called_done(gpus: Gpus) -> None:
 
 def test_problems_are_shown_with_their_place_and_remedy(gpus: Gpus) -> None:
     """Who reads the page learns what stands in the way and what to do about it."""
-    problem = Problem(Code.IN_USE, "in use by pid 4711 (python)", "end it", path="gpus[0].mig")
+    problem = Problem(
+        code=Code.IN_USE, message="in use by pid 4711 (python)", remedy="end it", path="gpus[0].mig"
+    )
     gpu = gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4, usage=gpus.python))
     blocked = GpuPlan(gpu, Verdict.BLOCKED, (), gpu, (problem,))
     page = plain_text(plan_page(NodePlan(Verdict.BLOCKED, (blocked,)), 80))

@@ -84,6 +84,8 @@ def test_the_events_exist() -> None:
 def test_the_message_to_wait_for() -> None:
     """The command looks for what the condition says, with and without a warning before it."""
     (waited,) = re.findall(r'grep -q "(.*\$want.*)"', PAGE)
-    gone = replace(IN_SYNC, problems=(Problem(Code.SOURCE_MISSING, "the plan file is gone"),))
+    gone = replace(
+        IN_SYNC, problems=(Problem(code=Code.SOURCE_MISSING, message="the plan file is gone"),)
+    )
     for state in (IN_SYNC, gone):
         assert waited.replace("$want", state.digest) in conditions(state)[PARTITIONS_READY].message

@@ -233,7 +233,7 @@ def _judged(*gpus: GpuReading) -> HealthState:
 def test_the_headline_leads_both_messages() -> None:
     """What is a warning or an error, whatever its kind; nothing is said twice."""
     plan, well = f"the node is as plan {DIGEST} says", "the driver answers for every GPU (2)"
-    client = Problem(Code.MPS_CLIENT, "a client has no share")
+    client = Problem(code=Code.MPS_CLIENT, message="a client has no share")
     served = replace(IN_SYNC, problems=(client,))
     assert ready(served) == Condition("True", "InSync", f"A client has no share; {plan}")
     assert healthy(served) == Condition("True", "Healthy", f"A client has no share; {well}")
@@ -255,7 +255,7 @@ def test_messages_are_bounded_and_in_one_line() -> None:
     states = [
         replace(IN_SYNC, driver_error=nasty),
         replace(IN_SYNC, note=nasty),
-        replace(BLOCKED, problems=(Problem(Code.DRIVER, nasty),)),
+        replace(BLOCKED, problems=(Problem(code=Code.DRIVER, message=nasty),)),
         replace(IN_SYNC, observed=ObservedNode((replace(LOST, access_reason=nasty),) * 16)),
     ]
     for state in states:

@@ -27,7 +27,6 @@ from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Cluster, ClusterProblem, Headline, as_json
 from nodeagent.views.shapes import HeadlineSeverity as Severity
-from nodeagent.views.shapes import Problem as ProblemShape
 from tests.views.example_node import (
     BLOCKED,
     DAEMON,
@@ -59,8 +58,8 @@ AWAY = Cluster(
     registered=False,
     problem=ClusterProblem(message="the API server is away", remedy="wait"),
 )
-FAILED = Problem(Code.STEP_FAILED, "a step failed", "mend it", gpu=FIRST)
-CLIENT = Problem(Code.MPS_CLIENT, "a client has no share")
+FAILED = Problem(code=Code.STEP_FAILED, message="a step failed", remedy="mend it", gpu=FIRST)
+CLIENT = Problem(code=Code.MPS_CLIENT, message="a client has no share")
 STRANGE = replace(OBSERVED.gpus[1], usage=Usage(known=False, reason="the kubelet is away"))
 BACKOFF = replace(DAEMON, phase="Backoff", why="it ended")
 DRAINED = replace(DAEMON, phase="Down", why="drained on request")
@@ -71,7 +70,7 @@ WAITS = Claim(
     phase=ClaimPhase.WAITING,
     pods=[],
     devices=[],
-    refusal=ProblemShape(code="ClaimRefused", message=HELD, remedy="wait for its pods"),
+    refusal=Problem(code="ClaimRefused", message=HELD, remedy="wait for its pods"),
     problems=[],
 )
 
@@ -206,11 +205,17 @@ def test_outside_a_cluster_the_users_of_gpus_are_ended_first() -> None:
 
 def test_a_driver_that_hangs_says_what_to_do() -> None:
     """As its problem does; without one, as the check does."""
-    silence = Problem(Code.DRIVER, "the module is not loaded", "modprobe nvidia")
+    silence = Problem(
+        code=Code.DRIVER, message="the module is not loaded", remedy="modprobe nvidia"
+    )
     away = node({"driver_error": silence.message, "problems": (silence,)})
     assert of(away).text == "The driver does not answer: the module is not loaded."
     assert of(away).remedy == "modprobe nvidia."
-    fault = Problem(Code.STEP_FAILED, "a fault in the agent itself: MemoryError: ", "report it")
+    fault = Problem(
+        code=Code.STEP_FAILED,
+        message="a fault in the agent itself: MemoryError: ",
+        remedy="report it",
+    )
     assert "driver" not in of(node({"driver_error": fault.message, "problems": (fault,)})).text
     hangs = node({"health": health(answer=Answer(Silence.FAILS, reason="no answer"))})
     assert (of(hangs).severity, of(hangs).text) == (WARNING, "The driver does not answer.")
@@ -219,7 +224,9 @@ def test_a_driver_that_hangs_says_what_to_do() -> None:
 def test_a_silent_gpu_of_the_plan_is_an_error() -> None:
     """The plan is not done there; one that no plan names is a warning."""
     silent: dict[str, object] = {"observed": ObservedNode((OBSERVED.gpus[0], SILENT))}
-    problem = Problem(Code.GPU_UNKNOWN, "GPU 1 does not answer", "wait", gpu=SECOND)
+    problem = Problem(
+        code=Code.GPU_UNKNOWN, message="GPU 1 does not answer", remedy="wait", gpu=SECOND
+    )
     assert of(node(silent)).severity is WARNING
     assert of(node({**silent, "problems": (problem,)})).severity is ERROR
 

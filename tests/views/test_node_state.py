@@ -11,7 +11,7 @@ from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of
 
 def problems(*codes: Code) -> list[Problem]:
     """One problem of each code."""
-    return [Problem(code, f"the message of {code}") for code in codes]
+    return [Problem(code=code, message=f"the message of {code}") for code in codes]
 
 
 PHASES: tuple[tuple[bool, Verdict | None, list[Code], Phase], ...] = (

@@ -156,7 +156,7 @@ def test_outcome() -> None:
     gpu = card("h100-80gb")
     result = planned(gpu, wanted(gpu, [("7g.80gb", 1)]))
     (step,) = result.steps
-    problem = Problem(Code.STEP_FAILED, "it did not work", gpu=gpu.uuid)
+    problem = Problem(code=Code.STEP_FAILED, message="it did not work", gpu=gpu.uuid)
     outcome = NodeOutcome(
         result,
         (
@@ -176,7 +176,7 @@ def test_outcome() -> None:
 
 def test_rejection() -> None:
     """A refused document has the same shape, with problems and no GPUs."""
-    problem = Problem(Code.UNKNOWN_PROFILE, "no", "yes", path="gpus[0].mig")
+    problem = Problem(code=Code.UNKNOWN_PROFILE, message="no", remedy="yes", path="gpus[0].mig")
     result = rejection_json((problem,), Verdict.INVALID, digest="d", source="file")
     assert result["verdict"] == "invalid"
     assert result["problems"] == [

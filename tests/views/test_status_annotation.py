@@ -233,7 +233,9 @@ def _crowded(gpus: int, problems: int, text: str) -> NodeState:
         for number in range(gpus)
         for start in range(7)
     )
-    problem = Problem(Code.UNKNOWN_CONFIGURATION, text, text, gpu=text, path=text)
+    problem = Problem(
+        code=Code.UNKNOWN_CONFIGURATION, message=text, remedy=text, gpu=text, path=text
+    )
     found = (problem,) * problems
     return NodeState(
         "n",

@@ -185,9 +185,9 @@ def test_nothing_is_idle_on_a_gpu_that_does_not_answer() -> None:
 def test_one_gpu_by_its_uuid() -> None:
     """Only that GPU and its problems, and those of the node."""
     problems = (
-        Problem(Code.IN_USE, "zero", gpu="GPU-0"),
-        Problem(Code.GPU_LOST, "one", gpu="GPU-1"),
-        Problem(Code.DRIVER, "node"),
+        Problem(code=Code.IN_USE, message="zero", gpu="GPU-0"),
+        Problem(code=Code.GPU_LOST, message="one", gpu="GPU-1"),
+        Problem(code=Code.DRIVER, message="node"),
     )
     report = status_json(state(problems=problems), gpu="GPU-1")
     assert report
@@ -222,7 +222,9 @@ def test_claims_are_there_where_they_are_served() -> None:
 
 def test_why_gpus_offer_less_to_claims() -> None:
     """With the remedy, for each GPU; nothing where they offer what they can."""
-    why = Problem(Code.RESET_REQUIRED, "MIG mode is off", "reset it", gpu="GPU-0")
+    why = Problem(
+        code=Code.RESET_REQUIRED, message="MIG mode is off", remedy="reset it", gpu="GPU-0"
+    )
     for gpu, known in ((None, True), ("GPU-0", True), ("GPU-1", False)):
         report = status_json(state(claims=(), less_offered=(why,)), gpu)
         assert report is not None
@@ -244,7 +246,7 @@ def test_why_gpus_offer_less_to_claims() -> None:
 
 def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
     """Both digests are there: what holds, and what does not."""
-    refusal = Refusal("sha256:11", (Problem(Code.SYNTAX, "no", path="gpus[0]"),))
+    refusal = Refusal("sha256:11", (Problem(code=Code.SYNTAX, message="no", path="gpus[0]"),))
     report = status_json(state(phase=Phase.REJECTED, refusal=refusal))
     assert report
     assert report["digest"] == "sha256:00"

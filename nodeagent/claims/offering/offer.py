@@ -156,10 +156,10 @@ def _wanted(
 def _silent(gpu: Gpu) -> Problem:
     why = f": {gpu.access_reason}" if gpu.access_reason else ""
     return Problem(
-        Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN,
-        f"the driver does not answer for {gpu.title}{why}",
-        f"see its health: `nodeagent status --gpu {gpu.index}`",
-        gpu.uuid,
+        code=Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN,
+        message=f"the driver does not answer for {gpu.title}{why}",
+        remedy=f"see its health: `nodeagent status --gpu {gpu.index}`",
+        gpu=gpu.uuid,
     )
 
 

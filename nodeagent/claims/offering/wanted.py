@@ -167,19 +167,19 @@ def wanted_names(
 
 def _inexact(gpu: Gpu, difference: str) -> Problem:
     return Problem(
-        Code.UNSUPPORTED,
-        f"nothing is created on {gpu.title}: {difference}",
-        "divide this GPU by a plan, and report the output of `nodeagent profiles -o json`",
-        gpu.uuid,
+        code=Code.UNSUPPORTED,
+        message=f"nothing is created on {gpu.title}: {difference}",
+        remedy="divide this GPU by a plan, and report the output of `nodeagent profiles -o json`",
+        gpu=gpu.uuid,
     )
 
 
 def _reset_required(gpu: Gpu) -> Problem:
     return Problem(
-        Code.RESET_REQUIRED,
-        f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset",
-        idle_reset_remedy(gpu),
-        gpu.uuid,
+        code=Code.RESET_REQUIRED,
+        message=f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset",
+        remedy=idle_reset_remedy(gpu),
+        gpu=gpu.uuid,
     )
 
 

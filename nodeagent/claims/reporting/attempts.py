@@ -16,8 +16,7 @@ from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.serving.outcomes import NotAdmitted
 from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient, UnknownDevice
 from nodeagent.files.open_directory import PathRefused
-from nodeagent.plan.problems import Code
-from nodeagent.views.shapes import Problem
+from nodeagent.plan.problems import Code, Problem
 
 FORGOTTEN_AFTER: Final = 600.0  # seconds; the kubelet repeats a call every few
 
@@ -176,5 +175,5 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
 def _reason_of(error: Exception) -> str:
     """One word of a few."""
     if isinstance(error, NotAdmitted):
-        return error.code.value
+        return error.code
     return next((word for kind, word in _REASONS if isinstance(error, kind)), INTERNAL)

@@ -15,7 +15,6 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
-from nodeagent.views.plan_report import problem_shape
 from nodeagent.views.text import time_json
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def _unreadable(one: UnreadableRecord, facts: ClaimFacts) -> Claim:
     """Its name is known where the kubelet asked for it."""
     attempt = facts.attempts.get(one.uid)
     key = (attempt.namespace, attempt.name) if attempt else ("", "")
-    problem = Problem(Code.STATE_FILE, one.message, one.remedy)
+    problem = Problem(code=Code.STATE_FILE, message=one.message, remedy=one.remedy)
     return _claim(facts, one.uid, key, ClaimPhase.UNREADABLE, (problem,))
 
 
@@ -98,7 +97,7 @@ def _claim(
         pods=facts.pods.of(key),
         devices=[],
         refusal=attempt.refusal if attempt else None,
-        problems=[problem_shape(problem) for problem in problems],
+        problems=list(problems),
     )
 
 
@@ -144,4 +143,4 @@ def _health_problems(record: ClaimRecord, facts: ClaimFacts) -> Iterator[Problem
         found = facts.health.get((device.result.pool, name))
         if found and found.health != "healthy":
             code = Code.GPU_UNHEALTHY if found.health == "unhealthy" else Code.GPU_UNKNOWN
-            yield Problem(code, f"{name}: {found.message}", gpu=device.gpu)
+            yield Problem(code=code, message=f"{name}: {found.message}", gpu=device.gpu)

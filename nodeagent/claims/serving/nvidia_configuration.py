@@ -80,7 +80,9 @@ class NvidiaConfiguration(Struct, frozen=True):
 
     def _refuse(self, message: str, remedy: str, *below: str) -> DocumentError:
         path = path_text((*self.path, *below))
-        return DocumentError([Problem(Code.INVALID_VALUE, message, remedy, path=path)])
+        return DocumentError(
+            [Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=path)]
+        )
 
 
 def _kind_for(device: str) -> str:

@@ -30,7 +30,7 @@ def require_done(outcome: GpuOutcome, record: ClaimRecord) -> None:
     problems = outcome.problems or outcome.plan.problems
     impossible = outcome.plan.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE)
     if impossible or outcome.failed or problems:
-        first = problems[0] if problems else Problem(Code.STEP_FAILED, "a step failed")
+        first = problems[0] if problems else Problem(code=Code.STEP_FAILED, message="a step failed")
         if first.code is Code.IN_USE:
             raise StillInUse(f"{record.title}: {first.message}", remedy=first.remedy)
         if first.code is Code.MPS and unready_daemons(outcome.after):  # its start goes on

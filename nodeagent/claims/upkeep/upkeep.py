@@ -107,9 +107,13 @@ class Upkeep:
         titles = {record.uid: record.title for record in self._claims.records}
         match decision:
             case Keep(uid, why) if why and uid in titles:
-                return Problem(Code.IN_USE, f"{titles[uid]}: {why}", _AGAIN)
+                return Problem(code=Code.IN_USE, message=f"{titles[uid]}: {why}", remedy=_AGAIN)
             case HoldBack(uid, why) if uid in titles:
-                return Problem(Code.GPU_UNKNOWN, f"{titles[uid]} is left as it is: {why}", _AGAIN)
+                return Problem(
+                    code=Code.GPU_UNKNOWN,
+                    message=f"{titles[uid]} is left as it is: {why}",
+                    remedy=_AGAIN,
+                )
             case _:
                 return None
 
@@ -146,7 +150,7 @@ class Upkeep:
             allocations = await self._allocations()
         except NodeagentError as error:
             why = f"no claim is released by the agent itself: {error.message}"
-            return {}, None, (Problem(Code.READER, why, error.remedy),)
+            return {}, None, (Problem(code=Code.READER, message=why, remedy=error.remedy),)
         listed = {(one.namespace, one.claim, one.key) for one in allocations}
         unlisted = [
             record
@@ -171,14 +175,15 @@ def _foreign(found: ReportForeign, observed: ObservedNode) -> Problem:
     title = gpu.title if gpu else found.gpu
     which = f"-i {gpu.index if gpu else found.gpu} -gi {one.id}"
     return Problem(
-        Code.OWNED,
-        f"{title} has GPU instance {one.id} ({one.profile} at {one.placement}), which belongs to "
-        "no claim and no plan; the agent leaves it",
-        f"if it is not needed, run `nvidia-smi mig -dci {which} && nvidia-smi mig -dgi {which}`",
-        found.gpu,
+        code=Code.OWNED,
+        message=f"{title} has GPU instance {one.id} ({one.profile} at {one.placement}), which "
+        "belongs to no claim and no plan; the agent leaves it",
+        remedy=f"if it is not needed, run `nvidia-smi mig -dci {which} && nvidia-smi mig -dgi "
+        f"{which}`",
+        gpu=found.gpu,
     )
 
 
 def _problem(error: NodeagentError) -> Problem:
     code = Code.IN_USE if isinstance(error, StillInUse) else Code.STEP_FAILED
-    return Problem(code, error.message, error.remedy)
+    return Problem(code=code, message=error.message, remedy=error.remedy)

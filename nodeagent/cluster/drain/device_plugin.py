@@ -228,7 +228,11 @@ class DevicePlugin:
         except NodeagentError as error:
             is_missing = isinstance(error, NoSuchConfiguration)
             code = Code.UNKNOWN_CONFIGURATION if is_missing else Code.INVALID_VALUE
-            return (Problem(code, error.message, error.remedy, path="devicePluginConfig"),)
+            return (
+                Problem(
+                    code=code, message=error.message, remedy=error.remedy, path="devicePluginConfig"
+                ),
+            )
         return ()
 
     async def expected(
@@ -285,10 +289,10 @@ def _differs(name: str, wanted: int, there: str, plugin: tuple[str, ...]) -> Pro
             f"{look}: it may consider a device unhealthy, or use another configuration for sharing"
         )
     return Problem(
-        Code.NOT_OFFERED,
-        f"the GPUs are as planned, but the node offers {there} {name} where it should offer "
-        f"{wanted or 'none'}",
-        remedy,
+        code=Code.NOT_OFFERED,
+        message=f"the GPUs are as planned, but the node offers {there} {name} where it should "
+        f"offer {wanted or 'none'}",
+        remedy=remedy,
     )
 
 

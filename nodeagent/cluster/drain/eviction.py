@@ -113,9 +113,10 @@ def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[Pod]) -> Problem:
     # What no end of users mends has a remedy of its own.
     other = next((problem for problem in rest.problems if problem.code is not Code.IN_USE), None)
     return Problem(
-        other.code if other else Code.IN_USE,
-        f"no pod on GPU {gpu.index} is evicted, because that would not be enough: {why}{also}",
-        other.remedy if other else f"{first}; the evictions follow then",
+        code=other.code if other else Code.IN_USE,
+        message=f"no pod on GPU {gpu.index} is evicted, because that would not be enough: "
+        f"{why}{also}",
+        remedy=other.remedy if other else f"{first}; the evictions follow then",
         gpu=gpu.uuid,
         path=rest.problems[0].path if rest.problems else "",
     )

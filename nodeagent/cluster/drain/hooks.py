@@ -291,7 +291,7 @@ def _still_there(
     else:
         return None
     return Problem(
-        Code.IN_USE,
-        f"{who} within {seconds:g} s, so the GPUs were not changed",
-        f"{look}; the agent retries",
+        code=Code.IN_USE,
+        message=f"{who} within {seconds:g} s, so the GPUs were not changed",
+        remedy=f"{look}; the agent retries",
     )

@@ -240,4 +240,8 @@ class DrainedNode:
 
 def undone(what: str, fault: faults.ClusterFault) -> Problem:
     """That something could not be done, because of the API server."""
-    return Problem(Code.CLUSTER, f"{what}: {fault.message}", fault.remedy or "the agent retries")
+    return Problem(
+        code=Code.CLUSTER,
+        message=f"{what}: {fault.message}",
+        remedy=fault.remedy or "the agent retries",
+    )

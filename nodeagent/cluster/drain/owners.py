@@ -68,10 +68,10 @@ def owned_by_others(
     """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
     return tuple(
         Problem(
-            Code.OWNED,
-            f"{_KNOWN[owner].name} splits this node's GPUs, too: {evidence}. Nothing is "
+            code=Code.OWNED,
+            message=f"{_KNOWN[owner].name} splits this node's GPUs, too: {evidence}. Nothing is "
             "changed, because each would undo the other's work",
-            _KNOWN[owner].remedy.format(node=node.name or "NODE"),
+            remedy=_KNOWN[owner].remedy.format(node=node.name or "NODE"),
         )
         for owner, evidence in claims(node, pods, source=source).items()
         if owner not in tolerated

@@ -121,6 +121,10 @@ def _noted(problems: list[Problem], device: str = "") -> Iterator[None]:
     try:
         yield
     except NodeagentError as error:
-        problems.append(Problem(Code.MPS, f"{what}: {error.message}", error.remedy, gpu=device))
+        problems.append(
+            Problem(
+                code=Code.MPS, message=f"{what}: {error.message}", remedy=error.remedy, gpu=device
+            )
+        )
     except ValueError as error:
-        problems.append(Problem(Code.MPS, f"{what}: {error}", gpu=device))
+        problems.append(Problem(code=Code.MPS, message=f"{what}: {error}", gpu=device))

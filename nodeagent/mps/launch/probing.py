@@ -214,13 +214,15 @@ class _Trials(Struct, frozen=True):
         problems: tuple[Problem, ...] = ()
         if shutil.which(SERVER, path=self.programs.path) is None:
             words = f"{SERVER} is not in {self.programs.path}, so no client can be served"
-            problems += (Problem(Code.MPS, words, remedy="set mps.path to a PATH that has it"),)
+            problems += (
+                Problem(code=Code.MPS, message=words, remedy="set mps.path to a PATH that has it"),
+            )
         if any(trial.accepted is None for trial in trials):
             words = (
                 "what the installed MPS can do is not wholly known: a trial daemon did not answer "
                 f"within {self.deadline:g} s"
             )
-            problems += (Problem(Code.MPS, words),)
+            problems += (Problem(code=Code.MPS, message=words),)
         return problems
 
     async def _try(
@@ -317,4 +319,4 @@ def _multi_user_flag(*trials: _Trial) -> str | None:
 
 
 def _nothing(message: str, remedy: str) -> Probe:
-    return Probe("", None, None, None, (Problem(Code.MPS, message, remedy=remedy),))
+    return Probe("", None, None, None, (Problem(code=Code.MPS, message=message, remedy=remedy),))

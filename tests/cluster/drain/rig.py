@@ -93,7 +93,7 @@ class Agent:
 
     def codes(self) -> list[str]:
         """What is wrong just now."""
-        return [problem.code.value for problem in self.around.problems]
+        return [problem.code for problem in self.around.problems]
 
 
 @contextlib.asynccontextmanager

@@ -70,7 +70,7 @@ async def test_each_is_refused_until_tolerated(
 
 def test_who_is_refused_waits() -> None:
     """The node is blocked by another program; it has not failed."""
-    owned = Problem(Code.OWNED, "somebody")
+    owned = Problem(code=Code.OWNED, message="somebody")
     assert (
         phase_of(refused=False, plan=NodePlan(Verdict.IN_SYNC), problems=[owned]) is Phase.BLOCKED
     )

@@ -7,8 +7,10 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 
 FILE = PlanText(b"the file")
-MISSING = NoPlan("no /etc/x", Problem(Code.SOURCE_MISSING, "no /etc/x", "write it"))
-UNREADABLE = UnreadablePlan(Problem(Code.SYNTAX, "no"))
+MISSING = NoPlan(
+    "no /etc/x", Problem(code=Code.SOURCE_MISSING, message="no /etc/x", remedy="write it")
+)
+UNREADABLE = UnreadablePlan(Problem(code=Code.SYNTAX, message="no"))
 
 
 def test_a_plan() -> None:
@@ -39,7 +41,9 @@ def test_a_name_alone() -> None:
     found = offer({PLAN_NAME: "n"}, MISSING)
     assert isinstance(found, NoPlan)
     assert found.reason == f'the annotation {PLAN_NAME} is "n", but {MISSING.reason}'
-    assert found.problem == Problem(Code.SOURCE_MISSING, found.reason, "write it")
+    assert found.problem == Problem(
+        code=Code.SOURCE_MISSING, message=found.reason, remedy="write it"
+    )
 
 
 def test_nothing() -> None:

@@ -123,10 +123,10 @@ def _unknown(
     where = "neither in the mounted file nor" if has_file else "not"
     return UnreadablePlan(
         Problem(
-            Code.UNKNOWN_CONFIGURATION,
-            f"the label {CONFIG} names the configuration {shown(name)}, which is {where} among "
-            "those that can be made for this node's cards; nothing was touched",
-            _remedy(name, known, silent),
+            code=Code.UNKNOWN_CONFIGURATION,
+            message=f"the label {CONFIG} names the configuration {shown(name)}, which is {where} "
+            "among those that can be made for this node's cards; nothing was touched",
+            remedy=_remedy(name, known, silent),
         )
     )
 

@@ -89,7 +89,9 @@ class DeviceRequest:
 
     def fault(self, code: Code, what: str, remedy: str, *, gpu: str = "") -> Problem:
         """That this is wrong with it, on the GPU of this UUID."""
-        return Problem(code, f"{self.where} {what}", remedy, gpu=gpu, path=self.where)
+        return Problem(
+            code=code, message=f"{self.where} {what}", remedy=remedy, gpu=gpu, path=self.where
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,9 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
         message = f"there are {len(named)} annotations {SPEC}..., at most {_MOST_SPECS} are read"
         remedy = "remove those that are for no GPU of this node"
         path = "metadata.annotations"
-        return Requests(wrong=(Problem(Code.INVALID_VALUE, message, remedy, path=path),))
+        return Requests(
+            wrong=(Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=path),)
+        )
     for key, value in named:
         match _spec(key, value):
             case str(why):
@@ -219,7 +223,7 @@ def _spec(key: str, value: str) -> DeviceRequest | str:
 
 def _fault(key: str, what: str, remedy: str) -> Problem:
     message = f"the annotation {shown(key)} {what}"
-    return Problem(Code.INVALID_VALUE, message, remedy, path=_path(key))
+    return Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=_path(key))
 
 
 def _twice(asked: list[DeviceRequest]) -> Iterator[Problem]:
@@ -228,10 +232,10 @@ def _twice(asked: list[DeviceRequest]) -> Iterator[Problem]:
         other = first.setdefault((one.index, one.profile), one)
         if other is not one:
             yield Problem(
-                Code.DUPLICATE_DEVICE,
-                f"{other.where} and {one.where} ask for the same profile on the same GPU; both "
-                "count",
-                "leave one of them",
+                code=Code.DUPLICATE_DEVICE,
+                message=f"{other.where} and {one.where} ask for the same profile on the same GPU; "
+                "both count",
+                remedy="leave one of them",
                 path=one.where,
             )
 

@@ -129,7 +129,9 @@ def _beyond(request: GpuRequest) -> Iterator[Problem]:
 
 def _of(request: GpuRequest, what: str, remedy: str) -> Problem:
     message = f"GPU {request.index} is asked for {what}"
-    return Problem(Code.DOES_NOT_FIT, message, remedy, gpu=request.uuid, path=request.where)
+    return Problem(
+        code=Code.DOES_NOT_FIT, message=message, remedy=remedy, gpu=request.uuid, path=request.where
+    )
 
 
 # --- GPUs that nos asks nothing of ----------------------------------------------------------------
@@ -248,9 +250,9 @@ def _on_devices(
 
 def _wrong(place: tuple[str | int, ...], found: Value, accepted: str) -> Problem:
     return Problem(
-        Code.INVALID_VALUE,
-        f"the device plugin's configuration has {shown(found)} at {_path(place)}",
-        f"write {accepted}",
+        code=Code.INVALID_VALUE,
+        message=f"the device plugin's configuration has {shown(found)} at {_path(place)}",
+        remedy=f"write {accepted}",
         path=_path(place),
     )
 

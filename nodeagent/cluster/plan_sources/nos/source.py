@@ -238,7 +238,11 @@ class NosConfiguration:
         )
         if isinstance(fault, faults.NotAllowed | faults.RequestRefused):
             remedy = fault.remedy or "let the agent's service account get this ConfigMap"
-            return UnreadablePlan(Problem(Code.UNKNOWN_CONFIGURATION, what, remedy, path=_AT_LABEL))
+            return UnreadablePlan(
+                Problem(
+                    code=Code.UNKNOWN_CONFIGURATION, message=what, remedy=remedy, path=_AT_LABEL
+                )
+            )
         return NoPlan(what)
 
     def _not_there(self, key: str, *, is_map: bool) -> Trouble:
@@ -246,9 +250,9 @@ class NosConfiguration:
         what = f"{where} has no {shown(key)}" if is_map else f"there is no {where}"
         return UnreadablePlan(
             Problem(
-                Code.UNKNOWN_CONFIGURATION,
-                f"the label {CONFIGURATION_LABEL} names {shown(key)}, but {what}",
-                "the agent retries; kubernetes.nos_config_map names the ConfigMap",
+                code=Code.UNKNOWN_CONFIGURATION,
+                message=f"the label {CONFIGURATION_LABEL} names {shown(key)}, but {what}",
+                remedy="the agent retries; kubernetes.nos_config_map names the ConfigMap",
                 path=_AT_LABEL,
             )
         )

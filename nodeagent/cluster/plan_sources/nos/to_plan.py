@@ -88,7 +88,7 @@ class DeferredNosPlan:
         if len(found) <= MOST_PROBLEMS:
             return found
         more = f"there are {len(found) - MOST_PROBLEMS} more remarks of this kind"
-        rest = Problem(Code.INVALID_VALUE, more, "correct these and try again")
+        rest = Problem(code=Code.INVALID_VALUE, message=more, remedy="correct these and try again")
         return (*found[:MOST_PROBLEMS], rest)
 
     def _read(self, mode: PartitioningKind) -> Requests | None:
@@ -157,11 +157,11 @@ def _nothing_asked(mode: PartitioningKind, labels: Mapping[str, str]) -> str:
 
 def _is_emptied(request: GpuRequest) -> Problem:
     return Problem(
-        Code.DOES_NOT_FIT,
-        f"nos requests nothing on GPU {request.index}, which is in MIG mode: by its protocol every "
-        "free MIG device there is destroyed",
-        "the device plugin may refuse to work with a GPU in MIG mode that has no device; give it "
-        "a spec annotation",
+        code=Code.DOES_NOT_FIT,
+        message=f"nos requests nothing on GPU {request.index}, which is in MIG mode: by its "
+        "protocol every free MIG device there is destroyed",
+        remedy="the device plugin may refuse to work with a GPU in MIG mode that has no device; "
+        "give it a spec annotation",
         gpu=request.uuid,
     )
 
@@ -175,10 +175,10 @@ def _unspeakable(mode: PartitioningKind, observed: ObservedNode) -> Iterator[Pro
         for profile in sorted(devices):
             if spelled(profile) is None:
                 yield Problem(
-                    Code.UNSUPPORTED,
-                    f"GPU {gpu.index} has a {profile}, which cannot be reported to nos: its "
-                    "annotations cannot hold the name. nos takes its room for free",
-                    "use a profile without - and , in its name",
+                    code=Code.UNSUPPORTED,
+                    message=f"GPU {gpu.index} has a {profile}, which cannot be reported to nos: "
+                    "its annotations cannot hold the name. nos takes its room for free",
+                    remedy="use a profile without - and , in its name",
                     gpu=gpu.uuid,
                 )
 
@@ -195,10 +195,10 @@ def _entry(request: GpuRequest, labels: Mapping[str, str]) -> dict[str, Any]:
 
 def _too_large(text: bytes) -> Problem:
     return Problem(
-        Code.DOES_NOT_FIT,
-        f"nos asks for so much that the plan has {len(text):,} bytes; one has at most "
+        code=Code.DOES_NOT_FIT,
+        message=f"nos asks for so much that the plan has {len(text):,} bytes; one has at most "
         f"{LARGEST_PLAN:,} (64 KiB)",
-        "request fewer kinds of shares",
+        remedy="request fewer kinds of shares",
     )
 
 

@@ -22,7 +22,7 @@ from nodeagent.views.node_state import NodeState, Phase, Refusal, blocking_codes
 from tests.plan.cards import card, with_instances
 
 TEXT = PlanText(b"the file", "mine")
-UNKNOWN = UnreadablePlan(Problem(Code.UNKNOWN_CONFIGURATION, "no such"))
+UNKNOWN = UnreadablePlan(Problem(code=Code.UNKNOWN_CONFIGURATION, message="no such"))
 LABELS = {CONFIG: "mine"}
 IN_SYNC = NodeState(
     "node-a",
@@ -37,7 +37,7 @@ IN_SYNC = NodeState(
 
 def blocked(*codes: Code) -> NodeState:
     """A state that waits for these."""
-    problems = tuple(Problem(code, "why") for code in codes)
+    problems = tuple(Problem(code=code, message="why") for code in codes)
     return replace(
         IN_SYNC,
         phase=Phase.BLOCKED,
@@ -48,7 +48,10 @@ def blocked(*codes: Code) -> NodeState:
 
 
 # Of the agent's readers and of claims, which the plan does not wait for.
-NOT_OF_THE_PLAN = (Problem(Code.READER, "why"), Problem(Code.OWNED, "no claims"))
+NOT_OF_THE_PLAN = (
+    Problem(code=Code.READER, message="why"),
+    Problem(code=Code.OWNED, message="no claims"),
+)
 
 
 def test_the_state() -> None:
@@ -169,7 +172,7 @@ class Life:
             if dies_after is not None:
                 return
         if fails:
-            problem = Problem(Code.STEP_FAILED, "the driver refused")
+            problem = Problem(code=Code.STEP_FAILED, message="the driver refused")
             self._publish(Phase.FAILED, problem)
             return
         judgement = self.plans.judge(ObservedNode((self.gpu,)), Policy(reset_when_idle=True))

@@ -273,7 +273,7 @@ def test_each_mode_its_own() -> None:
 
 ASKED = spec(**{"0-7g.40gb": "1"})
 OFFERED = offer(ASKED, MIG, TWO)
-REFUSAL = Refusal("", (Problem(Code.DOES_NOT_FIT, "a test says no"),))
+REFUSAL = Refusal("", (Problem(code=Code.DOES_NOT_FIT, message="a test says no"),))
 
 
 def acknowledged(known: NodeState, offered: object = OFFERED, *, judged: bool = True) -> str | None:
