@@ -19,7 +19,7 @@ NAMES = (
     ),
     *("cluster", "cluster_traffic", "cluster_restart", "metrics", "claims", "fragmentation"),
 )
-LONG = ("soak", "state_damage")
+LONG = ("soak",)
 
 
 def main() -> int:

@@ -4,8 +4,6 @@ A state file begins with one line that names its kind, its version and a checksu
 text that people can read:
 
     # nodeagent health 2 sha256:6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b
-
-A file without that line is of a release that wrote none: its version counts as 0.
 """
 
 from __future__ import annotations
@@ -55,15 +53,15 @@ class StateUnusable(NodeagentError):
 class StateFormat(Struct, Generic[T], frozen=True):
     """How one kind of state file is written and read.
 
-    `largest`: bytes of the content. `decode` gets the content and the version that wrote it, never
-    a newer one than `version`; whatever it raises means that the content is not usable.
+    `largest`: bytes of the content. Whatever `decode` raises means that the content is not usable.
+    A change of the content that this version cannot read takes the next number as its `version`.
     """
 
     kind: str
     version: int
     largest: int
     encode: Callable[[T], bytes]
-    decode: Callable[[bytes, int], T]
+    decode: Callable[[bytes], T]
 
 
 def read_state(path: Path, form: StateFormat[T]) -> T | None:
@@ -77,9 +75,9 @@ def read_state(path: Path, form: StateFormat[T]) -> T | None:
         return None
     except OSError as error:
         raise StateUnusable(path, error.strerror or str(error)) from error
-    content, version = _checked(path, form, text)
+    content = _checked(path, form, text)
     try:
-        return form.decode(content, version)
+        return form.decode(content)
     except Exception as error:  # whatever is in a file, reading it must not end the agent
         reason = f"its content is not understood ({type(error).__name__}: {error!s:.200})"
         raise StateUnusable(path, reason) from error
@@ -285,10 +283,10 @@ def _not_regular(mode: int) -> str:
     return f"it is {found} and not a regular file"
 
 
-def _checked(path: Path, form: StateFormat[T], text: bytes) -> tuple[bytes, int]:
-    """The content and its version; raises StateUnusable."""
+def _checked(path: Path, form: StateFormat[T], text: bytes) -> bytes:
+    """The content; raises StateUnusable."""
     if not text.startswith(_MARK):
-        return text, 0
+        raise StateUnusable(path, "its first line is missing")
     header, newline, content = text.partition(b"\n")
     found = re.fullmatch(_HEADER, header)
     if found is None or not newline:
@@ -301,7 +299,9 @@ def _checked(path: Path, form: StateFormat[T], text: bytes) -> tuple[bytes, int]
     if version > form.version:
         reason = f"a newer nodeagent wrote it (version {version}; this one reads {form.version})"
         raise StateUnusable(path, reason, content)
-    return content, version
+    if version < form.version:
+        raise StateUnusable(path, f"version {version} of it is not read any more")
+    return content
 
 
 def read_own_file(path: Path, most: int) -> bytes:

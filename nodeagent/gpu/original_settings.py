@@ -150,8 +150,7 @@ def _encoded(values: Values) -> bytes:
     return f"{json.dumps(content, indent=1)}\n".encode()
 
 
-def _decoded(content: bytes, _: int) -> Values:
-    """The first release wrote the same content without a checksum."""
+def _decoded(content: bytes) -> Values:
     return {
         (device, _NAMES[name]): _NAMES[name](_word(name, value))
         for device, fields in parse_json(content).items()
@@ -166,4 +165,4 @@ def _word(name: str, value: object) -> str:
     return value
 
 
-_FORMAT: Final[StateFormat[Values]] = StateFormat("earlier-modes", 2, _LARGEST, _encoded, _decoded)
+_FORMAT: Final[StateFormat[Values]] = StateFormat("earlier-modes", 1, _LARGEST, _encoded, _decoded)

@@ -1,6 +1,6 @@
 """The state of health written down and read again, so that it outlives the agent.
 
-The file has the fields of `HealthState`, some under the names that they had in the first release;
+The file has the fields of `HealthState`, some under other names;
 placements and trails of counters are lists in it, and a finding has the fields of its place.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from msgspec import convert, to_builtins
 
@@ -45,18 +45,15 @@ def encode(state: HealthState) -> bytes:
         gpu["trails"] = {name: trail["samples"] for name, trail in gpu["trails"].items()}
         gpu["placements"] = {number: _ends(place) for number, place in gpu["placements"].items()}
     raw["gpus"] = {uuid: _as_in_file(gpu) for uuid, gpu in raw["gpus"].items()}
-    document = {"version": 1, **_as_in_file(raw)}
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(_as_in_file(raw), separators=(",", ":"), allow_nan=False).encode()
 
 
-def decode(content: bytes, _: int) -> HealthState:
+def decode(content: bytes) -> HealthState:
     """The state that was written down; raises an error of some kind for anything else.
 
     Findings of causes that this version does not know are left out, and so are its unknown checks.
-    The first release wrote the same content without a checksum.
     """
     data = parse_json(content)
-    convert(data["version"], Literal[1])
     raw = _from_file(data, HealthState)
     raw["findings"] = [_finding(found) for found in raw["findings"] if found["cause"] in BY_CAUSE]
     raw["gpus"] = {uuid: _gpu(gpu) for uuid, gpu in raw["gpus"].items()}
@@ -99,7 +96,7 @@ def health_file(path: Path | None) -> StateFile[HealthState]:
     """The file; `path` None: nothing is kept."""
     return StateFile(
         path,
-        StateFormat("health", 2, _LARGEST, encode, decode),
+        StateFormat("health", 1, _LARGEST, encode, decode),
         what="the state of health",
         lost="findings that were reported once and counts of XIDs begin anew after a restart",
         remedy="`nvidia-smi -q` and `dmesg | grep NVRM` show errors that need a reset or a reboot",

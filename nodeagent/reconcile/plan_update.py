@@ -8,14 +8,12 @@ itself a plan that `nodeagent plan -f` reads: what the agent adds are comments.
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from msgspec import json
 
-from nodeagent.documents.reading import digest_of
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.numbers import Numbers
 from nodeagent.plan.observed import ObservedNode
@@ -92,24 +90,12 @@ def _encoded(kept: KeptPlan) -> bytes:
     return b"\n".join((named, numbers, kept.plan.text))
 
 
-def _decoded(content: bytes, version: int) -> KeptPlan:
-    if version == 0:
-        return KeptPlan(_of_the_first_release(content))
-    first, _, text = content.partition(b"\n")
+def _decoded(content: bytes) -> KeptPlan:
+    first, _, rest = content.partition(b"\n")
+    second, _, text = rest.partition(b"\n")
     name = _name(parse_json(first.removeprefix(_CONFIGURATION)))
-    if version <= _WITHOUT_NUMBERS:
-        return KeptPlan(PlanText(text, name))
-    second, _, text = text.partition(b"\n")
     numbers = json.decode(second.removeprefix(_NUMBERS), type=Numbers)
     return KeptPlan(PlanText(text, name), numbers)
-
-
-def _of_the_first_release(content: bytes) -> PlanText:
-    fields = parse_json(content)
-    text = base64.b64decode(fields["text"], validate=True)
-    if fields["digest"] != digest_of(text):
-        raise ValueError("its digest is not that of its text")
-    return PlanText(text, _name(fields["configuration"]))
 
 
 def _name(configuration: object) -> str | None:
@@ -118,7 +104,6 @@ def _name(configuration: object) -> str | None:
     return configuration
 
 
-_WITHOUT_NUMBERS = 2  # the version of the file in which the GPUs had no lasting numbers
 _FORMAT: Final[StateFormat[KeptPlan]] = StateFormat(
-    "last-good-plan", 3, _LARGEST, _encoded, _decoded
+    "last-good-plan", 1, _LARGEST, _encoded, _decoded
 )

@@ -252,7 +252,7 @@ def test_a_record_that_a_newer_release_wrote(home: Home) -> None:
     record = home.folder / "run/mps" / device / "record.json"
     with _counted(home, device, "small-0") as pid:
         home.stop(signal.SIGTERM)
-        newer = StateFormat("mps-record", 99, 100, lambda _: b"{}", lambda _, __: None)
+        newer = StateFormat("mps-record", 99, 100, lambda _: b"{}", lambda _: None)
         write_state(record, newer, None)
         home.plan.write_text("version: v1\ngpus:\n  - devices: [0]\n    mig: disabled\n")
         home.start()

@@ -104,7 +104,7 @@ def test_how_far_it_is(
 
 
 def test_since_when_may_not_be_known() -> None:
-    """Of a record that an earlier release wrote."""
+    """Of a record that does not say it."""
     assert only(records=(record(),)).since == ""
 
 

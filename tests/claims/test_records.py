@@ -140,7 +140,7 @@ def test_the_life_of_a_record(folder: Path) -> None:
 
 
 def test_a_record_of_this_version_stays_readable(tmp_path: Path) -> None:
-    """As a file from the first release that wrote any; of an earlier start of the machine."""
+    """As a file that release 0.1.0 wrote; of an earlier start of the machine."""
     (tmp_path / f"{UID}.json").write_bytes(Path("tests/data/state/claim.json").read_bytes())
     path = "config[0].mps.clients"
     limits = ShareEntry("clients", None, 8 * 2**30, 25.0, path)
@@ -191,7 +191,7 @@ def test_of_a_newer_release(folder: Path, content: str, gpus: frozenset[str] | N
     """It holds back its GPUs, where it says which they are as every version does."""
     folder.mkdir(parents=True)
     newer: StateFormat[Any] = StateFormat(
-        "claim", 2, 1 << 20, lambda _: content.encode("latin1"), lambda _, __: None
+        "claim", 2, 1 << 20, lambda _: content.encode("latin1"), lambda _: None
     )
     write_state(folder / f"{UID}.json", newer, None)
     found = unreadable(folder)
@@ -206,8 +206,8 @@ def test_the_record_of_another_claim(folder: Path) -> None:
     assert unreadable(folder).reason == f"it is the record of {UID}"
 
 
-def test_of_no_release(folder: Path) -> None:
-    """There was none that wrote records without a first line."""
+def test_without_its_first_line(folder: Path) -> None:
+    """It has no checksum then, and is not believed."""
     write_record(folder, record())
     path = folder / f"{UID}.json"
     path.write_bytes(path.read_bytes().partition(b"\n")[2])
@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
 @given(content=st.binary(max_size=200))
 def test_any_bytes(tmp_path: Path, content: bytes) -> None:
     """Of a file that has the right first line; nothing is raised."""
-    form = StateFormat("claim", 1, 1 << 20, lambda _: content, lambda _, __: None)
+    form = StateFormat("claim", 1, 1 << 20, lambda _: content, lambda _: None)
     write_state(tmp_path / "0.json", form, None)
     [found] = read_records(tmp_path)
     assert isinstance(found, UnreadableRecord)

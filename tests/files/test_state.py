@@ -29,11 +29,9 @@ from nodeagent.strict_json import parse_json
 Value = dict[str, int]
 
 
-def decoded(content: bytes, version: int) -> Value:
-    """Version 0 is the release that wrote no first line."""
+def decoded(content: bytes) -> Value:
+    """JSON, of whatever shape."""
     value: Value = parse_json(content)
-    if version == 0 and "old" not in value:
-        raise ValueError("no key 'old'")
     return value
 
 
@@ -107,12 +105,6 @@ def test_read_back(path: Path) -> None:
     assert read_state(path, FORM) == VALUE
 
 
-def test_of_a_release_without_a_first_line(path: Path) -> None:
-    """The content's own rules decide."""
-    path.write_text('{"old": 1}')
-    assert read_state(path, FORM) == {"old": 1}
-
-
 def test_every_cut_and_every_flipped_bit_is_noticed(path: Path) -> None:
     """Not one of them is taken for content."""
     write_state(path, FORM, VALUE)
@@ -151,6 +143,17 @@ def newer(path: Path) -> None:
     write_state(path, StateFormat("example", 3, 5000, FORM.encode, decoded), VALUE)
 
 
+def older(path: Path) -> None:
+    """By one version."""
+    write_state(path, StateFormat("example", 1, 5000, FORM.encode, decoded), VALUE)
+
+
+def holding(content: bytes) -> Callable[[Path], None]:
+    """One with a first line that is right, and this content."""
+    form: StateFormat[bytes] = StateFormat("example", 2, 5000, bytes, bytes)
+    return lambda path: write_state(path, form, content)
+
+
 PLACES: dict[str, Callable[[Path], object]] = {
     "a named pipe and not": os.mkfifo,
     "a directory and not": Path.mkdir,
@@ -159,10 +162,12 @@ PLACES: dict[str, Callable[[Path], object]] = {
     "it holds other and not example": of_another_kind,
     "a newer nodeagent wrote it": newer,
     "more than": lambda path: path.write_bytes(b"x" * 10_000),
-    "nested too deeply": lambda path: path.write_bytes(b"[" * 3000),
-    "NaN is no": lambda path: path.write_bytes(b'{"old": NaN}'),
-    "7e18422 is too large": lambda path: path.write_bytes(b'{"old": 7e18422}'),
-    "99999999999999999999... is too": lambda path: path.write_bytes(b"9" * 900),
+    "version 1 of it is not read any more": older,
+    "nested too deeply": holding(b"[" * 3000),
+    "NaN is no": holding(b'{"one": NaN}'),
+    "7e18422 is too large": holding(b'{"one": 7e18422}'),
+    "99999999999999999999... is too": holding(b"9" * 900),
+    "first line is missing": lambda path: path.write_bytes(b'{"one": 1}'),
     "first line is damaged": lambda path: path.write_bytes(b"# nodeagent x\n"),
 }
 

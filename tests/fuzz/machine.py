@@ -47,9 +47,8 @@ def _sealed(kind: str, version: int, content: bytes) -> bytes:
 
 
 def _content(name: str) -> bytes:
-    """Without its first line, where it has one."""
-    text = (_STATE / name).read_bytes()
-    return text.partition(b"\n")[2] if text.startswith(b"# nodeagent") else text
+    """Without its first line."""
+    return (_STATE / name).read_bytes().partition(b"\n")[2]
 
 
 def _state(
@@ -65,7 +64,7 @@ def _state(
     def reading(text: bytes, folder: Path) -> None:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        whole = text.startswith(b"# nodeagent") or (version > 1 and text[:9] == b'{"version')
+        whole = text.startswith(b"# nodeagent")
         file.write_bytes(text if whole else _sealed(kind, version, text))
         read(folder)
 
@@ -109,10 +108,10 @@ def _states() -> tuple[Parser, ...]:
     places = b'{"GPU-1": [{"profile": "1g.10gb", "slices": 1, "start": 4, "mps": false}]}'
     modes = "earlier-modes.json"
     return (
-        _state("state: health", ("health", 2), _health, "health.json", _content("health.json")),
+        _state("state: health", ("health", 1), _health, "health.json", _content("health.json")),
         _state(
             "state: plan",
-            ("last-good-plan", 3),
+            ("last-good-plan", 1),
             _from(last_good_plan, "last-good-plan"),
             "last-good-plan",
             plan,
@@ -120,7 +119,7 @@ def _states() -> tuple[Parser, ...]:
         ),
         _state(
             "state: modes",
-            ("earlier-modes", 2),
+            ("earlier-modes", 1),
             _from(lambda path: OriginalSettings(path, read_only=True).file, modes),
             modes,
             _content(modes),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
+from nodeagent.files.state import StateFormat, write_state
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.plan.observed import Access, Gpu, MpsDaemon
@@ -122,6 +123,11 @@ def test_threads_do_not_lose_each_others_words(path: Path) -> None:
 # --- a file that cannot be used -------------------------------------------------------------------
 
 
+def hold(path: Path, content: bytes) -> None:
+    """Write a file with this content and a checksum that is right."""
+    write_state(path, StateFormat("earlier-modes", 1, 1 << 20, bytes, bytes), content)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -139,7 +145,8 @@ def test_threads_do_not_lose_each_others_words(path: Path) -> None:
 def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:
     """It counts as empty; looking alone leaves it where it is."""
     path.parent.mkdir()
-    path.write_bytes(content)
+    hold(path, content)
+    whole = path.read_bytes()
     for remembered in (OriginalSettings(path, read_only=True), OriginalSettings(path)):
         assert remembered.file.problem is not None
         assert "is not understood" in remembered.file.problem.message
@@ -149,18 +156,7 @@ def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:
     again = OriginalSettings(path)
     assert again.mode(GPU) is DEFAULT
     assert again.file.problem is not None  # what was lost is lost still
-    assert path.with_name(f"{FILE_NAME}.unusable-1").read_bytes() == content
-
-
-def test_of_the_first_release(path: Path) -> None:
-    """Which wrote no checksum."""
-    path.parent.mkdir()
-    path.write_bytes(Path("tests/data/state/earlier-modes.json").read_bytes())
-    remembered = OriginalSettings(path)
-    assert remembered.file.problem is None
-    gpu = "GPU-d7bebf44-ff5a-5584-9b92-0abca16ca105"
-    assert remembered.time_slice(gpu) is TimeSlice.DEFAULT
-    assert remembered.mode("MIG-da7d426f-3534-586a-aadf-347105ff806f") is DEFAULT
+    assert path.with_name(f"{FILE_NAME}.unusable-1").read_bytes() == whole
 
 
 def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
@@ -276,7 +272,7 @@ async def test_a_destruction_is_done_though_it_cannot_be_noted(path: Path) -> No
 def test_a_value_that_is_no_word_is_not_repeated(tmp_path: Path) -> None:
     """It may be as large as the file."""
     path = tmp_path / FILE_NAME
-    path.write_text('{"GPU-1": {"computeMode": {"a": [1, 2]}}}')
+    hold(path, b'{"GPU-1": {"computeMode": {"a": [1, 2]}}}')
     problem = OriginalSettings(path, read_only=True).file.problem
     assert problem is not None
     assert "computeMode is not a word" in problem.message

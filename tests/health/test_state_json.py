@@ -17,7 +17,7 @@ from tests.health.test_check_table import RAISING
 
 
 def _again(state: HealthState) -> HealthState:
-    return decode(encode(state), 2)
+    return decode(encode(state))
 
 
 @pytest.mark.parametrize("cause", RAISING)
@@ -57,7 +57,7 @@ EMPTY = json.loads(encode(HealthState()))
 @pytest.mark.parametrize(
     "data",
     [
-        *(None, [], {}, {"version": 2}, {"version": 1}),
+        *(None, [], {}),
         {**EMPTY, "gpus": [1]},
         {**EMPTY, "at": [1.0, 1e300]},
         {**EMPTY, "at": [-1.0, 1.0]},
@@ -68,7 +68,7 @@ EMPTY = json.loads(encode(HealthState()))
 def test_anything_else_is_refused(data: object) -> None:
     """Also times out of the calendar's range."""
     with pytest.raises((AttributeError, LookupError, TypeError, ValidationError)):
-        decode(json.dumps(data).encode(), 2)
+        decode(json.dumps(data).encode())
 
 
 def test_a_finding_of_another_version_is_left_out() -> None:
@@ -79,7 +79,7 @@ def test_a_finding_of_another_version_is_left_out() -> None:
     data["findings"].append({"cause": "somethingNew"})
     for known in data["gpus"].values():
         known["judged"].append("somethingNew")
-    assert decode(json.dumps(data).encode(), 2) == node.state
+    assert decode(json.dumps(data).encode()) == node.state
 
 
 # --- whom it hit ----------------------------------------------------------------------------------

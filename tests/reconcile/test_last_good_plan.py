@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import stat
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.numbers import NumberedGpu
 from nodeagent.reconcile.plan_update import FILE_NAME, KeptPlan, PlanText, last_good_plan
-from nodeagent.structs import replace
 
-FIRST_RELEASE = Path("tests/data/state/last-good-plan")
 GPUS = (NumberedGpu(0, "GPU-0", "00000000:1A:00.0"), NumberedGpu(1, "GPU-1", "00000000:1B:00.0"))
 PLAN = KeptPlan(PlanText(b"version: v1\n\xff", "balanced"), GPUS)
 
@@ -48,27 +45,6 @@ def test_a_damaged_file_is_not_believed(tmp_path: Path) -> None:
         assert kept.load() is None, damage
         assert kept.problem is not None, damage
         assert "only the plan's own source counts" in kept.problem.message
-
-
-def test_of_the_first_release(tmp_path: Path) -> None:
-    """Which kept the text in base64; its digest is checked."""
-    text = FIRST_RELEASE.read_bytes()
-    (tmp_path / FILE_NAME).write_bytes(text)
-    kept = last_good_plan(tmp_path / FILE_NAME).load()
-    assert kept is not None
-    assert kept.plan.configuration is None
-    assert kept.plan.text.startswith(b"version: v1\ngpus:\n")
-    (tmp_path / FILE_NAME).write_bytes(text.replace(b'"dmVyc2', b'"AmVyc2'))
-    assert last_good_plan(tmp_path / FILE_NAME).load() is None
-
-
-def test_of_a_release_whose_plans_had_no_lasting_numbers(tmp_path: Path) -> None:
-    """Its file is read as it is: the text is the plan's, to the byte."""
-    content = b'# configuration: "balanced"\nversion: v1\n\xff'
-    signed = b"last-good-plan 2"
-    digest = hashlib.sha256(signed + b"\n" + content).hexdigest().encode()
-    (tmp_path / FILE_NAME).write_bytes(b"# nodeagent %s sha256:%s\n" % (signed, digest) + content)
-    assert last_good_plan(tmp_path / FILE_NAME).load() == replace(PLAN, numbers=())
 
 
 def test_people_can_read_it(tmp_path: Path) -> None:

@@ -162,9 +162,7 @@ def _encode(record: ClaimRecord) -> bytes:
     return json.format(content, indent=1) + b"\n"
 
 
-def _decode(content: bytes, version: int) -> ClaimRecord:
-    if version == 0:
-        raise ValueError("its first line is missing")
+def _decode(content: bytes) -> ClaimRecord:
     return json.decode(content, type=_Content).record
 
 

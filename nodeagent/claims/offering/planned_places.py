@@ -143,9 +143,7 @@ def _encode(places: Places) -> bytes:
     return json.format(json.encode(places, order="deterministic"), indent=1) + b"\n"
 
 
-def _decode(content: bytes, version: int) -> Places:
-    if version == 0:
-        raise ValueError("its first line is missing")
+def _decode(content: bytes) -> Places:
     return json.decode(content, type=Places)
 
 

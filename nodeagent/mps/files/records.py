@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, TypedDict
 
 from msgspec import Meta, json
 
@@ -120,9 +120,8 @@ class _RecordJson(TypedDict):
     drained: bool
     wasReady: bool
     restarts: _Count
-    unrecorded: NotRequired[bool]  # added later, as the next one was
-    left: NotRequired[tuple[tuple[_Count, _Count, _Count, str, str], ...]]
-    version: NotRequired[Literal[1]]  # of files without a header
+    unrecorded: bool
+    left: tuple[tuple[_Count, _Count, _Count, str, str], ...]
 
 
 def _encode(record: Record) -> bytes:
@@ -154,10 +153,8 @@ def _wanted_json(wanted: WantedMps) -> _WantedJson:
     }
 
 
-def _decode(content: bytes, version: int) -> Record:
+def _decode(content: bytes) -> Record:
     found = json.decode(content, type=_RecordJson)
-    if version == 0 and "version" not in found:
-        raise ValueError("it has no version")
     runs, process = found["runs"], found["process"]
     return Record(
         device=found["device"],
@@ -167,8 +164,8 @@ def _decode(content: bytes, version: int) -> Record:
         drained=found["drained"],
         was_ready=found["wasReady"],
         restarts=found["restarts"],
-        unrecorded=found.get("unrecorded", False),
-        left=tuple(MpsProcess(*one) for one in found.get("left", ())),
+        unrecorded=found["unrecorded"],
+        left=tuple(MpsProcess(*one) for one in found["left"]),
     )
 
 

@@ -1,66 +1,26 @@
-"""Releases that follow each other on a node with prepared claims: pods go on, and no slice is lost.
-
-`tests/data/state/claims` is a machine as the first release with claims left it: the node, and what
-the agent keeps of two claims.
-"""
+"""A claim's record that a later release wrote: nothing of the claim is touched."""
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeagent.claims.files.records import read_records
-from nodeagent.claims.model import ClaimRecord
-from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, write_state
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode
 from tests.claims.machine import UIDS, Home, laid_out, pool_of
 
-FIRST_RELEASE = Path("tests/data/state/claims")
-SLICE = "mig-1g-10gb-2"
-FIRST, SECOND = 4711, 4712  # the pods' processes
-CHANGES = ("nvmlDeviceCreateGpuInstance*", "nvmlGpuInstanceDestroy", "nvmlDeviceSetMigMode")
+FIRST = 4711  # the pod's process
 
 
 def claims_of(home: Home, node: SimulatedNode) -> list[tuple[str, str, str]]:
     """A slice of the first card, and all of the second; both have pods that run."""
-    keys = (pool_of(node), SLICE), (pool_of(node, 1), "gpu")
+    keys = (pool_of(node), "mig-1g-10gb-2"), (pool_of(node, 1), "gpu")
     names = [home.claim(number, key) for number, key in enumerate(keys)]
     for name, key in zip(names, keys, strict=True):
         home.run_pod(name, key)
     return names
-
-
-async def amiss(home: Home, claims: NodeClaims) -> list[str]:
-    """What upkeep leaves."""
-    return [problem.message for problem in await home.upkeep(claims).round()]
-
-
-async def test_after_the_first_release(folder: Path, home: Home) -> None:
-    """Its claims are known, verified and released; nothing is made anew."""
-    shutil.copytree(FIRST_RELEASE / "state", home.records_dir.parent)
-    shutil.copytree(FIRST_RELEASE / "cdi", home.cdi)
-    shutil.copy(FIRST_RELEASE / "node.json", folder)
-    with simulated(state=folder / "node.json") as node:
-        names, kept = claims_of(home, node), read_records(home.records_dir)
-        async with home.core() as (claims, _):
-            assert await amiss(home, claims) == []
-            for name, record in zip(names, kept, strict=True):
-                assert isinstance(record, ClaimRecord)
-                assert await claims.prepare(*name) == record.devices
-            assert laid_out(node) == [(2, 1)]
-            assert [p.pid for card in node.cards for p in card.state.processes] == [FIRST, SECOND]
-            assert not any(node.journal.named(call) for call in CHANGES)
-            for card in node.cards:
-                node.release(pid=card.state.processes[0].pid)
-            for name in names:
-                await claims.release(name[2])
-        assert [laid_out(node, gpu) for gpu in range(2)] == [[], []]
-        assert (home.records(), home.files()) == ([], [])
 
 
 async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
@@ -74,7 +34,7 @@ async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
     path = home.records_dir / f"{UIDS[0]}.json"
     content, gpu = path.read_bytes(), devices[0][0].gpu
     later = f'{{"gpus": ["{gpu}"], "record": {{"of": "the future"}}}}'.encode()
-    newer: StateFormat[Any] = StateFormat("claim", 2, 1 << 20, lambda _: later, lambda _, __: None)
+    newer: StateFormat[Any] = StateFormat("claim", 2, 1 << 20, lambda _: later, lambda _: None)
     write_state(path, newer, None)
     files = home.files()
     message = (
@@ -96,7 +56,7 @@ async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
             assert refused.value.message == message
         with pytest.raises(NodeagentError, match="a newer nodeagent wrote it"):
             await claims.prepare(*home.claim(2, (pool_of(node), "mig-1g-10gb-5")))
-        await amiss(home, claims)
+        await home.upkeep(claims).round()
         assert (laid_out(node), home.files()) == ([(2, 1)], files)
         assert [process.pid for process in node.card(0).state.processes] == [FIRST]
         assert await claims.prepare(*names[1]) == devices[1]
