@@ -129,7 +129,7 @@ fuzz: $(DEV)  ## read changed inputs by every parser of text from outside (INPUT
 campaign: $(DEV)  ## random days of the agent on a simulated node, and what came of them (SEEDS=1-1000)
 	$(BIN)/python -m tests.campaign $(or $(SEEDS),1-1000) $(ARGS)
 
-campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS=1-100 ARGS='--earlier COMMIT')
+campaign-processes: $(DEV)  ## the same with real processes, in real time (SEEDS=1-100)
 	$(BIN)/python -m tests.campaign.real $(or $(SEEDS),1-100) $(ARGS)
 
 soak: $(DEV)  ## a day of the agent in one process on virtual time, and whether anything of it grows (HOURS=24 SEED=1)

@@ -23,7 +23,6 @@ from tests.campaign.episode import (
     DeletePod,
     EndFaults,
     Episode,
-    Exchange,
     Fault,
     Foreign,
     FullDisk,
@@ -157,7 +156,7 @@ class Player:
             case Misbehave(knob, number):
                 node_actions.misbehave(processes.programs(), machine.folder, knob, number)
                 self._witness.spoil()
-            case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod() | Exchange():
+            case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
                 pass  # there is no cluster, and no other agent
             case _:
                 assert_never(action)
@@ -336,7 +335,5 @@ class Player:
     def _damage(self, folder: Path, how: str, number: int) -> None:
         if folder.name == "state":
             self._witness.state_kept = False
-        if how == "earlier" and self._file is None:
-            self._witness.wanted = None  # it may be another node's plan
         self._witness.spoil()
         node_actions.damage(folder, how, number)

@@ -157,8 +157,8 @@ class JumpClock:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file of the agent's, chosen by a number, is deleted, cut off, changed by a bit, of a newer
-    version or another node's of an earlier release; or all of a directory is deleted.
+    """A file of the agent's, chosen by a number, is deleted, cut off, changed by a bit, or of a
+    newer version; or all of a directory is deleted.
     """
 
     directory: str
@@ -224,16 +224,6 @@ class DeletePod:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """The agent gets a signal, and one of an earlier release is started in its place, chosen by a
-    number; None: it is ours again.
-    """
-
-    release: int | None
-    signal: str = "SIGTERM"
-
-
 ClusterAction = SpoilApi | SpoilKubelet | AddPod | DeletePod
 
 Action = (
@@ -258,7 +248,6 @@ Action = (
     | FullDisk
     | Signal
     | Misbehave
-    | Exchange
     | ClusterAction
 )
 

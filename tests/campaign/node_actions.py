@@ -13,10 +13,6 @@ from nodeagent.simulation.codes import Refused
 from nodeagent.simulation.mps.knobs import Knobs
 from tests.campaign import processes
 
-_DATA = Path(__file__).parents[1] / "data" / "state"
-_NAMES = ("last-good-plan", "health.json", "earlier-modes.json")
-_EARLIER = [release / name for release in (_DATA, _DATA / "0.1.0") for name in _NAMES]
-
 
 def write_plan(file: Path, text: str | None) -> None:
     """Replace the plan file at once; None: delete it."""
@@ -62,14 +58,10 @@ def change_behind_its_back(node: SimulatedNode, gpu: int, number: int, *, create
 
 def damage(folder: Path, how: str, number: int) -> None:
     """Delete a folder, or delete, cut or change one of the files in it, or make it one that a newer
-    release wrote; or put a file there that an earlier release wrote.
+    release wrote.
     """
     if how == "deleteAll":
         shutil.rmtree(folder, ignore_errors=True)
-        return
-    if how == "earlier":
-        if folder.exists():
-            shutil.copy(_EARLIER[number % len(_EARLIER)], folder)
         return
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not files:

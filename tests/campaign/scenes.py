@@ -207,10 +207,8 @@ def _pause(day: Day) -> Steps:
 
 
 def _other_release(day: Day) -> Steps:
-    """The next agent is of an earlier release than the one that wrote some of the files, or of a
-    later one.
-    """
-    how, files = day.rng.choice(("newer", "earlier")), day.rng.sample(range(8), 3)
+    """Some of the files are of a later release than the next agent, or were cut off."""
+    how, files = day.rng.choice(("newer", "cut")), day.rng.sample(range(8), 3)
     written = tuple(Step(Damage("state", how, number), 0.0) for number in files)
     return (day.change((10.0,)), *written, Step(Kill(0), day.rng.choice(ANY)))
 

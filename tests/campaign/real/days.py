@@ -17,7 +17,6 @@ from tests.campaign.episode import (
     DeletePod,
     EndFaults,
     Episode,
-    Exchange,
     Foreign,
     Ignore,
     JumpClock,
@@ -44,18 +43,14 @@ SETTLED = 12.0  # seconds of a step that ends before that, once all is as planne
 _MOST = 8  # steps
 _SECONDS = (0.0, 0.0, 0.02, 0.1, 0.3, 0.5, 1.0)
 _SECONDS_OF_PODS = (0.1, 0.5, 1.0, 2.0, 3.0)  # from a claim to a pod that runs it is longer
-_SECONDS_OF_ANOTHER = (0.3, 1.0, 2.0, 4.0)  # it takes about one to start
-_ENDS = ("SIGTERM", "SIGKILL")
 _DOWN = 0.3  # seconds at most from a kill to the next start
 _LONGEST_PAUSE = 2.0  # seconds
 _SHARING = 0.3  # of the days are with MPS
 _IN_CLUSTERS = 0.7  # of days of two cards, one of which is left to claims then
 
 
-def episode(seed: int, *, exchanged: bool = False) -> Episode:
-    """The day with this number, ever the same; on one that is `exchanged` an agent of an earlier
-    release is in force for a while.
-    """
+def episode(seed: int) -> Episode:
+    """The day with this number, ever the same."""
     day = days.episode(seed, _SHARING)
     rng = random.Random(f"processes {seed}")
     in_cluster = day.boards == "h100-80gb:2" and rng.random() < _IN_CLUSTERS
@@ -70,10 +65,6 @@ def episode(seed: int, *, exchanged: bool = False) -> Episode:
         steps += rng.choice((_forgotten, _rebooted))(rng)
     elif day.has_mps and not in_cluster and rng.random() < 0.8:
         steps += tuple(rng.choice((_unshared, _tampered))(int(day.boards[-1])))
-    if exchanged:
-        steps = _exchanged(steps, rng)
-        if rng.random() < 0.5:
-            steps += tuple(_only_exchanged(day, rng, in_cluster=in_cluster))
     return replace(day, strict=True, steps=steps)
 
 
@@ -98,32 +89,6 @@ def _interrupted(day: Episode, rng: random.Random, *, in_cluster: bool) -> Itera
         assert isinstance(plan, Plan)
         yield Step(Plan(plan.layouts[:1]) if in_cluster else plan, seconds)
     yield Step(rng.choice((Restart(), Restart(), Kill(0, _DOWN), Pause(_LONGEST_PAUSE))), 1.0)
-
-
-def _exchanged(steps: tuple[Step, ...], rng: random.Random) -> tuple[Step, ...]:
-    """Another agent comes somewhere, and ours again after one to four steps."""
-    begin = rng.randrange(len(steps))
-    end = begin + rng.randint(1, 4)
-    return (*steps[:begin], _another(rng), *steps[begin:end], _ours(rng), *steps[end:])
-
-
-def _only_exchanged(day: Episode, rng: random.Random, *, in_cluster: bool) -> Iterator[Step]:
-    """All is well while one agent is exchanged for another: nothing else happens."""
-    gpus = int(day.boards[-1]) - in_cluster
-    yield Step(EndFaults(), 0.0)
-    if in_cluster:
-        yield Step(AddPod(rng.randrange(4)), 3.0)
-    yield Step(Plan(({},) * gpus, tuple(range(gpus)) if day.has_mps else ()), SETTLED)
-    yield _another(rng)
-    yield _ours(rng)
-
-
-def _another(rng: random.Random) -> Step:
-    return Step(Exchange(rng.randrange(12), rng.choice(_ENDS)), rng.choice(_SECONDS_OF_ANOTHER))
-
-
-def _ours(rng: random.Random) -> Step:
-    return Step(Exchange(None, rng.choice(_ENDS)), rng.choice(_SECONDS_OF_PODS))
 
 
 def _tampered(gpus: int) -> Iterator[Step]:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import assert_never
@@ -24,7 +24,6 @@ from tests.campaign.episode import (
     DeletePod,
     EndFaults,
     Episode,
-    Exchange,
     Fault,
     Foreign,
     FullDisk,
@@ -61,12 +60,12 @@ def never() -> bool:
     return False
 
 
-def play(episode: Episode, releases: Sequence[Path] = ()) -> Outcome:
-    """Play it to its first violation; `releases` has the code of earlier agents."""
+def play(episode: Episode) -> Outcome:
+    """Play it to its first violation."""
     outcome = Outcome(episode)
     folder = Path(tempfile.mkdtemp(prefix="day-", dir="/tmp"))  # sockets' paths are short
     folder.chmod(0o755)  # daemons run as another user
-    machine = Machine(folder, episode, releases)
+    machine = Machine(folder, episode)
     try:
         player = Player(machine)
         machine.start()
@@ -84,8 +83,6 @@ def play(episode: Episode, releases: Sequence[Path] = ()) -> Outcome:
     outcome.actions["(claims prepared)"] = len(machine.judge.prepared)
     outcome.actions["(clients served)"] = machine.served
     outcome.actions["(ended in a change)"] = machine.interrupted
-    for phase in machine.judge.answered:
-        outcome.actions[f"(earlier agent: {phase})"] += 1
     outcome.violations = machine.judge.violations
     return outcome
 
@@ -159,8 +156,6 @@ class Player:
             case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
                 if machine.cluster:
                     self._act_in(machine.cluster, action)
-            case Exchange(release, name):
-                machine.exchange(release, signal.Signals[name])
             case Ignore():
                 pass  # cards obey
             case _:
@@ -173,7 +168,6 @@ class Player:
     def end(self) -> float:
         """All faults end, and all who use anything; the seconds until all is as planned."""
         machine, node, judge = self._machine, self._node, self._machine.judge
-        machine.exchange(None, signal.SIGTERM)
         machine.end_users()
         self._end_faults()
         if cluster := machine.cluster:

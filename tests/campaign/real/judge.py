@@ -71,9 +71,7 @@ class Judge:
     agent said since then that the node is so, and it was. `prepared`: the serials of the instances
     of each claim that a pod had, or a number below zero for its GPU as a whole, by its uid.
     `claims_spoiled`: whether another than the agent changed CDI files or records of claims, and it
-    need not have noticed yet. `is_sick`: whether the agent may hold a GPU for unhealthy. `is_ours`:
-    whether the agent in force is today's. Of an earlier one what it does is judged, not what it
-    says or how it fails: that was mended since.
+    need not have noticed yet. `is_sick`: whether the agent may hold a GPU for unhealthy.
     """
 
     def __init__(
@@ -84,9 +82,6 @@ class Judge:
         self.prepared: dict[str, list[int]] = {}
         self.claims_spoiled = False
         self.is_sick = False
-        self.is_ours = True
-        self.answered: set[str] = set()  # the phases that earlier agents reported
-        self._kept: dict[str, list[int]] | None = None  # daemons that no agent has to replace
         self._clock = clock
         self._home = home
         self._node = node
@@ -101,25 +96,10 @@ class Judge:
     def violate(self, kind: str, what: str) -> None:
         self.violations.append(Violation(kind, what))
 
-    def violate_ours(self, kind: str, what: str) -> None:
-        """The same, where it is today's agent's doing."""
-        if self.is_ours:
-            self.violate(kind, what)
-
-    def hand_over(self, *, ours: bool) -> None:
-        """One agent ended, and the next is another release's: it takes over daemons that are well,
-        as long as nothing else happens.
-        """
-        self.read_log()
-        is_quiet = self._in_sync is not None and not truth.wrong_limits(self._home.folder)
-        kept = processes.daemons(self._home.folder) if is_quiet else self._kept
-        self.touch()
-        self.is_ours, self._kept = ours, kept
-
     def touch(self) -> None:
         """Something that the agent has to find out by itself was changed just now."""
         self._changed = self._now()
-        self._in_sync = self._doubt = self._kept = None
+        self._in_sync = self._doubt = None
 
     def _now(self) -> datetime:
         """As the agent's clock has it."""
@@ -140,11 +120,10 @@ class Judge:
         """What is not as this plan says, or not yet said where it has to be; "" for nothing."""
         if self._in_sync != plan:
             return f"{self.phase or 'no answer'}: {'; '.join(self.differences(plan))}"
-        if self.is_ours:
-            with self._node.looks():
-                wrong = [*pages.untrue(self._node, self._home.folder, *self._shown)]
-            if wrong:
-                return "; ".join(wrong)
+        with self._node.looks():
+            wrong = [*pages.untrue(self._node, self._home.folder, *self._shown)]
+        if wrong:
+            return "; ".join(wrong)
         if self._cluster is None:
             return ""
         if wrong := self.differences(plan):  # and no claims beside it
@@ -186,7 +165,7 @@ class Judge:
             texts = {path: self._home.text(path) for path in _PAGES}
         except (OSError, http.client.HTTPException):  # it begins, or it just ended
             return {}
-        for path, text in texts.items() if self.is_ours else ():
+        for path, text in texts.items():
             self.violations += invariants.of_text(path, text)
             self._look_for_secrets(path, text)
         status = dict(json.loads(texts["/v1/status"]))
@@ -198,9 +177,6 @@ class Judge:
         is observed then was observed after everything that happened here.
         """
         self.phase = status.get("phase", "")
-        if not self.is_ours:
-            self.answered |= {self.phase} - {""}
-            return
         plan = self._plans.get(status.get("digest", ""))
         observed = status.get("observedAt", "")
         if self.phase != "InSync" or plan is None or not observed:
@@ -227,9 +203,7 @@ class Judge:
     def _look_at_clients(self, clients: Iterable[Client]) -> None:
         """Their daemons are never stopped."""
         served = [client for client in clients if client.daemon is not None]
-        daemons = processes.daemons(self._home.folder) if served or self._kept else {}
-        if self._kept and daemons != self._kept:
-            self.violate(invariants.REPLACED, f"{self._kept} are now {daemons}")
+        daemons = processes.daemons(self._home.folder) if served else {}
         for one in served:
             if daemons.get(one.device) != [one.daemon]:
                 pids = daemons.get(one.device)
@@ -242,8 +216,7 @@ class Judge:
         """A claim that was prepared has its instances as long as its pod runs, and a CDI file that
         names them.
         """
-        doubtful = self.claims_spoiled or not self.is_ours
-        for wrong in self._lost_instances() if doubtful else self.wrong_claims():
+        for wrong in self._lost_instances() if self.claims_spoiled else self.wrong_claims():
             self.violate(invariants.CLAIM, wrong)
 
     def wrong_claims(self) -> list[str]:
@@ -322,7 +295,7 @@ class Judge:
             log.seek(self._read)
             whole = log.read().rpartition(b"\n")[0]
             self._read += len(whole)
-            text = whole.decode(errors="replace") if self.is_ours else ""
+            text = whole.decode(errors="replace")
             self.violations += invariants.of_log(text.splitlines())
             self._look_for_secrets("the log", text)
 

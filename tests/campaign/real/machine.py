@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from tests.campaign import invariants, node_actions, processes
 from tests.campaign.episode import WORKING, Episode, FullDisk, JumpClock
 from tests.campaign.real.cluster import ThreadedCluster, device_shared, environment_of
 from tests.campaign.real.judge import Client, Judge, User, parts_of
-from tests.campaign.real.releases import settings_of
 from tests.campaign.real.surroundings import Disks, WallClock
 
 _OFTEN = 0.1  # seconds between looks at what the agent says
@@ -46,11 +45,9 @@ _SETTINGS = {
 
 
 class Machine:
-    """One node, with a cluster around it or without. `releases`: folders with the code of earlier
-    agents.
-    """
+    """One node, with a cluster around it or without."""
 
-    def __init__(self, folder: Path, day: Episode, releases: Sequence[Path] = ()) -> None:
+    def __init__(self, folder: Path, day: Episode) -> None:
         boards = day.boards
         self.home = Home(folder)
         self.home.boards = boards
@@ -65,8 +62,6 @@ class Machine:
         self.cluster = ThreadedCluster(folder) if day.has_cluster else None
         if self.cluster:
             self.home.settings |= self.cluster.settings
-        self._releases = releases
-        self._settings = self.home.settings
         self.node = SimulatedNode(boards, state=self.home.state)
         self.users: list[User] = []
         self.clients: list[Client] = []
@@ -119,28 +114,11 @@ class Machine:
         try:
             self.home.stop(signal.SIGTERM)
         except subprocess.TimeoutExpired:
-            self.judge.violate_ours(invariants.NO_END, "after SIGTERM")
+            self.judge.violate(invariants.NO_END, "after SIGTERM")
             self.kill()
             return
         if agent.returncode not in {0, -signal.SIGTERM}:
-            self.judge.violate_ours(invariants.CRASH, f"exit code {agent.returncode} after SIGTERM")
-
-    def exchange(self, release: int | None, number: signal.Signals) -> None:
-        """End the agent, and start one of that earlier release; None: today's."""
-        if self.judge.is_ours == (release is None):
-            return
-        if number is signal.SIGKILL:
-            self.kill()
-        else:
-            self.stop()
-        self.judge.hand_over(ours=release is None)
-        if release is None:
-            self.home.wrapper, self.home.settings = [], self._settings
-        else:
-            code = self._releases[release % len(self._releases)]
-            self.home.wrapper = ["env", f"--chdir={code}"]  # where Python looks first
-            self.home.settings = settings_of(code, self._settings)
-        self.start()
+            self.judge.violate(invariants.CRASH, f"exit code {agent.returncode} after SIGTERM")
 
     def _count_interruption(self) -> None:
         self.judge.ask()
@@ -255,7 +233,7 @@ class Machine:
             self.home.agent = None
             last = self.home.said().strip().splitlines()[-1:]
             what = f"exit code {agent.returncode}: {''.join(last)}"
-            self.judge.violate_ours(invariants.CRASH, what)
+            self.judge.violate(invariants.CRASH, what)
         if self.cluster:
             self._follow_pods(self.cluster)
         self.judge.look(self.users, self.clients)
