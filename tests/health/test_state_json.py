@@ -57,17 +57,17 @@ EMPTY = json.loads(encode(HealthState()))
 @pytest.mark.parametrize(
     "data",
     [
-        *(None, [], {}),
+        *(None, []),
         {**EMPTY, "gpus": [1]},
         {**EMPTY, "at": [1.0, 1e300]},
         {**EMPTY, "at": [-1.0, 1.0]},
-        {**EMPTY, "kernelLogRead": 1.5},
+        {**EMPTY, "kernel_log_read": 1.5},
         {**EMPTY, "repairs": [{"gpu": "GPU-0", "xid": True, "wall": 1.0}]},
     ],
 )
 def test_anything_else_is_refused(data: object) -> None:
     """Also times out of the calendar's range."""
-    with pytest.raises((AttributeError, LookupError, TypeError, ValidationError)):
+    with pytest.raises(ValidationError):
         decode(json.dumps(data).encode())
 
 
@@ -76,9 +76,9 @@ def test_a_finding_of_another_version_is_left_out() -> None:
     node = Node()
     node.xid(95)
     data = json.loads(encode(node.state))
-    data["findings"].append({"cause": "somethingNew"})
+    data["findings"].append({**data["findings"][0], "cause": "somethingNew"})
     for known in data["gpus"].values():
-        known["judged"].append("somethingNew")
+        known["checked"].append("somethingNew")
     assert decode(json.dumps(data).encode()) == node.state
 
 
