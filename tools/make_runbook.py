@@ -1,4 +1,4 @@
-"""Write docs/runbook.md from nodeagent/runbook.
+"""Write docs/runbook.md from nodeagent/catalogue.yaml.
 
 python -m tools.make_runbook
 """
@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from nodeagent.runbook.entries import Entry, Kind, read_actions
-from nodeagent.runbook.lookup import runbook
+from nodeagent.runbook import Entry, EntryKind, actions, runbook
 
 PAGE = Path(__file__).parents[1] / "docs/runbook.md"
 _WIDTH = 120
@@ -20,7 +19,7 @@ _WIDTH = 120
 HEAD = """\
 # Runbook
 
-<!-- written by tools/make_runbook.py; change the texts in nodeagent/runbook, not this page -->
+<!-- written by tools/make_runbook.py; the texts are in nodeagent/catalogue.yaml -->
 
 The meaning of each code that the agent shows, what to look at, and the commands that mend it. On a
 node, `nodeagent explain InUse` prints the same entry, and `nodeagent explain` lists all codes. A
@@ -37,32 +36,38 @@ problem's own remedy, in `nodeagent status`, has the values of the node already.
 | `WATTS` | the power limit |
 
 Commands with `kubectl` are for a node in a cluster, the others are run on the node. The advice
-about hardware was not tried on hardware; its sources are in `nodeagent/runbook` and
+about hardware was not tried on hardware; its sources are in `nodeagent/catalogue.yaml` and
 [health.md](health.md).
 """
 
 TITLES = {
-    Kind.PHASE: ("Phases", "Of the plan, in `status`, the annotation and the condition."),
-    Kind.PROBLEM: ("Problems", "The `code` of a problem, in `status`, `apply` and `claims`."),
-    Kind.CONDITION: ("Conditions", "Of the Node."),
-    Kind.REASON: (
+    EntryKind.PHASE: ("Phases", "Of the plan, in `status`, the annotation and the condition."),
+    EntryKind.PROBLEM: ("Problems", "The `code` of a problem, in `status`, `apply` and `claims`."),
+    EntryKind.CONDITION: ("Conditions", "Of the Node."),
+    EntryKind.REASON: (
         "Reasons",
         "Of conditions and headlines, besides phases, problems and findings.",
     ),
-    Kind.EVENT: (
+    EntryKind.EVENT: (
         "Events",
         "On the Node, on claims and in `/v1/events`, besides phases, problems and reasons.",
     ),
-    Kind.CHECK: ("Health checks", "How the findings of each end: [health.md](health.md#checks)."),
-    Kind.FINDING: ("Findings", "Of the health checks."),
-    Kind.XID: (
+    EntryKind.CHECK: (
+        "Health checks",
+        "How the findings of each end: [health.md](health.md#checks).",
+    ),
+    EntryKind.FINDING: ("Findings", "Of the health checks."),
+    EntryKind.XID: (
         "XIDs",
         "The usual ones. The classes are in [health.md](health.md#xids); the command knows all.",
     ),
-    Kind.ALERT: ("Alerts", "Of Prometheus ([monitoring.md](monitoring.md#alerts))."),
-    Kind.PREFLIGHT: ("Preflight checks", "What `nodeagent check` looks at."),
-    Kind.CLAIM: ("Claims", "The phases of a claim, in `nodeagent claims` ([dra.md](dra.md))."),
-    Kind.DAEMON: ("MPS daemons", "Their states, in `nodeagent mps status` ([mps.md](mps.md))."),
+    EntryKind.ALERT: ("Alerts", "Of Prometheus ([monitoring.md](monitoring.md#alerts))."),
+    EntryKind.PREFLIGHT: ("Preflight checks", "What `nodeagent check` looks at."),
+    EntryKind.CLAIM: ("Claims", "The phases of a claim, in `nodeagent claims` ([dra.md](dra.md))."),
+    EntryKind.DAEMON: (
+        "MPS daemons",
+        "Their states, in `nodeagent mps status` ([mps.md](mps.md)).",
+    ),
 }
 ACTIONS = {
     "{restart}": "Restart an application",
@@ -70,7 +75,7 @@ ACTIONS = {
     "{reboot}": "Reboot the node",
     "{inspect}": "Inspect the hardware",
 }
-_IN_FULL = (Kind.PROBLEM, Kind.ALERT)  # where people are sent to; the rest is in tables
+_IN_FULL = (EntryKind.PROBLEM, EntryKind.ALERT)  # where people are sent to; the rest is in tables
 
 
 def page() -> str:
@@ -79,18 +84,18 @@ def page() -> str:
     return f"{HEAD}{_actions()}{''.join(sections)}"
 
 
-def _kind(entry: Entry) -> Kind:
+def _kind(entry: Entry) -> EntryKind:
     return entry.kind
 
 
 def _actions() -> str:
     """What the tables refer to."""
-    known = read_actions()
+    known = actions()
     parts = (f"\n### {title}\n\n{_block(known[name])}" for name, title in ACTIONS.items())
     return f"\n## Common actions\n{''.join(parts)}"
 
 
-def _section(kind: Kind, entries: list[Entry]) -> str:
+def _section(kind: EntryKind, entries: list[Entry]) -> str:
     title, sentence = TITLES[kind]
     body = "".join(map(_entry, entries)) if kind in _IN_FULL else f"\n{_table(kind, entries)}"
     return f"\n## {title}\n\n{_filled(sentence)}\n{body}"
@@ -124,13 +129,13 @@ def _anchor(code: str) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _table(kind: Kind, entries: Iterable[Entry]) -> str:
+def _table(kind: EntryKind, entries: Iterable[Entry]) -> str:
     """A row for each; findings and XIDs have no commands of their own to look at."""
     match kind:
-        case Kind.FINDING:
+        case EntryKind.FINDING:
             heads = ("finding", "check", "means", "advice")
             rows = ((e.code, _links(e.see), e.means, e.mend[0].removeprefix("# ")) for e in entries)
-        case Kind.XID:
+        case EntryKind.XID:
             heads = ("XID", "means", "finding", "what mends it")
             rows = ((e.code, e.means, _links(e.see), _cell(e.mend)) for e in entries)
         case _:
@@ -148,7 +153,7 @@ def _means(entry: Entry) -> str:
 def _cell(lines: Sequence[str]) -> str:
     """Lines for a shell side by side; those that are an action as a link to it."""
     text = "\n".join(lines)
-    for name, action in read_actions().items():
+    for name, action in actions().items():
         text = text.replace("\n".join(action), name)
     return "<br>".join(map(_inline, text.splitlines())).replace("|", "\\|")
 

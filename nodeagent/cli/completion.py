@@ -14,7 +14,7 @@ from nodeagent.cli.commands import PROGRAM, all_options
 from nodeagent.cli.declarations import Command, Option
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output
-from nodeagent.runbook.lookup import runbook
+from nodeagent.runbook import runbook
 from nodeagent.simulation.boards import board_names
 
 # A command with its words (`nodeagent`, `simulate`, `occupy`).

@@ -9,12 +9,12 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, formatted
 
 if TYPE_CHECKING:
-    from nodeagent.runbook.entries import Entry
+    from nodeagent.runbook import Entry
 
 
 def run_explain(options: Namespace, output: Output) -> ExitCode:
     """Print the entries of the codes; without any, a line for each entry there is."""
-    from nodeagent.runbook.lookup import runbook
+    from nodeagent.runbook import runbook
 
     entries = runbook().find(options.codes) if options.codes else runbook().entries
     if output.is_text:

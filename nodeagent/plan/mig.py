@@ -37,7 +37,6 @@ from nodeagent.plan.steps import (
     Step,
     after,
 )
-from nodeagent.plan.users import Usage
 
 _Steps = tuple[Step, ...]
 
@@ -120,15 +119,8 @@ def _require_idle(gpu: Gpu, path: str, word: str) -> None:
             for i, c in gpu.mig_devices()
             if c.usage.in_use
         ]
-    who = "; ".join(users)
-    message = f"MIG mode of {gpu.title} cannot be switched {word} while it is in use: {who}"
-    raise PlanRefused(_in_use(gpu, message, path, *gpu.usages))
-
-
-def _in_use(gpu: Gpu, message: str, path: str, *usages: Usage) -> Problem:
-    return Problem(
-        code=Code.IN_USE, message=message, remedy=in_use_remedy(*usages), gpu=gpu.uuid, path=path
-    )
+    who, end = "; ".join(users), in_use_remedy(*gpu.usages)
+    raise PlanRefused(gpu.problem(Code.IN_USE, "migMode", path=path, mode=word, users=who, end=end))
 
 
 def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Problem:
@@ -137,43 +129,24 @@ def reset_required(gpu: Gpu, path: str, policy: Policy, *, enable: bool) -> Prob
     Where the plan does not set it (instances would be destroyed for nothing), the remedy does.
     """
     unset = not enable and bool(gpu.instances) and gpu.mig is not None and gpu.mig.pending
-    remedy = reset_remedy(gpu, mode_off_first=unset)
-    if not (policy.reset_when_idle or gpu.no_reset):
-        remedy = f"while the GPU is idle, {remedy}; or allow it with the setting `reset: whenIdle`"
-    message = f"MIG mode of {gpu.title} goes {'on' if enable else 'off'} only at a GPU reset"
-    return Problem(
-        code=Code.RESET_REQUIRED, message=message, remedy=remedy, gpu=gpu.uuid, path=path
-    )
+    case = "byHand" if policy.reset_when_idle or gpu.no_reset else "orAllowed"
+    mode, reset = "on" if enable else "off", reset_remedy(gpu, mode_off_first=unset)
+    return gpu.problem(Code.RESET_REQUIRED, case, path=path, mode=mode, reset=reset)
 
 
 def not_mig_capable(gpu: Gpu, path: str) -> Problem:
     """MIG is asked of a card that has none."""
     if gpu.unlisted:
         return unlisted(gpu, path)
-    remedy = "name only GPUs with MIG (nodeagent profiles shows them), or select by model"
-    return Problem(
-        code=Code.NOT_MIG_CAPABLE,
-        message=f"{gpu.title} has no MIG",
-        remedy=remedy,
-        gpu=gpu.uuid,
-        path=path,
-    )
+    return gpu.problem(Code.NOT_MIG_CAPABLE, "card", path=path)
 
 
 def unlisted(gpu: Gpu, path: str = "") -> Problem:
     """The driver does not report what a layout takes. What is done already is no remedy."""
-    what, remedy = "MIG mode", "install a newer NVIDIA driver"
+    case = "mode"
     if gpu.mig is not None:
-        what = "MIG profiles and their placements"
-        remedy += ", or leave MIG out of its plan: a guest with virtual GPUs has none"
-        if not gpu.in_mig_mode:
-            what += " while its MIG mode is off"
-            remedy = (
-                "apply a plan with `mig: enabled` for it first: older drivers list them then; if "
-                "that is refused, leave MIG out of its plan"
-            )
-    message = f"the driver does not report GPU {gpu.index}'s {what}: {gpu.unlisted}"
-    return Problem(code=Code.UNSUPPORTED, message=message, remedy=remedy, gpu=gpu.uuid, path=path)
+        case = "profiles" if gpu.in_mig_mode else "profilesWhileOff"
+    return gpu.problem(Code.UNSUPPORTED, case, path=path, why=gpu.unlisted)
 
 
 # --- the layout -------------------------------------------------------------------------------
@@ -208,8 +181,8 @@ def _lay_out(
     steps = (*_destructions(gpu, target), *_creations(gpu, card, target))
     if everything and any(isinstance(s, CreateGpuInstance) for s in steps):
         # The driver refuses new GPU instances while a client from before holds the GPU.
-        message = f"no GPU instance can be created on {gpu.title} while it is used as a whole: "
-        raise PlanRefused(_in_use(gpu, f"{message}{gpu.usage}", path, gpu.usage))
+        usage, end = gpu.usage, in_use_remedy(gpu.usage)
+        raise PlanRefused(gpu.problem(Code.IN_USE, "whole", path=path, users=usage, end=end))
     return steps
 
 
@@ -217,25 +190,17 @@ def unhealthy_slices(gpu: Gpu, path: str) -> Problem:
     """The plan would need unhealthy memory slices."""
     bits = gpu.health_limits.slices
     slices = ", ".join(str(n) for n in range(bits.bit_length()) if bits >> n & 1)
-    what = f"the plan needs unhealthy memory slices of {gpu.title} (unhealthy: {slices})"
-    return unhealthy(gpu, what, path)
-
-
-def unhealthy(gpu: Gpu, what: str, path: str) -> Problem:
-    """Nothing new comes where the GPU is unhealthy."""
-    limits = gpu.health_limits
-    message = f"{what}: {limits.why}" if limits.why else what
-    return Problem(
-        code=Code.GPU_UNHEALTHY, message=message, remedy=limits.remedy, gpu=gpu.uuid, path=path
+    why, remedy = gpu.health_limits.why, gpu.health_limits.remedy
+    return gpu.problem(
+        Code.GPU_UNHEALTHY, "slices", path=path, slices=slices, why=why, remedy=remedy
     )
 
 
 def _not_offered(gpu: Gpu, wanted: WantedInstance) -> Problem:
     """The layout names a profile that the card does not list (any more)."""
-    message = f"{gpu.title} has no profile {wanted.profile}"
-    remedy = f"it offers: {', '.join(p.name for p in gpu.profiles) or 'none'}"
-    return Problem(
-        code=Code.UNKNOWN_PROFILE, message=message, remedy=remedy, gpu=gpu.uuid, path=wanted.path
+    names, profile = ", ".join(p.name for p in gpu.profiles), wanted.profile
+    return gpu.problem(
+        Code.UNKNOWN_PROFILE, "gone", path=wanted.path, profile=profile, offered=names or "none"
     )
 
 
@@ -252,12 +217,14 @@ def _require_unused(gpu: Gpu, wanted: Sequence[WantedInstance], target: Target, 
     path = next((w.path for w in wanted if w.profile in missing), "") or path
     raise PlanRefused(
         *(
-            _in_use(
-                gpu,
-                f"{device.profile} at slice {instance.placement.start} of {gpu.title} would have "
-                f"to go {purpose}, but is in use by {_users(gpu, device)}",
-                path,
-                device.usage if device.usage.in_use else gpu.usage,
+            gpu.problem(
+                Code.IN_USE,
+                "instance",
+                path=path,
+                instance=f"{device.profile} at slice {instance.placement.start}",
+                purpose=purpose,
+                users=_users(gpu, device),
+                end=in_use_remedy(device.usage if device.usage.in_use else gpu.usage),
             )
             for instance, device in blockers
         )

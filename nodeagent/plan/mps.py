@@ -142,30 +142,28 @@ def _stops(
 
 
 def _served(gpu: Gpu, device: Device, why: str, path: str) -> Problem:
-    message = (
-        f"the MPS daemon of {_name(gpu, device)} would have to be stopped ({why}), but the device "
-        f"is in use by {device.usage}"
-    )
-    return Problem(
-        code=Code.IN_USE,
-        message=message,
-        remedy=in_use_remedy(device.usage),
-        gpu=gpu.uuid,
+    return gpu.problem(
+        Code.IN_USE,
+        "servedByMps",
         path=path,
+        device=_name(gpu, device),
+        why=why,
+        users=device.usage,
+        end=in_use_remedy(device.usage),
     )
 
 
 def _held(gpu: Gpu, target: _Target, desired: DesiredGpu) -> Problem:
     path = (target.wanted.path if target.wanted else "") or desired.path
     others = outside_mps(target.device.usage)
-    message = (
-        f"{_name(gpu, target.device)} cannot be given to MPS alone (compute mode "
-        f"EXCLUSIVE_PROCESS) while it is in use outside MPS by {others}"
+    return gpu.problem(
+        Code.IN_USE,
+        "outsideMps",
+        path=path,
+        device=_name(gpu, target.device),
+        users=others,
+        end=in_use_remedy(others),
     )
-    remedy = (
-        f"{in_use_remedy(others)}; or leave compute modes alone (setting `mps.compute_mode: leave`)"
-    )
-    return Problem(code=Code.IN_USE, message=message, remedy=remedy, gpu=gpu.uuid, path=path)
 
 
 def _name(gpu: Gpu, device: Device) -> str:

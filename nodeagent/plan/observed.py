@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import reduce
 from operator import or_
 
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.structs import Struct, replace
@@ -268,6 +269,11 @@ class Gpu(Struct, frozen=True):
     def title(self) -> str:
         """What people call it, such as `GPU 0 (NVIDIA H100 80GB HBM3)`."""
         return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
+
+    def problem(self, code: Code, case: str = "", *, path: str = "", **facts: object) -> Problem:
+        """A problem of this GPU, with `title` and `index` as facts besides."""
+        named = {"title": self.title, "index": self.index, **facts}
+        return Problem.of(code, case, gpu=self.uuid, path=path, **named)
 
     @property
     def is_there(self) -> bool:

@@ -28,7 +28,7 @@ from nodeagent.plan.desired import (
     WantedInstance,
     WhenInUse,
 )
-from nodeagent.plan.mig import mig_steps, reset_required, unhealthy, unhealthy_slices
+from nodeagent.plan.mig import mig_steps, reset_required, unhealthy_slices
 from nodeagent.plan.mps import concerns_sharing, with_sharing
 from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode
@@ -145,7 +145,12 @@ def _waiting_for_reset(desired: DesiredGpu, end: Gpu, policy: Policy) -> tuple[P
 def _require_health(gpu: Gpu, steps: Sequence[Step], path: str) -> None:
     """Raise PlanRefused where the steps would work on unhealthy parts."""
     if gpu.health_limits.whole:
-        raise PlanRefused(unhealthy(gpu, f"nothing is changed on {gpu.title}", path))
+        limits = gpu.health_limits
+        raise PlanRefused(
+            gpu.problem(
+                Code.GPU_UNHEALTHY, "whole", path=path, why=limits.why, remedy=limits.remedy
+            )
+        )
     # MIG mode off would hand out unhealthy slices too, unless a reset mends them.
     off = any(isinstance(step, SetMigMode) and not step.enabled for step in steps)
     if gpu.health_limits.slices and off and not any(isinstance(s, ResetGpu) for s in steps):
@@ -186,28 +191,21 @@ def _takes_turns(gpu: Gpu) -> bool:
 
 
 def _vanished(key: str, wanted: DesiredGpu) -> Problem:
-    message = f"the GPU {key} that {wanted.path} names is gone"
-    remedy = (
-        "look at `dmesg | grep NVRM` and `lspci -d 10de:`; a reboot may bring it back. If it was "
-        "taken out, change the plan: its numbers mean the GPUs that had them when it was accepted"
-    )
-    return Problem(code=Code.GPU_LOST, message=message, remedy=remedy, gpu=key, path=wanted.path)
+    named = wanted.path
+    return Problem.of(Code.GPU_LOST, "vanished", gpu=key, path=named, uuid=key, named=named)
 
 
 def _gone(gpu: Gpu, path: str) -> Problem:
     limits = gpu.health_limits
-    message = f"{gpu.title} is not as planned: {limits.why}"
-    return Problem(
-        code=Code.GPU_LOST, message=message, remedy=limits.remedy, gpu=gpu.uuid, path=path
-    )
+    return gpu.problem(Code.GPU_LOST, "gone", path=path, why=limits.why, remedy=limits.remedy)
 
 
 def inaccessible(gpu: Gpu, goal: DesiredGpu | None) -> Problem:
     """The driver does not answer for the GPU, before or after its steps."""
-    code = Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN
-    message = f"{gpu.title} does not answer: {gpu.access_reason or 'no reason is known'}"
-    path = goal.path if goal else ""
-    return Problem(code=code, message=message, remedy=silent_remedy(gpu), gpu=gpu.uuid, path=path)
+    why, path = gpu.access_reason or "no reason is known", goal.path if goal else ""
+    if gpu.access is Access.LOST:
+        return gpu.problem(Code.GPU_LOST, "silent", path=path, why=why, remedy=silent_remedy(gpu))
+    return gpu.problem(Code.GPU_UNKNOWN, "silent", path=path, why=why, remedy=silent_remedy(gpu))
 
 
 def _without_eviction(problem: Problem) -> Problem:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING, Self
 
+from nodeagent.catalogue import filled, problem_words
 from nodeagent.structs import Shape
+
+if TYPE_CHECKING:
+    from nodeagent.errors import NodeagentError
 
 
 class Code(StrEnum):
-    """Machine-readable cause of a problem; the words are in `Problem.message`."""
+    """Machine-readable cause of a problem; its words are in the catalogue."""
 
     # the document
     SYNTAX = "Syntax"
@@ -61,6 +66,25 @@ class Problem(Shape, frozen=True, kw_only=True):
     path: str = ""
     message: str
     remedy: str = ""
+
+    @classmethod
+    def of(
+        cls, code: Code, case: str = "", *, gpu: str = "", path: str = "", **facts: object
+    ) -> Self:
+        """The problem in the words of the catalogue; `case` is one of those of its code."""
+        words = problem_words(code, case)
+        return cls(
+            code=code,
+            gpu=gpu,
+            path=path,
+            message=filled(words.message, facts),
+            remedy=filled(words.remedy, facts),
+        )
+
+    @classmethod
+    def from_error(cls, code: Code, error: NodeagentError, *, gpu: str = "") -> Self:
+        """An error that stands in the way, in its own words: those of what failed."""
+        return cls(code=code, gpu=gpu, message=error.message, remedy=error.remedy)
 
 
 class PlanRefused(Exception):

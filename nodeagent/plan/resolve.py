@@ -86,12 +86,10 @@ def _impossible(desired: DesiredGpu, gpu: Gpu) -> list[Problem]:
 
 def _matches_nothing(document: PlanDocument, observed: ObservedNode) -> Problem:
     names = ", ".join(dict.fromkeys(gpu.name for gpu in observed.gpus)) or "no GPU at all"
-    code, what = Code.UNKNOWN_DEVICE, "no GPU of this node"
-    if any(entry.devices is None and entry.mig is not None for entry in document.entries):
-        code, what = Code.NOT_MIG_CAPABLE, "no MIG-capable GPU of this node"
-    remedy = f"the node has {names}; look at devices, model or device-filter"
     path = document.entries[0].devices_path
-    return Problem(code=code, message=f"the document matches {what}", remedy=remedy, path=path)
+    if any(entry.devices is None and entry.mig is not None for entry in document.entries):
+        return Problem.of(Code.NOT_MIG_CAPABLE, "none", path=path, names=names)
+    return Problem.of(Code.UNKNOWN_DEVICE, "none", path=path, names=names)
 
 
 # --- what each should be ----------------------------------------------------------------------
@@ -155,40 +153,39 @@ def _wanted(on: OnGpu, entry: InstanceEntry, mps: MpsEntry | None) -> list[Wante
 
 
 def _refuse_profile(on: OnGpu, entry: InstanceEntry, found: Sequence[GpuInstanceProfile]) -> None:
-    names = [p.name for p in on.gpu.profiles]
     if found:
-        message = f"{entry.profile} may mean {' or '.join(p.name for p in found)}"
-        remedy = "write one of them"
-    else:
-        message = f"{on.gpu.title} has no profile {entry.profile}"
-        near = nearest_profile(entry.profile, names)
-        hint = f"did you mean {near}? " if near else ""
-        remedy = f"{hint}it offers {', '.join(names)}"
-    on.refuse(Code.UNKNOWN_PROFILE, message, remedy, entry.path)
+        meant = " or ".join(p.name for p in found)
+        on.refuse(Code.UNKNOWN_PROFILE, "several", entry.path, profile=entry.profile, meant=meant)
+        return
+    names = [p.name for p in on.gpu.profiles]
+    near = nearest_profile(entry.profile, names)
+    on.refuse(
+        Code.UNKNOWN_PROFILE,
+        "none",
+        entry.path,
+        profile=entry.profile,
+        hint=f"did you mean {near}? " if near else "",
+        offered=", ".join(names),
+    )
 
 
 def _is_offered(on: OnGpu, entry: InstanceEntry, profile: GpuInstanceProfile, slices: int) -> bool:
     """Whether the card can divide and place the profile so; notes why not."""
     starts = sorted(p.start for p in profile.placements)
     sizes = sizes_offered(profile)
+    name, path = profile.name, entry.path
     if not starts:
-        code = Code.UNSUPPORTED
-        message = f"the driver does not report where a {profile.name} can lie on GPU {on.gpu.index}"
-        remedy = "use another profile, or a newer driver"
+        on.refuse(Code.UNSUPPORTED, "noPlacements", path, profile=name)
     elif slices not in sizes:
-        code = Code.UNKNOWN_PROFILE
-        message = f"a {profile.name} cannot be divided into parts of {slices} compute slices"
-        parts = [device_name(profile.name, profile.slices, size) for size in sizes]
-        remedy = f"it can be {', '.join(parts)}"
-    elif entry.start is not None and entry.start not in starts:
-        code = Code.DOES_NOT_FIT
-        message = (
-            f"a {profile.name} cannot start at memory slice {entry.start} of GPU {on.gpu.index}"
+        parts = ", ".join(device_name(name, profile.slices, size) for size in sizes)
+        on.refuse(
+            Code.UNKNOWN_PROFILE, "noSuchPart", path, profile=name, slices=slices, parts=parts
         )
-        remedy = f"it can start at {', '.join(map(str, starts))}"
+    elif entry.start is not None and entry.start not in starts:
+        can = ", ".join(map(str, starts))
+        on.refuse(Code.DOES_NOT_FIT, "start", path, profile=name, start=entry.start, starts=can)
     else:
         return True
-    on.refuse(code, message, remedy, entry.path)
     return False
 
 
@@ -225,12 +222,8 @@ def _named(
         if gpu is None:
             problems.append(_unknown_device(selector, observed))
         elif gpu in found:
-            message = f"{selector.text} is GPU {gpu.index}, which this entry names already"
-            remedy = "name each GPU once"
-            code = Code.DUPLICATE_DEVICE
-            problems.append(
-                Problem(code=code, message=message, remedy=remedy, gpu=gpu.uuid, path=selector.path)
-            )
+            path, named = selector.path, selector.text
+            problems.append(gpu.problem(Code.DUPLICATE_DEVICE, path=path, named=named))
         else:
             found.append(gpu)
     return sorted(found, key=lambda gpu: gpu.index)
@@ -251,6 +244,10 @@ def _unknown_device(selector: DeviceSelector, observed: ObservedNode) -> Problem
         have = ", ".join(g.uuid for g in gpus)
     else:
         have = ", ".join(g.pci_bus_id for g in gpus)
-    message = f"this node has no GPU {selector.text}"
-    remedy = f"it has {have or 'no GPU at all'}"
-    return Problem(code=Code.UNKNOWN_DEVICE, message=message, remedy=remedy, path=selector.path)
+    return Problem.of(
+        Code.UNKNOWN_DEVICE,
+        "noSuchGpu",
+        path=selector.path,
+        named=selector.text,
+        gpus=have or "no GPU at all",
+    )

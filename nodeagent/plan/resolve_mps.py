@@ -54,10 +54,8 @@ class OnGpu(Struct, frozen=True):
     host: Host
     problems: list[Problem]
 
-    def refuse(self, code: Code, message: str, remedy: str, path: str) -> None:
-        self.problems.append(
-            Problem(code=code, message=message, remedy=remedy, gpu=self.gpu.uuid, path=path)
-        )
+    def refuse(self, code: Code, case: str, path: str, **facts: object) -> None:
+        self.problems.append(self.gpu.problem(code, case, path=path, **facts))
 
 
 def wanted_mps(
@@ -94,13 +92,8 @@ def _check_capability(
     before_volta = (0, 0) < gpu.compute_capability < VOLTA
     limited = any(s.memory is not None or s.threads is not None for s in sharing.shares)
     if limited and before_volta:
-        message = (
-            f"{gpu.title} cannot limit MPS clients: that needs compute capability "
-            f"{VOLTA[0]}.{VOLTA[1]}, and it has "
-            f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
-        )
-        remedy = "write clients: {}, which limits no client, or use timeSlice"
-        on.refuse(Code.UNSUPPORTED, message, remedy, path)
+        least, has = (f"{a}.{b}" for a, b in (VOLTA, gpu.compute_capability))
+        on.refuse(Code.UNSUPPORTED, "noLimits", path, least=least, has=has)
     most = _CONTEXTS
     if before_volta:
         most = _CONTEXTS_BEFORE_VOLTA
@@ -111,8 +104,7 @@ def _check_capability(
         most = max(1, most * slices // whole)
     count = len(sharing.slots)
     if count > most:
-        message = f"found {count} clients in all, but {device} serves at most {most} at once"
-        on.refuse(Code.DOES_NOT_FIT, message, f"write at most {most}", path)
+        on.refuse(Code.DOES_NOT_FIT, "clients", path, found=count, device=device, most=most)
 
 
 # --- shares -----------------------------------------------------------------------------------
@@ -121,9 +113,7 @@ def _check_capability(
 def share_out(on: OnGpu, entry: MpsEntry, memory: int) -> Sharing | None:
     """What each client of a device with `memory` bytes may have."""
     if memory <= 0:
-        message = "the device's memory is not known, so it cannot be divided into shares"
-        remedy = "look at `nvidia-smi -q`: the driver has to answer for this device"
-        on.refuse(Code.GPU_UNKNOWN, message, remedy, entry.path)
+        on.refuse(Code.GPU_UNKNOWN, "memory", entry.path)
         return None
     before = len(on.problems)
     shares: tuple[Share, ...]
@@ -142,11 +132,8 @@ def share_out(on: OnGpu, entry: MpsEntry, memory: int) -> Sharing | None:
 def _replica(on: OnGpu, count: int, path: str, memory: int) -> Share:
     most = min(memory // MIB, int(ALL_THREADS / LEAST_THREADS))
     if count > most:
-        message = (
-            f"found {count}: of {written_bytes(memory)} and all threads, that many shares would be "
-            "too small to be limits"
-        )
-        on.refuse(Code.DOES_NOT_FIT, message, f"write at most {most}", path)
+        total = written_bytes(memory)
+        on.refuse(Code.DOES_NOT_FIT, "replicas", path, found=count, memory=total, most=most)
     return Share(REPLICA, count, memory // MIB // count, 10_000 // count / 100, path)
 
 
@@ -154,47 +141,35 @@ def _share(on: OnGpu, share: ShareEntry, memory: int) -> Share:
     """As the daemon can express it, whatever the others are."""
     path = f"{share.path}.memory"
     if share.memory is not None and share.memory < MIB:
-        message = f"found {share.memory} bytes, but the daemon's smallest limit is 1 MiB"
-        on.refuse(Code.INVALID_VALUE, message, "write at least 1Mi", path)
+        on.refuse(Code.INVALID_VALUE, "tooLittleMemory", path, found=share.memory)
     if share.memory is not None and share.memory > memory:
-        found, there = written_bytes(share.memory), written_bytes(memory)
-        message = f"found {found}, but the device has {there}"
-        on.refuse(Code.DOES_NOT_FIT, message, f"write at most {memory // MIB}Mi", path)
+        found, total = written_bytes(share.memory), written_bytes(memory)
+        on.refuse(Code.DOES_NOT_FIT, "share", path, found=found, memory=total, most=memory // MIB)
     threads, path = share.threads, f"{share.path}.threads"
     if threads is not None and not LEAST_THREADS <= threads <= ALL_THREADS:  # also no number
-        message = f"found {threads:g} percent of the threads"
-        remedy = f"write a number from {LEAST_THREADS:g} to {ALL_THREADS:g}"
-        on.refuse(Code.INVALID_VALUE, message, remedy, path)
+        found, least, most = (f"{number:g}" for number in (threads, LEAST_THREADS, ALL_THREADS))
+        on.refuse(Code.INVALID_VALUE, "threads", path, found=found, least=least, most=most)
     elif threads is not None and _exact(threads) * 100 % 1:
         below = percentage_text(int(_exact(threads) * 100) / 100)
-        message = (
-            f"found {threads!r}: a percentage has at most two decimals here, and nothing is rounded"
-        )
-        on.refuse(Code.INVALID_VALUE, message, f"write {below}", path)
+        on.refuse(Code.INVALID_VALUE, "decimals", path, found=repr(threads), below=below)
     limit = None if share.memory is None else share.memory // MIB
     return Share(share.name, share.count, limit, threads, share.path)
 
 
 def _check_sums(on: OnGpu, shares: Sequence[ShareEntry], path: str, memory: int) -> None:
     """Whether all stated limits together are more than there is."""
-    remedy = "make them smaller or fewer, or set oversubscribe: true"
     counted = [(share.count, share) for share in shares if share.count is not None]
     total = sum(count * (share.memory or 0) for count, share in counted)
     if total > memory:
         parts = _added((count, written_bytes(s.memory)) for count, s in counted if s.memory)
-        message = (
-            f"the shares add up to {written_bytes(total)} of memory ({parts}), but the device has "
-            f"{written_bytes(memory)}"
-        )
-        on.refuse(Code.DOES_NOT_FIT, message, remedy, path)
+        found, has = written_bytes(total), written_bytes(memory)
+        on.refuse(Code.DOES_NOT_FIT, "sumOfMemory", path, found=found, parts=parts, memory=has)
     stated = [(count, share.threads) for count, share in counted if share.threads]
     threads = sum(count * _exact(each) for count, each in stated)
     if threads > ALL_THREADS:
         parts = _added((count, f"{percentage_text(each)}%") for count, each in stated)
-        message = (
-            f"the shares add up to {percentage_text(float(threads))}% of the threads ({parts})"
-        )
-        on.refuse(Code.DOES_NOT_FIT, message, remedy, path)
+        found = percentage_text(float(threads))
+        on.refuse(Code.DOES_NOT_FIT, "sumOfThreads", path, found=found, parts=parts)
 
 
 def _added(parts: Iterable[tuple[int, str]]) -> str:
@@ -219,15 +194,17 @@ def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
     path = entry.path if entry.user is None else f"{entry.path}.user"
     if account is None:
         where = "the setting mps.user says" if entry.user is None else "found"
-        message = f"{where} {text!r}, but this host has no such user"
-        remedy = "write a uid such as 1000, a uid:gid, or any"
+        problem = Problem.of(
+            Code.INVALID_VALUE, "noSuchUser", path=path, where=where, user=repr(text)
+        )
     elif entry.user is None and account.uid == 0:
-        message = f"MPS would run as root, because the setting mps.user says {text!r}"
-        user = ANY_USER if account.any_user else 0
-        remedy = f"if that is meant, say it in the plan: user: {user}"
+        plan_user = ANY_USER if account.any_user else 0
+        problem = Problem.of(
+            Code.INVALID_VALUE, "rootUser", path=path, user=repr(text), plan_user=plan_user
+        )
     else:
         return account
-    on.problems.append(Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=path))
+    on.problems.append(problem)
     return None
 
 
@@ -235,19 +212,13 @@ def time_slice_of(on: OnGpu, entry: PlanEntry) -> TimeSlice | None:
     """The interval; there is one for each GPU, so the parts of a GPU have none of their own."""
     if entry.time_slice is None:
         return None
+    path = f"{entry.path}.timeSlice"
     if entry.mps is not None:
-        message = "found mps and timeSlice; a device is shared in one way or the other"
-        remedy = "drop one of them"
+        on.refuse(Code.INVALID_VALUE, "sharedTwice", path)
     elif isinstance(entry.mig, MigLayout | MigEnabled):
-        message = "found timeSlice beside mig: a time slice is for a whole GPU outside MIG mode"
-        remedy = "drop timeSlice, or write mig: disabled"
+        on.refuse(Code.INVALID_VALUE, "timeSliceBesideMig", path)
     elif entry.mig is None and on.gpu.in_mig_mode:
-        message = (
-            f"GPU {on.gpu.index} is in MIG mode, and a time slice is for a whole GPU outside MIG "
-            "mode"
-        )
-        remedy = "write mig: disabled beside timeSlice, or leave this GPU out"
+        on.refuse(Code.INVALID_VALUE, "timeSliceInMigMode", path)
     else:
         return TimeSlice(entry.time_slice)
-    on.refuse(Code.INVALID_VALUE, message, remedy, f"{entry.path}.timeSlice")
     return None

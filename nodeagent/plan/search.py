@@ -187,19 +187,15 @@ def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Probl
     def name(one: WantedInstance) -> str:
         return device_name(one.profile, card.profiles[one.profile].profile.slices, one.slices)
 
-    rest = counted(map(name, fitting)) or "nothing else"
     where = f" at slice {too_much.start}" if too_much.start is not None else ""
-    message = (
-        f"{counted(map(name, wanted))} cannot be on {gpu.title} together: "
-        f"beside {rest} there is no room for {name(too_much)}{where}"
-    )
-    remedy = _alternative(card, too_much, wanted)
-    return Problem(
-        code=Code.DOES_NOT_FIT,
-        message=message,
-        remedy=remedy,
-        gpu=gpu.uuid,
+    return gpu.problem(
+        Code.DOES_NOT_FIT,
+        "layout",
         path=too_much.path or path,
+        wanted=counted(map(name, wanted)),
+        fitting=counted(map(name, fitting)) or "nothing else",
+        first=name(too_much) + where,
+        remedy=_alternative(card, too_much, wanted),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from nodeagent.runbook.entries import Entry
+from nodeagent.runbook import Entry
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, cut, dim, line, table
 
 _MARGIN = "  "

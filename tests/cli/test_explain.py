@@ -6,7 +6,7 @@ import json
 
 import yaml
 
-from nodeagent.runbook.lookup import runbook
+from nodeagent.runbook import runbook
 from tests.cli.conftest import Program
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeagent.runbook.lookup import runbook
+from nodeagent.runbook import runbook
 from tests.monitoring.metric_table import result_labels, unknown
 from tests.monitoring.promql import asked
 from tests.monitoring.promtool import promtool, with_promtool

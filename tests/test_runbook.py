@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nodeagent.catalogue import section
 from nodeagent.claims.reporting.attempts import CDI, INTERNAL, OTHER, REFUSED
 from nodeagent.errors import UsageError
 from nodeagent.health.table import BY_CAUSE, Check
@@ -17,17 +18,17 @@ from nodeagent.health.xids import default_table
 from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.runbook.entries import Entry, Kind, document, read_actions
-from nodeagent.runbook.lookup import runbook
+from nodeagent.runbook import Entry, EntryKind, actions, runbook
 from nodeagent.views.claims import ClaimPhase
 from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY
 from nodeagent.views.node_state import Phase
 from tools.make_prometheus_rule import RULES
 from tools.make_runbook import HEAD, PAGE, page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 ENTRIES = runbook().entries
-TEXTS = ("states", "problems", "events", "health", "alerts", "preflight")
+# Sections whose entries are written; findings and XIDs are made.
+WRITTEN = [kind for kind in EntryKind if kind not in (EntryKind.FINDING, EntryKind.XID)]
 # What a line of a shell may begin with, and the words in capitals that stand for values.
 PROGRAMS = {
     *("nodeagent", "kubectl", "systemctl", "journalctl", "nvidia-smi", "nvidia-ctk"),
@@ -84,37 +85,36 @@ def _alerts() -> set[str]:
     return {rule["alert"] for group in groups for rule in group["rules"]}
 
 
-THERE_ARE: dict[Kind, Iterable[str]] = {
-    Kind.PHASE: Phase,
-    Kind.PROBLEM: {*Code, REFUSED, CDI, OTHER, INTERNAL},
-    Kind.CONDITION: {PARTITIONS_READY, HEALTHY},
-    Kind.REASON: _reasons(),
-    Kind.EVENT: _events(),
-    Kind.CHECK: Check,
-    Kind.FINDING: BY_CAUSE,
-    Kind.XID: map(str, document("xids")["usual"]),
-    Kind.ALERT: _alerts(),
-    Kind.PREFLIGHT: _preflight_checks(),
-    Kind.CLAIM: ClaimPhase,
-    Kind.DAEMON: DaemonPhase,
+THERE_ARE: dict[EntryKind, Iterable[str]] = {
+    EntryKind.PHASE: Phase,
+    EntryKind.PROBLEM: {*Code, REFUSED, CDI, OTHER, INTERNAL},
+    EntryKind.CONDITION: {PARTITIONS_READY, HEALTHY},
+    EntryKind.REASON: _reasons(),
+    EntryKind.EVENT: _events(),
+    EntryKind.CHECK: Check,
+    EntryKind.FINDING: BY_CAUSE,
+    EntryKind.XID: map(str, section("xid")["usual"]),
+    EntryKind.ALERT: _alerts(),
+    EntryKind.PREFLIGHT: _preflight_checks(),
+    EntryKind.CLAIM: ClaimPhase,
+    EntryKind.DAEMON: DaemonPhase,
 }
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_there_is_an_entry_for_each_and_no_other(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", EntryKind)
+def test_there_is_an_entry_for_each_and_no_other(kind: EntryKind) -> None:
     """What is new in the program takes an entry, and what goes takes its entry along."""
     assert sorted(e.code for e in ENTRIES if e.kind is kind) == sorted(set(THERE_ARE[kind]))
 
 
 def test_entries_are_short() -> None:
     """3 to 8 lines each, beginning with a sentence that fits a table."""
-    for text in TEXTS:
-        for entries in document(text).values():
-            for code, parts in entries.items():
-                lines = textwrap.wrap(parts["means"], 96)
-                lines += (parts["look"] + parts["mend"]).splitlines()
-                assert 3 <= len(lines) <= 8, code
-    written = (entry for entry in ENTRIES if entry.kind is not Kind.XID)  # NVIDIA names those
+    for kind in WRITTEN:
+        for code, parts in section(kind).items():
+            lines = textwrap.wrap(parts["means"], 96)
+            lines += (parts["look"] + parts["mend"]).splitlines()
+            assert 3 <= len(lines) <= 8, code
+    written = (entry for entry in ENTRIES if entry.kind is not EntryKind.XID)  # NVIDIA names those
     assert not [entry.code for entry in written if len(entry.first_sentence) > 100]
 
 
@@ -132,11 +132,11 @@ def test_lines_can_be_pasted(entry: Entry) -> None:
 
 def test_actions_stand_for_lines() -> None:
     """Every name in braces is an action, and every action is used."""
-    texts = "".join(_source(f"runbook/{name}.yaml") for name in (*TEXTS, "xids"))
-    assert {f"{{{name}}}" for name in re.findall(r"^ +\{(\w+)\}$", texts, re.MULTILINE)} == set(
-        read_actions()
-    )
-    assert not [line for e in ENTRIES for line in e.mend if line in read_actions()]
+    parts = [p for kind in WRITTEN for p in section(kind).values()]
+    texts = [p.get("look", "") + p["mend"] for p in (*parts, *section("xid")["classes"].values())]
+    lines = {line for text in texts for line in text.splitlines()}
+    assert {line for line in lines if re.fullmatch(r"\{\w+\}", line)} == set(actions())
+    assert not [line for e in ENTRIES for line in e.mend if line in actions()]
 
 
 def test_references_lead_somewhere() -> None:
@@ -165,7 +165,7 @@ def test_the_pages_links_lead_to_headings() -> None:
 def test_xids_by_any_spelling(words: str) -> None:
     """A number is an XID."""
     (entry,) = runbook().find(words.split())
-    assert (entry.kind, entry.code, entry.see) == (Kind.XID, "79", ("fallenOffBus",))
+    assert (entry.kind, entry.code, entry.see) == (EntryKind.XID, "79", ("fallenOffBus",))
     assert entry.means.startswith("GPU has fallen off the bus. Class nodeReboot.")
     assert "systemctl reboot  # on the node" in entry.mend
 
@@ -182,7 +182,7 @@ def test_every_xid_has_an_entry() -> None:
 def test_a_code_of_several_subjects_has_several_entries() -> None:
     """Such as a health check and a preflight check; capitals and blanks do not count."""
     kinds = {entry.kind for entry in runbook().find(["driver"])}
-    assert kinds == {Kind.PROBLEM, Kind.CHECK, Kind.PREFLIGHT}
+    assert kinds == {EntryKind.PROBLEM, EntryKind.CHECK, EntryKind.PREFLIGHT}
     assert runbook().find(["MPS", "shm"]) == runbook().find(["mps shm"])
 
 

@@ -1,0 +1,59 @@
+"""The words of every code, from catalogue.yaml, where it says how they are written.
+
+It is read when the first of them is needed: most commands need none.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from string import Formatter
+from typing import Any, NamedTuple
+
+
+class Words(NamedTuple):
+    """What is wrong, and what mends it, both with facts in braces."""
+
+    message: str
+    remedy: str = ""
+
+
+@cache
+def section(kind: str) -> Mapping[str, Any]:
+    """The entries of one kind (`problem`, `phase` and so on), by code."""
+    found: Mapping[str, Any] = _catalogue()[kind]
+    return found
+
+
+@cache
+def _catalogue() -> Mapping[str, Any]:
+    import yaml
+
+    text = pkgutil.get_data("nodeagent", "catalogue.yaml") or b""
+    found: Mapping[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    return found
+
+
+@cache
+def problem_words(code: str, case: str = "") -> Words:
+    """Those of a problem, or of one of the cases of its code."""
+    entry = section("problem")[code]
+    words = entry["cases"][case] if case else entry
+    return Words(words["message"], words.get("remedy", ""))
+
+
+def filled(words: str, facts: Mapping[str, object]) -> str:
+    """The words with the facts in their places."""
+    return _FACTS.vformat(words, (), facts)
+
+
+class _Facts(Formatter):
+    """Formats `{why:: }` as `: ` and the fact, or as nothing where the fact is empty."""
+
+    def format_field(self, value: object, format_spec: str) -> str:
+        text = str(value)
+        return f"{format_spec}{text}" if text else ""
+
+
+_FACTS = _Facts()
