@@ -24,10 +24,9 @@ from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.views.mps_report import done_json, mps_answer
-from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, not_ready
 from nodeagent.views.plan_report import plan_json
-from nodeagent.views.shapes import Json
+from nodeagent.views.shapes import Json, MpsDaemon
 from nodeagent.views.status_report import status_json
 
 log = structlog.get_logger(__name__)
@@ -153,5 +152,6 @@ class ApiAdapter:
 
     def _done_with(self, device: str, done: str) -> Json:
         state = self.current()
-        daemon = next((d for d in state.mps if d.device == device), DaemonState(device, "Down"))
+        ended = MpsDaemon(device=device, state="Down", restarts=0, clients=())
+        daemon = next((d for d in state.mps if d.device == device), ended)
         return done_json(daemon, done, state.observed)

@@ -26,7 +26,8 @@ from nodeagent.reconcile.event_reporter import event_of
 from nodeagent.structs import replace
 from nodeagent.views.devices import device_words, gpu_of, located
 from nodeagent.views.mps_problems import client_words, mps_problems
-from nodeagent.views.mps_state import ClientState, DaemonState, MpsOverview
+from nodeagent.views.mps_report import MpsOverview
+from nodeagent.views.shapes import MpsClient, MpsDaemon, Pod
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +51,7 @@ class MpsService:
         self._throwaway = simulation is not None and simulation.throwaway
         observation = shared.observation
         self._stirred = asyncio.Event()
-        self._clients: Mapping[str, tuple[ClientState, ...]] = {}
+        self._clients: Mapping[str, tuple[MpsClient, ...]] = {}
         self.fleet = make_fleet(
             settings,
             places,
@@ -100,7 +101,7 @@ class MpsService:
         problems = mps_problems(daemons, observed)
         return MpsOverview(daemons, (*problems, *self.node.publishing_problems))
 
-    def _with_clients(self, daemon: DaemonState, pods: Mapping[int, User]) -> DaemonState:
+    def _with_clients(self, daemon: MpsDaemon, pods: Mapping[int, User]) -> MpsDaemon:
         known = {client.pid: client for client in self._clients.get(daemon.device, ())}
         clients = (known.get(client.pid, client) for client in daemon.clients)
         return replace(daemon, clients=tuple(_with_pod(c, pods.get(c.pid)) for c in clients))
@@ -110,9 +111,9 @@ class MpsService:
         left = await self.fleet.drain(device, seconds=seconds, force=force)
         if left:
             known = {client.pid: client for client in self._clients.get(device, ())}
-            clients = [known.get(pid, ClientState(pid)) for pid in left]
+            clients = [known.get(pid, MpsClient(pid=pid)) for pid in left]
             names = ", ".join(map(client_words, clients))
-            end = end_commands((one.pid, one.namespace, one.pod) for one in clients)
+            end = end_commands(client.end for client in clients)
             raise DrainTimedOut(
                 f"not drained within {seconds or 0:g} s: these clients are left: {names}",
                 remedy=f"end them ({end}), give them more time, or end the daemon under them: "
@@ -154,8 +155,9 @@ class MpsService:
                 self._nudge("MPS clients changed")
 
 
-def _with_pod(client: ClientState, user: User | None) -> ClientState:
+def _with_pod(client: MpsClient, user: User | None) -> MpsClient:
     """The client with the pod that the driver's picture has for its process."""
     if user is None:
         return client
-    return replace(client, namespace=user.namespace, pod=user.pod, container=user.container)
+    pod = Pod(namespace=user.namespace, name=user.pod, container=user.container)
+    return replace(client, pod=pod, container="")

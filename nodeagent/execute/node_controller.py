@@ -15,9 +15,9 @@ from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
+    DeviceDaemon,
     Gpu,
     GpuInstance,
-    MpsDaemon,
     ObservedNode,
     Placement,
 )
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # who only reads imports no more of MPS than that takes
     from nodeagent.mps.shares import DaemonSpec
 
 
-DaemonOf = Callable[[str], MpsDaemon | None]
+DaemonOf = Callable[[str], DeviceDaemon | None]
 """The daemon of a device, by its UUID: the fleet's, or as a survey found those that were left."""
 
 
@@ -129,7 +129,7 @@ class NodeReader:
         return gpu.with_mig_devices(device_with)
 
 
-def _users(usage: Usage, daemon: MpsDaemon | None) -> Usage:
+def _users(usage: Usage, daemon: DeviceDaemon | None) -> Usage:
     """Without the daemon's own server: it ends with the daemon and does no work of its own."""
     if daemon is None:
         return usage

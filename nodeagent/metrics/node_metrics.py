@@ -15,8 +15,8 @@ from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.plan.layouts import Card, creatable, fragmentation, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
-from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsMemory
 
 Labels = tuple[str, ...]
 
@@ -112,7 +112,7 @@ def _held(claim: Claim, device: ClaimDevice, slots: int) -> Iterator[AgentSample
 # --- MPS ------------------------------------------------------------------------------------------
 
 
-def _daemon(daemon: DaemonState, labels: Labels) -> Iterator[AgentSample]:
+def _daemon(daemon: MpsDaemon, labels: Labels) -> Iterator[AgentSample]:
     yield AgentSample(agent_metrics.MPS_DAEMON_UP, int(daemon.is_ready), labels)
     yield AgentSample(agent_metrics.MPS_RESTARTS, daemon.restarts, labels)
     if daemon.server is not None:
@@ -127,15 +127,16 @@ def _daemon(daemon: DaemonState, labels: Labels) -> Iterator[AgentSample]:
         yield from _client(client, labels)
 
 
-def _client(client: ClientState, device: Labels) -> Iterator[AgentSample]:
-    whose = (client.container, client.namespace, client.pod)
+def _client(client: MpsClient, device: Labels) -> Iterator[AgentSample]:
+    pod, memory = client.pod, client.memory or MpsMemory()
+    whose = (pod.container, pod.namespace, pod.name) if pod else (client.container, "", "")
     labels = (*device, str(client.pid), client.slot or client.share, *whose)
-    if client.memory_used is not None:
-        yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY, client.memory_used, labels)
-    if client.memory_limit is not None:
-        yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY_LIMIT, client.memory_limit, labels)
+    if memory.used is not None:
+        yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY, memory.used, labels)
+    if memory.limit is not None:
+        yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY_LIMIT, memory.limit, labels)
     if client.threads is not None:
-        yield AgentSample(agent_metrics.MPS_CLIENT_THREADS, client.threads, labels)
+        yield AgentSample(agent_metrics.MPS_CLIENT_THREADS, float(client.threads), labels)
 
 
 # --- health ---------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from nodeagent.mps.processes import (
 )
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.plan.observed import MpsDaemon
+from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.processes import command_of, groups_of
@@ -164,12 +164,12 @@ async def proven_process(spec: DaemonSpec, sockets: DaemonSockets) -> DaemonProc
     return process if is_proven else None
 
 
-async def survey(run_dir: Path, *, programs: Programs) -> Mapping[str, MpsDaemon]:
+async def survey(run_dir: Path, *, programs: Programs) -> Mapping[str, DeviceDaemon]:
     """The daemons that an agent left or has, by device, asked for their limits and clients; nothing
     is touched. Raises NodeagentError.
     """
     control_client = partial(ControlClient, programs, deadline=_ANSWER)
-    found: dict[str, MpsDaemon] = {}
+    found: dict[str, DeviceDaemon] = {}
     for read in await asyncio.to_thread(lambda: list(read_records(run_dir))):
         record: Record | None = (
             await unrecorded(run_dir, read.device, control_client)
@@ -183,7 +183,7 @@ async def survey(run_dir: Path, *, programs: Programs) -> Mapping[str, MpsDaemon
 
 async def _surveyed(
     run_dir: Path, record: Record, control_client: Callable[..., ControlClient]
-) -> MpsDaemon:
+) -> DeviceDaemon:
     runs = spec_in(run_dir, record.device, record.runs or record.wanted)
     wanted = spec_in(run_dir, record.device, record.wanted)
     process = await found_process(runs, record.process)
@@ -203,17 +203,17 @@ async def _surveyed(
             fault = error.message
     if seen is None:
         unknown = Usage(known=False, reason=fault)
-        return MpsDaemon(record.wanted, Phase.FAULT, fault, pid, (), unknown)
+        return DeviceDaemon(record.wanted, Phase.FAULT, fault, pid, (), unknown)
     wrong = differences(seen, wanted)
     phase = Phase.LIMITING if wrong else Phase.READY
     servers = servers_in(seen, runs)
-    return MpsDaemon(record.wanted, phase, "; ".join(wrong), pid, servers, usage_of(seen))
+    return DeviceDaemon(record.wanted, phase, "; ".join(wrong), pid, servers, usage_of(seen))
 
 
-def _without_process(record: Record) -> MpsDaemon:
+def _without_process(record: Record) -> DeviceDaemon:
     if record.drained:
-        return MpsDaemon(record.wanted, Phase.DOWN, "drained on request")
-    return MpsDaemon(record.wanted, Phase.BACKOFF, "its process is gone")
+        return DeviceDaemon(record.wanted, Phase.DOWN, "drained on request")
+    return DeviceDaemon(record.wanted, Phase.BACKOFF, "its process is gone")
 
 
 def servers_in(seen: Seen, runs: DaemonSpec | None) -> tuple[int, ...]:

@@ -22,10 +22,10 @@ from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.plan.observed import MpsDaemon
+from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import replace
-from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.shapes import MpsDaemon
 
 
 class Fleet:
@@ -282,8 +282,8 @@ class Fleet:
                 waits = map(wait, self._supervisors.values())
                 await asyncio.gather(*waits, return_exceptions=True)
 
-    def statuses(self) -> tuple[DaemonState, ...]:
-        return tuple(requests.daemon_state(s) for _, s in sorted(self._supervisors.items()))
+    def statuses(self) -> tuple[MpsDaemon, ...]:
+        return tuple(requests.daemon_shape(s) for _, s in sorted(self._supervisors.items()))
 
     def running(self) -> tuple[RunningDaemon, ...]:
         """Those that clients can have, by device."""
@@ -297,7 +297,7 @@ class Fleet:
             and s.state.phase is not Phase.DOWN
         )
 
-    def daemon_of(self, device: str) -> MpsDaemon | None:
+    def daemon_of(self, device: str) -> DeviceDaemon | None:
         supervisor = self._supervisors.get(device)
         return None if supervisor is None else requests.planners_view(supervisor)
 

@@ -11,12 +11,13 @@ from nodeagent.mps.files.directories import remove_directories
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import WITH_PROCESS, Ending, Phase
 from nodeagent.mps.supervisor import Supervisor
-from nodeagent.plan.observed import MpsDaemon
+from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.processes import name_of
-from nodeagent.views.mps_state import ClientState, DaemonState
-from nodeagent.views.shapes import MpsServer
+from nodeagent.views.mps_report import share_shapes, user_id
+from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsServer
+from nodeagent.views.text import time_json
 
 _KILLS = 3  # repeated kills, after which its end is not waited for any longer
 _SLACK = 1.0  # seconds
@@ -198,12 +199,12 @@ def _with_command(pid: int) -> str:
     return f"pid {pid} ({name})" if name else f"pid {pid}"
 
 
-def planners_view(supervisor: Supervisor) -> MpsDaemon | None:
+def planners_view(supervisor: Supervisor) -> DeviceDaemon | None:
     """As the planner sees it; None when the device is to have none."""
     if supervisor.wanted is None:
         return None
     state, seen = supervisor.state, supervisor.seen
-    return MpsDaemon(
+    return DeviceDaemon(
         runs=supervisor.wanted,
         state=state.phase,
         why=state.why,
@@ -223,23 +224,25 @@ def _usage(supervisor: Supervisor) -> Usage:
     return IDLE  # it was started just now, and not published yet
 
 
-def daemon_state(supervisor: Supervisor) -> DaemonState:
+def daemon_shape(supervisor: Supervisor) -> MpsDaemon:
     """As people see it."""
     state, log = supervisor.state, supervisor.monitor.events if supervisor.monitor else None
-    server = state.server
+    server, wanted = state.server, supervisor.wanted
     useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
     closed = f"takes no new clients: {supervisor.closed}" if supervisor.closed else ""
-    return DaemonState(
+    return MpsDaemon(
         device=supervisor.device,
-        phase=state.phase,
-        wanted=supervisor.wanted,
+        state=state.phase,
         why=state.why,
+        since=time_json(supervisor.since),
         pid=state.pid,
+        user=user_id(wanted.account) if wanted else None,
         restarts=state.restarts,
         pipe_directory=supervisor.pipe_directory,
-        since=supervisor.since,
+        enforce=wanted.sharing.enforce if wanted else "",
+        shares=share_shapes(wanted.sharing) if wanted else None,
         server=MpsServer(pid=server.pid, user=server.uid, status=server.status) if server else None,
-        clients=tuple(ClientState(pid) for _, pid in supervisor.clients),
+        clients=tuple(MpsClient(pid=pid) for _, pid in supervisor.clients),
         waiting=log.blocked.waiting if log else (),
         last_lines=supervisor.last_lines if useless else (),
         trouble=closed or state.kept_out or (log.trouble if log else ""),

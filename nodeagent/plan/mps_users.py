@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nodeagent.plan.observed import Gpu, MpsDaemon
+from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 
@@ -39,7 +39,7 @@ def outside_mps(usage: Usage) -> Usage:
     return replace(usage, processes=elsewhere)
 
 
-def _used(usage: Usage, daemon: MpsDaemon | None, not_here: Collection[int]) -> Usage:
+def _used(usage: Usage, daemon: DeviceDaemon | None, not_here: Collection[int]) -> Usage:
     processes = tuple(user for user in usage.processes if user.pid not in not_here)
     if daemon is None:
         return replace(usage, processes=processes)

@@ -81,7 +81,7 @@ class GpuInstanceProfile(Struct, frozen=True):
     compute: tuple[ComputeInstanceProfile, ...] = ()
 
 
-class MpsDaemon(Struct, frozen=True):
+class DeviceDaemon(Struct, frozen=True):
     """The agent's own control daemon of a device, whatever it is at just now.
 
     `runs` is what it was last set to, `state` its phase in one word (Ready, Backoff...),
@@ -120,7 +120,7 @@ class ComputeInstance(Struct, frozen=True):
     placement: Placement | None = None
     usage: Usage = IDLE
     memory: Memory | None = None
-    mps: MpsDaemon | None = None
+    mps: DeviceDaemon | None = None
     compute_mode: ComputeMode | None = None
     earlier_mode: ComputeMode | None = None
 
@@ -148,7 +148,7 @@ class Device(Struct, frozen=True):
 
     uuid: str
     usage: Usage
-    mps: MpsDaemon | None
+    mps: DeviceDaemon | None
     compute_mode: ComputeMode | None
     earlier_mode: ComputeMode | None
     profile: str = ""
@@ -248,7 +248,7 @@ class Gpu(Struct, frozen=True):
     profiles: tuple[GpuInstanceProfile, ...] = ()
     instances: tuple[GpuInstance, ...] = ()
     usage: Usage = IDLE
-    mps: MpsDaemon | None = None
+    mps: DeviceDaemon | None = None
     compute_mode: ComputeMode | None = None
     earlier_mode: ComputeMode | None = None
     time_slice: TimeSlice | None = None

@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar, assert_never
 
 from nodeagent.plan.names import device_name
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, MigMode, MpsDaemon, Placement
+from nodeagent.plan.observed import (
+    ComputeInstance,
+    DeviceDaemon,
+    Gpu,
+    GpuInstance,
+    MigMode,
+    Placement,
+)
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.structs import Struct, replace
 
@@ -246,7 +253,7 @@ def _shared(device: _Shared, step: StopMps | StartMps | SetComputeMode) -> _Shar
             left = tuple(u for u in device.usage.processes if u.pid not in servers)
             return replace(device, mps=None, usage=replace(device.usage, processes=left))
         case StartMps(wanted=wanted):
-            daemon = device.mps or MpsDaemon(wanted, "Starting")
+            daemon = device.mps or DeviceDaemon(wanted, "Starting")
             return replace(device, mps=replace(daemon, runs=wanted))
         case SetComputeMode(mode=mode):
             before = device.earlier_mode or device.compute_mode

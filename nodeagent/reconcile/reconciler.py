@@ -34,7 +34,7 @@ from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl
 from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
-from nodeagent.views.mps_state import MpsOverview
+from nodeagent.views.mps_report import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase, blocking_codes, phase_of
 
 log = structlog.get_logger(__name__)

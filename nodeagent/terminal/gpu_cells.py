@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from nodeagent.plan.observed import Access, Gpu, GpuInstance, MpsDaemon
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, GpuInstance
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     DestroyComputeInstance,
@@ -72,7 +72,7 @@ def _cells(gpu: Gpu, fate_of: Callable[[GpuInstance], _Fate]) -> tuple[Cell, ...
     return cells or (Cell(0, slots_of(gpu), labels, Tone.DIM),)
 
 
-def _shared(daemons: Iterable[MpsDaemon | None]) -> tuple[str, ...]:
+def _shared(daemons: Iterable[DeviceDaemon | None]) -> tuple[str, ...]:
     return ("MPS",) if any(daemons) else ()
 
 

@@ -203,10 +203,10 @@ def _mps_troubles(state: NodeState) -> Iterator[Headline]:
     for daemon in state.mps:
         of = f"The MPS daemon of {device_words(daemon.device, where)}"
         remedy = f"See the end of its log: `nodeagent mps status {daemon.device}`."
-        if daemon.wanted is not None and daemon.phase == "Down" and daemon.why:
+        if daemon.is_wanted and daemon.state == "Down" and daemon.why:
             text = f"{of} is down: {_end(daemon.why)}"
             remedy = f"Start it again: `nodeagent mps restart {daemon.device}`."
-        elif daemon.wanted is not None and daemon.phase == "Backoff":
+        elif daemon.is_wanted and daemon.state == "Backoff":
             text = f"{of} ended and is being restarted{f': {daemon.why}' if daemon.why else ''}."
         elif daemon.trouble:
             text = f"{of}: {_end(daemon.trouble)}"

@@ -14,8 +14,7 @@ from typing import Final
 from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.shapes import Json, as_json
+from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import nvlink_shape
 from nodeagent.views.text import MODE_WORD, compact_json, shortened, that_fit
 
@@ -31,7 +30,7 @@ _PRODUCT = 100  # characters
 _LONGEST_NAME = 63  # characters of a label's name, behind the prefix
 
 
-def layout(observed: ObservedNode, daemons: Sequence[DaemonState] = ()) -> str:
+def layout(observed: ObservedNode, daemons: Sequence[MpsDaemon] = ()) -> str:
     """Every GPU with its MIG mode, slots, instances, what could be made, and MPS shares."""
     return _text(_gpu(as_used(gpu), daemons) for gpu in observed.gpus)
 
@@ -81,7 +80,7 @@ def _label_name(profile: str) -> str:
 # --- one GPU --------------------------------------------------------------------------------------
 
 
-def _gpu(gpu: Gpu, daemons: Sequence[DaemonState]) -> Json:
+def _gpu(gpu: Gpu, daemons: Sequence[MpsDaemon]) -> Json:
     report: Json = {"uuid": gpu.uuid} if gpu.uuid else {}
     report["index"] = gpu.index
     if gpu.access is not Access.OK:
@@ -113,18 +112,18 @@ def _instances(gpu: Gpu) -> Json:
     return {name: {"total": total[name], "used": used[name]} for name in sorted(total)}
 
 
-def _shares(daemons: Iterable[DaemonState]) -> Json:
+def _shares(daemons: Iterable[MpsDaemon]) -> Json:
     """By share how many clients there can be, on all devices of the GPU whose daemon is ready, and
     how many there are; a share for any number of clients has no total.
     """
     found: dict[str, Json] = {}
     for daemon in daemons:
-        if daemon.wanted is None or not daemon.is_ready:
+        if not daemon.is_ready:
             continue
         clients = Counter(client.share for client in daemon.clients)
-        for share in daemon.wanted.sharing.shares:
-            entry = found.setdefault(share.name, {"total": 0, "used": 0})
-            entry["used"] += clients[share.name]
+        for name, share in (daemon.shares or {}).items():
+            entry = found.setdefault(name, {"total": 0, "used": 0})
+            entry["used"] += clients[name]
             if share.count is None:
                 entry.pop("total", None)
             elif "total" in entry:

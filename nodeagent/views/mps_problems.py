@@ -8,25 +8,24 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
 from nodeagent.views.devices import device_words, gpu_of, located, place_words
-from nodeagent.views.mps_state import ClientState, DaemonState
-from nodeagent.views.shapes import MpsWaiting
+from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsWaiting
 
 _ON_ITS_WAY = frozenset({"Starting", "Limiting", "Backoff"})
 
 
-def on_its_way(daemons: Iterable[DaemonState]) -> bool:
+def on_its_way(daemons: Iterable[MpsDaemon]) -> bool:
     """Whether some wanted daemon is not there yet, or not there again, and mends itself."""
-    return any(d.wanted is not None and d.phase in _ON_ITS_WAY for d in daemons)
+    return any(d.is_wanted and d.state in _ON_ITS_WAY for d in daemons)
 
 
-def not_ready_reasons(daemons: Iterable[DaemonState], observed: ObservedNode) -> tuple[str, ...]:
+def not_ready_reasons(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> tuple[str, ...]:
     """Each wanted daemon that is not Ready, in a sentence."""
     where = located(observed)
     return tuple(
         f"the MPS daemon of {device_words(daemon.device, where)} ({daemon.device}) is "
-        f"{daemon.phase}{_because(daemon.why)}"
+        f"{daemon.state}{_because(daemon.why)}"
         for daemon in daemons
-        if daemon.wanted is not None and not daemon.is_ready
+        if daemon.is_wanted and not daemon.is_ready
     )
 
 
@@ -55,7 +54,7 @@ def _remedy(device: str, state: str) -> str:
             return "read its log; an agent restarts it, and so does `nodeagent apply`"
 
 
-def mps_problems(daemons: Iterable[DaemonState], observed: ObservedNode) -> tuple[Problem, ...]:
+def mps_problems(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> tuple[Problem, ...]:
     """What of MPS needs a person: daemons that are of no use (Mps), and clients that will never
     get anywhere or have what they should not (MpsClient, which does not change the phase).
 
@@ -69,36 +68,38 @@ def mps_problems(daemons: Iterable[DaemonState], observed: ObservedNode) -> tupl
     )
 
 
-def _problems_of(daemon: DaemonState, where: str) -> Iterator[tuple[Code, str, str]]:
+def _problems_of(daemon: MpsDaemon, where: str) -> Iterator[tuple[Code, str, str]]:
     """Each with its message and remedy."""
     clients = ", ".join(map(client_words, daemon.clients))
-    if daemon.phase == "Fault":
+    if daemon.state == "Fault":
         message = f"the MPS daemon of {where} takes no new clients{_because(daemon.why)}"
         remedy = f"end its clients ({clients})" if clients else "wait; it is restarted"
         yield Code.MPS, message, _with_commands(remedy, daemon.clients)
-    elif daemon.phase == "Failed":
+    elif daemon.state == "Failed":
         message = f"the MPS daemon of {where} does not stay up{_because(daemon.why)}"
         said = f"; its last message: {daemon.last_lines[-1]}" if daemon.last_lines else ""
         yield Code.MPS, message + said, _remedy(daemon.device, "Failed")
     for waiting in daemon.waiting:
         yield Code.MPS_CLIENT, *_waiting(daemon, waiting, where, clients)
-    terminates = daemon.wanted is not None and daemon.wanted.sharing.enforce == "terminate"
     for client in daemon.clients:
         # A client that ends by a signal may take others along (NVIDIA's MPS documents).
         remedy = _with_commands("start it with the environment of a free slot, or end it", [client])
-        remedy = "" if terminates else f"{remedy} (`enforce: terminate` has MPS end it first)"
+        remedy = (
+            ""
+            if daemon.enforce == "terminate"
+            else f"{remedy} (`enforce: terminate` has MPS end it first)"
+        )
         for finding in client.findings:
             message = f"MPS client {client_words(client)} on {where}: {finding}"
             yield Code.MPS_CLIENT, message, remedy
 
 
-def _waiting(daemon: DaemonState, waiting: MpsWaiting, where: str, clients: str) -> tuple[str, str]:
+def _waiting(daemon: MpsDaemon, waiting: MpsWaiting, where: str, clients: str) -> tuple[str, str]:
     command = f" ({waiting.command})" if waiting.command else ""
     server = daemon.server
     holder = f"; server {server.pid} serves user {server.user}" if server else ""
     used = f", now {clients}" if clients else ""
-    planned = daemon.wanted.account.uid if daemon.wanted else None
-    run_as = f"run it as user {planned}, " if planned is not None else ""
+    run_as = f"run it as user {daemon.user}, " if daemon.user is not None else ""
     message = (
         f"pid {waiting.pid}{command} of user {waiting.user} waits for MPS on {where} and may wait "
         f"for ever{holder}{used}"
@@ -107,16 +108,16 @@ def _waiting(daemon: DaemonState, waiting: MpsWaiting, where: str, clients: str)
     return message, f"{remedy}, or to any"
 
 
-def _with_commands(remedy: str, clients: Iterable[ClientState]) -> str:
-    commands = end_commands((client.pid, client.namespace, client.pod) for client in clients)
+def _with_commands(remedy: str, clients: Iterable[MpsClient]) -> str:
+    commands = end_commands(client.end for client in clients)
     return f"{remedy}: {commands}" if commands else remedy
 
 
-def client_words(client: ClientState) -> str:
+def client_words(client: MpsClient) -> str:
     """`4711 (python3 train.py) of pod ml/train-0`."""
     name = " ".join(filter(None, (client.command, client.script)))
     command = f" ({name})" if name else ""
-    pod = f" of pod {client.namespace}/{client.pod}" if client.pod else ""
+    pod = f" of pod {client.pod.namespace}/{client.pod.name}" if client.pod else ""
     return f"{client.pid}{command}{pod}"
 
 

@@ -17,8 +17,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct, field
 from nodeagent.views.claims import Claim
 from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
-from nodeagent.views.mps_state import DaemonState
-from nodeagent.views.shapes import Cluster
+from nodeagent.views.shapes import Cluster, MpsDaemon
 
 if TYPE_CHECKING:  # it takes long to import, and not every state has it
     from nodeagent.health.state import HealthState
@@ -110,7 +109,7 @@ class NodeState(Struct, frozen=True):
     blocking: frozenset[str] = frozenset()
     driver_error: str = ""
     rounds: int = 0
-    mps: tuple[DaemonState, ...] = ()
+    mps: tuple[MpsDaemon, ...] = ()
     cluster: Cluster | None = None
     health: HealthState | None = None
     claims: tuple[Claim, ...] | None = None
@@ -150,7 +149,7 @@ def phase_of(
     refused: bool,
     plan: NodePlan | None,
     problems: Iterable[Problem],
-    mps: Iterable[DaemonState] = (),
+    mps: Iterable[MpsDaemon] = (),
 ) -> Phase:
     """The phase at the end of a round, when nothing more is done before the next.
 

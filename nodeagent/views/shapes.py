@@ -66,6 +66,8 @@ class MpsMemory(Shape, frozen=True, kw_only=True):
     limit: Bytes | None = None
 
 
+# A process that uses a device through MPS. `memory.limit` and `threads` are what it really has,
+# `share` and `slot` those of the plan that it was given (`small`, `small-0`).
 class MpsClient(Shape, frozen=True, kw_only=True):
     pid: int
     command: str = ""
@@ -76,7 +78,13 @@ class MpsClient(Shape, frozen=True, kw_only=True):
     memory: MpsMemory | None = None
     threads: Percent | None = None
     pod: Pod | None = None
-    findings: Annotated[list[str], Meta(description="what is wrong with it")] | None = None
+    container: Annotated[str, Meta(description="short id of a container outside pods")] = ""
+    findings: Annotated[tuple[str, ...], Meta(description="what is wrong with it")] = ()
+
+    @property
+    def end(self) -> tuple[int, str, str]:
+        """What ends it: its pid, or the namespace and name of its pod."""
+        return (self.pid, self.pod.namespace, self.pod.name) if self.pod else (self.pid, "", "")
 
 
 class MpsServer(Shape, frozen=True, kw_only=True):
@@ -91,6 +99,7 @@ class MpsWaiting(Shape, frozen=True, kw_only=True):  # of another user than the 
     command: str = ""
 
 
+# The control daemon of one device. Where the device lies is added for an answer.
 class MpsDaemon(Shape, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="UUID of a GPU or MIG device")]
     gpu: Annotated[int, Meta(description="index of the device's GPU")] | None = None
@@ -113,9 +122,18 @@ class MpsDaemon(Shape, frozen=True, kw_only=True):
     enforce: Annotated[str, one_of("report", "terminate")] = ""
     shares: dict[str, MpsShare] | None = None
     server: MpsServer | None = None
-    clients: list[MpsClient]
-    waiting: list[MpsWaiting] | None = None
-    last_lines: Annotated[list[str], Meta(description="of its log, where it failed")] | None = None
+    clients: tuple[MpsClient, ...]
+    waiting: tuple[MpsWaiting, ...] = ()
+    last_lines: Annotated[tuple[str, ...], Meta(description="of its log, where it failed")] = ()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "Ready"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything was ever wanted of it."""
+        return self.shares is not None
 
 
 class Mps(Shape, frozen=True, kw_only=True):

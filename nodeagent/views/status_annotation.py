@@ -16,9 +16,8 @@ from nodeagent.plan.problems import Problem
 from nodeagent.strict_json import parse_json
 from nodeagent.views.devices import located, mig_devices
 from nodeagent.views.headline import headline
-from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
-from nodeagent.views.shapes import Json, as_json
+from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
 
 STATUS: Final = "nodeagent.io/status"
@@ -126,7 +125,7 @@ def _lists(state: NodeState, room: int) -> Json:
     cut += len(state.problems) - len(shown)
     gpus, gpus_cut, gpus_size = that_fit(map(_gpu, map(as_used, state.observed.gpus)), room - size)
     daemons = (
-        {"device": d.device, "state": d.phase, "clients": len(d.clients)} for d in _in_order(state)
+        {"device": d.device, "state": d.state, "clients": len(d.clients)} for d in _in_order(state)
     )
     mps, mps_cut, _ = that_fit(daemons, room - size - gpus_size)
     content: Json = {"gpus": gpus, "mps": mps, "problems": problems}
@@ -167,7 +166,7 @@ def _gpu(gpu: Gpu) -> Json:
     return report
 
 
-def _in_order(state: NodeState) -> list[DaemonState]:
+def _in_order(state: NodeState) -> list[MpsDaemon]:
     """As their devices lie; those whose device is gone come last."""
     order = {device: number for number, device in enumerate(located(state.observed))}
     return sorted(state.mps, key=lambda d: (order.get(d.device, len(order)), d.device))

@@ -15,9 +15,10 @@ from nodeagent.plan.resolve import resolve
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
-from nodeagent.views.mps_state import ClientState
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Pod
+from nodeagent.views.text import time_json
+from tests.views.daemons import mps_client
 from tests.views.example_node import (
     AT,
     BLOCKED,
@@ -59,7 +60,7 @@ _busy_node = ObservedNode(
     OBSERVED.driver_version,
 )
 _CLIENTS = (
-    ClientState(
+    mps_client(
         4712,
         "python",
         1000,
@@ -72,7 +73,7 @@ _CLIENTS = (
         pod="serve-0",
         container="main",
     ),
-    ClientState(4713, "python", 1000, findings=("it is not assigned to any share",)),
+    mps_client(4713, "python", 1000, findings=("it is not assigned to any share",)),
 )
 _CLAIM = Claim(
     namespace="ml",
@@ -98,7 +99,7 @@ _CLAIM = Claim(
 BUSY = replace(
     IN_SYNC,
     observed=_busy_node,
-    mps=(replace(DAEMON, clients=_CLIENTS, restarts=1, since=AT),),
+    mps=(replace(DAEMON, clients=_CLIENTS, restarts=1, since=time_json(AT)),),
     claims=(_CLAIM,),
 )
 

@@ -25,11 +25,12 @@ from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import simulated
 from nodeagent.views.mps_report import done_json, mps_answer
-from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.plan_report import plan_json
+from nodeagent.views.shapes import MpsDaemon
 from nodeagent.views.status_report import status_json
 from tests.rig import open_driver
+from tests.views.daemons import mps_daemon
 
 SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(
     b'a{n="%d"} 1\n' % n for n in range(100_000)
@@ -49,7 +50,7 @@ class Agent:
     def __init__(
         self,
         node: ObservedNode | None = None,
-        daemons: tuple[DaemonState, ...] = (),
+        daemons: tuple[MpsDaemon, ...] = (),
         doing: Doing | None = None,
         previewing: Callable[[bytes, str | None], Preview | None] | None = None,
     ) -> None:
@@ -112,7 +113,7 @@ class Doing:
         if self._answer:
             raise self._answer
         self.asked.append(("done", what))
-        return done_json(DaemonState(device, "Ready"), done, ObservedNode())
+        return done_json(mps_daemon(device, "Ready"), done, ObservedNode())
 
 
 class Api:
@@ -150,7 +151,7 @@ async def api(
     observed: bool = True,
     unix_socket: Path | None = None,
     previewing: Callable[[bytes, str | None], Preview | None] | None = None,
-    daemons: tuple[DaemonState, ...] = (),
+    daemons: tuple[MpsDaemon, ...] = (),
     doing: Doing | None = None,
     limits: Limits = TCP_LIMITS,
     host: str = "127.0.0.1",

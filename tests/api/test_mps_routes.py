@@ -19,19 +19,19 @@ from nodeagent.errors import (
     UnknownDevice,
 )
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.views.mps_state import ClientState, DaemonState
-from nodeagent.views.shapes import MpsServer, MpsWaiting
+from nodeagent.views.shapes import MpsDaemon, MpsServer, MpsWaiting
 from tests.api.serving import Api, Doing, api, assert_described, observe
 from tests.machine_load import stretched
+from tests.views.daemons import mps_client, mps_daemon
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
 RESTART, DRAIN = "/v1/mps/restart", "/v1/mps/drain"
 
 
-async def _daemon() -> DaemonState:
+async def _daemon() -> MpsDaemon:
     """The daemon of the node's second GPU, with everything that an answer can have."""
     node = await observe()
-    return DaemonState(
+    return mps_daemon(
         node.gpus[1].uuid,
         "Fault",
         WANTED,
@@ -40,7 +40,7 @@ async def _daemon() -> DaemonState:
         restarts=2,
         pipe_directory="/run/nodeagent/mps/x/pipe",
         server=MpsServer(pid=816, user=1000, status="FAULT"),
-        clients=(ClientState(4712, "python", 1000, "small", "small-0", 5, 8 << 30, 15.0, ("no",)),),
+        clients=(mps_client(4712, "python", 1000, "small", "small-0", 5, 8 << 30, 15.0, ("no",)),),
         waiting=(MpsWaiting(pid=99, user=1001, command="sleepy"),),
         last_lines=("the last",),
     )
@@ -48,7 +48,7 @@ async def _daemon() -> DaemonState:
 
 @asynccontextmanager
 async def over_socket(
-    path: Path, doing: Doing, daemons: tuple[DaemonState, ...]
+    path: Path, doing: Doing, daemons: tuple[MpsDaemon, ...]
 ) -> AsyncIterator[tuple[Api, ClientSession]]:
     """The API and a client of its Unix socket."""
     async with (

@@ -18,7 +18,7 @@ from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import StillInUse
 from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.observed import Gpu, MpsDaemon
+from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import StartMps, Step, StopMps
 from nodeagent.reconcile.gpu_changes import GpuChanges
@@ -33,14 +33,14 @@ Claim = tuple[str, str, str]
 class Serving(Hardware):
     """With daemons that are Ready at once; they are there, by device, longer than it."""
 
-    def __init__(self, driver: Driver, daemons: dict[str, MpsDaemon]) -> None:
+    def __init__(self, driver: Driver, daemons: dict[str, DeviceDaemon]) -> None:
         super().__init__(driver, daemons.get, LastObservation())
         self._daemons = daemons
 
     async def apply(self, step: Step) -> None:
         match step:
             case StartMps():
-                self._daemons[step.device] = MpsDaemon(step.wanted, "Ready")
+                self._daemons[step.device] = DeviceDaemon(step.wanted, "Ready")
             case StopMps():
                 del self._daemons[step.device]
             case _:
@@ -66,7 +66,7 @@ class Day:
     def __init__(self, node: SimulatedNode, home: Home, seed: int) -> None:
         self._node, self._home, self._rng = node, home, random.Random(seed)
         self._uuid = node.card(0).identity.uuid
-        self._daemons: dict[str, MpsDaemon] = {}
+        self._daemons: dict[str, DeviceDaemon] = {}
         self._pods_of: dict[int, str] = {}
         self._running: list[Pod] = []
         self.allocated = self.waited = self.refused = 0
@@ -96,7 +96,7 @@ class Day:
                 await self._end(claims, self._running[0])
             await changes.close()
 
-    def left(self) -> tuple[list[str], list[str], dict[str, MpsDaemon]]:
+    def left(self) -> tuple[list[str], list[str], dict[str, DeviceDaemon]]:
         """Records, CDI files and daemons."""
         return self._home.records(), self._home.files(), self._daemons
 

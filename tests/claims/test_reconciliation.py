@@ -21,7 +21,7 @@ from nodeagent.claims.upkeep.decisions import (
     ReportForeign,
 )
 from nodeagent.claims.upkeep.reconciliation import reconcile
-from nodeagent.plan.observed import Access, MigMode, MpsDaemon, ObservedNode, Placement
+from nodeagent.plan.observed import Access, DeviceDaemon, MigMode, ObservedNode, Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
@@ -159,13 +159,13 @@ def test_a_compute_instance_that_was_made_anew() -> None:
 @pytest.mark.parametrize(
     ("daemon", "expected"),
     [
-        (MpsDaemon(A, "Ready"), Keep(UID)),
+        (DeviceDaemon(A, "Ready"), Keep(UID)),
         (None, Repair(UID)),
-        (MpsDaemon(B, "Ready"), Repair(UID)),
-        (MpsDaemon(A, "Backoff"), Repair(UID)),
+        (DeviceDaemon(B, "Ready"), Repair(UID)),
+        (DeviceDaemon(A, "Backoff"), Repair(UID)),
     ],
 )
-def test_its_mps_daemon(daemon: MpsDaemon | None, expected: Decision) -> None:
+def test_its_mps_daemon(daemon: DeviceDaemon | None, expected: Decision) -> None:
     """On a MIG device and on a GPU as a whole: it has to be as the record has it, and Ready."""
     [compute] = instance().compute
     served = replace(instance(), compute=(replace(compute, mps=daemon),))

@@ -19,7 +19,7 @@ from nodeagent.claims.upkeep.decisions import ClaimState, Keep, Repair
 from nodeagent.errors import StillInUse
 from nodeagent.files.cdi import Edits
 from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
-from nodeagent.plan.observed import Gpu, MpsDaemon
+from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
@@ -225,7 +225,7 @@ def test_upkeep_of_the_daemon(numbers: tuple[int, ...]) -> None:
     served = daemon_of_shares(GPU, [holder(number, GPU) for number in numbers])
     assert served
     there = snapshot(
-        gpu(mig=OFF, mps=MpsDaemon(served, "Ready")),
+        gpu(mig=OFF, mps=DeviceDaemon(served, "Ready")),
         records=records,
         claims={one.uid: ClaimState.SAME for one in records},
         files={one.uid: FileState.SAME for one in records},

@@ -15,15 +15,15 @@ import yaml
 
 from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.views.mps_state import ClientState, DaemonState
 from tests.api.serving import Doing, api, observe
 from tests.machine_load import stretched
+from tests.views.daemons import mps_client, mps_daemon
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
-CLIENT = ClientState(4712, "python", 1000, "small", "small-0", 5, 8 << 30, 15.0)
+CLIENT = mps_client(4712, "python", 1000, "small", "small-0", 5, 8 << 30, 15.0)
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def agent(directory: Path, error: NodeagentError | None = None) -> Iterator[tupl
 
     async def serve() -> None:
         device = (await observe()).gpus[1].uuid
-        daemon = DaemonState(device, "Ready", WANTED, pid=815, clients=(CLIENT,))
+        daemon = mps_daemon(device, "Ready", WANTED, pid=815, clients=(CLIENT,))
         doing = Doing(error)
         async with api(unix_socket=directory / "agent.sock", doing=doing, daemons=(daemon,)):
             given.extend((device, doing))

@@ -21,10 +21,10 @@ from nodeagent.plan.desired import DesiredNode, MigDisabled, MigLayout
 from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
+    DeviceDaemon,
     Gpu,
     GpuInstance,
     MigMode,
-    MpsDaemon,
     ObservedNode,
     Placement,
 )
@@ -217,10 +217,10 @@ SMALL = Share("small", 4, 8 * 1024, 15.5)
 HUGE = 80 << 30
 
 
-def mps_of(*shares: Share, account: Account | None = None, enforce: str = "report") -> MpsDaemon:
+def mps_of(*shares: Share, account: Account | None = None, enforce: str = "report") -> DeviceDaemon:
     """A daemon with these shares."""
     who = account or Account(1000, 1000, (27,))
-    return MpsDaemon(WantedMps(Sharing(shares, enforce), who), "Ready")
+    return DeviceDaemon(WantedMps(Sharing(shares, enforce), who), "Ready")
 
 
 def test_sharing() -> None:

@@ -162,7 +162,7 @@ async def test_a_gpu_that_does_not_answer_any_more_keeps_its_daemon(
         node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=None)
     with pytest.raises(GpuInUse, match="not known"):
         await agent.node.apply(StopMps(device, device, "a test's"))
-    assert status(agent.fleet, device).phase == "Ready"
+    assert status(agent.fleet, device).state == "Ready"
 
 
 async def test_a_device_given_away_meanwhile_keeps_its_daemon(
@@ -184,7 +184,7 @@ async def test_a_device_given_away_meanwhile_keeps_its_daemon(
         [problem] = outcome.gpus[0].problems
         assert problem.code is Code.IN_USE
         assert "team/trainer" in problem.message
-        assert status(agent.fleet, device).phase == "Ready"
+        assert status(agent.fleet, device).state == "Ready"
 
 
 @pytest.mark.parametrize("recreated_is_new", [pytest.param(False, marks=pytest.mark.full), True])

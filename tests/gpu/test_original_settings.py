@@ -13,7 +13,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, write_state
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
-from nodeagent.plan.observed import Access, Gpu, MpsDaemon
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, TimeSlice, WantedMps
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
@@ -22,7 +22,7 @@ from tests.gpu.steps_of import compute_mode, destroy, laid_out
 GPU, MIG = "GPU-0a1b2c3d-0000-1111-2222-333344445555", "MIG-0a1b2c3d-0000-1111-2222-333344445555"
 DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
 WANTED = WantedMps(Sharing((Share("all", 2, None, 50.0),), "report"), Account(1000, 1000))
-DAEMON = MpsDaemon(WANTED, "Ready")
+DAEMON = DeviceDaemon(WANTED, "Ready")
 
 
 @pytest.fixture

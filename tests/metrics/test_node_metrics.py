@@ -9,10 +9,10 @@ from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import node_samples
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.structs import replace
-from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import MpsWaiting
+from nodeagent.views.shapes import MpsDaemon, MpsWaiting
 from tests.plan.cards import card, with_instances
+from tests.views.daemons import mps_client, mps_daemon
 
 GPU = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("1g.10gb", 4)])
 WHERE = f'gpu="0",UUID="{GPU.uuid}"'
@@ -22,7 +22,7 @@ def _lines(
     *gpus: Gpu,
     digest: str = "sha256:0",
     phase: Phase = Phase.IN_SYNC,
-    mps: tuple[DaemonState, ...] = (),
+    mps: tuple[MpsDaemon, ...] = (),
 ) -> dict[str, str]:
     """The series of a node by name and labels."""
     state = NodeState("n", "file", phase=phase, digest=digest, observed=ObservedNode(gpus), mps=mps)
@@ -105,7 +105,7 @@ def test_a_gpu_without_mig_has_no_room() -> None:
 def test_mps_daemons_and_their_clients() -> None:
     """A daemon says where it is; what is not known of a client is absent."""
     device = GPU.instances[0].compute[0].uuid
-    known = ClientState(
+    known = mps_client(
         4712,
         share="small",
         slot="small-0",
@@ -117,14 +117,14 @@ def test_mps_daemons_and_their_clients() -> None:
         container="main",
     )
     daemons = (
-        DaemonState(
+        mps_daemon(
             device,
             "Ready",
             restarts=2,
-            clients=(known, ClientState(4713, findings=("has no share", "is one too many"))),
+            clients=(known, mps_client(4713, findings=("has no share", "is one too many"))),
             waiting=(MpsWaiting(pid=4714, user=1234),),
         ),
-        DaemonState("GPU-gone", "Backoff"),
+        mps_daemon("GPU-gone", "Backoff"),
     )
     lines = _lines(GPU, mps=daemons)
     where = (

@@ -32,13 +32,13 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.steps import DestroyGpuInstance, SetMigMode
 from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
-from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import MpsServer, Pod
 from tests.health.rig import Node
 from tests.health.rig import gpu as reading
 from tests.metrics.node import gpu, sample
 from tests.plan.cards import card, with_instances
+from tests.views.daemons import mps_client, mps_daemon
 
 JOB = "nodeagent"
 TARGET = ("instance", "job")  # the labels that Prometheus itself adds
@@ -107,7 +107,7 @@ def _dcgm(host: str, model: str = "NVIDIA H100 80GB HBM3", *, per_gpu: int = 0) 
 
 def _own(phase: Phase) -> str:
     divided = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("1g.10gb", 4)])
-    client = ClientState(
+    client = mps_client(
         4712,
         share="small",
         slot="small-0",
@@ -119,7 +119,7 @@ def _own(phase: Phase) -> str:
         container="main",
     )
     daemons = (
-        DaemonState(
+        mps_daemon(
             divided.instances[0].compute[0].uuid,
             "Ready",
             restarts=1,

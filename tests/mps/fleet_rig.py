@@ -35,7 +35,7 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import install, shared_interpreter
 from nodeagent.simulation.mps.knobs import Knobs
 from nodeagent.structs import replace
-from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.shapes import MpsDaemon
 from tests.machine_load import stretched
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
@@ -229,12 +229,12 @@ def _reap_daemons() -> None:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
-def status(fleet: Fleet, device: str = GPU) -> DaemonState:
+def status(fleet: Fleet, device: str = GPU) -> MpsDaemon:
     """Of one daemon."""
     return next(state for state in fleet.statuses() if state.device == device)
 
 
-async def ready(fleet: Fleet, device: str = GPU, *, within: float = 60.0) -> DaemonState:
+async def ready(fleet: Fleet, device: str = GPU, *, within: float = 60.0) -> MpsDaemon:
     """Once it is."""
     await until(lambda: status(fleet, device).is_ready, within)
     return status(fleet, device)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from nodeagent.mps.clients.assess import ClientFacts
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.structs import replace
-from nodeagent.views.mps_state import ClientState
+from nodeagent.views.shapes import MpsClient, MpsMemory
+from tests.views.daemons import mps_client
 
 GPU = "GPU-cb1213a3-d6a4-be7f-0000-000000000000"
 MIG = "MIG-0a1b2c3d-0000-1111-2222-333344445555"
@@ -40,9 +41,15 @@ def facts(
     *,
     environment: Mapping[str, str] | None = MappingProxyType({}),
     start_time: int | None = None,
-    **changes: object,
+    memory_used: int | None = None,
+    **client: Any,
 ) -> ClientFacts:
     """A client of whom nothing is known but that it is there; then changed."""
-    plain = ClientState(pid, "python", 1000)
-    client = replace(plain, **changes)  # type: ignore[arg-type]  # names and values are the tests'
-    return ClientFacts(client, pid if start_time is None else start_time, environment)
+    started = pid if start_time is None else start_time
+    found = mps_client(pid, **{"command": "python", "uid": 1000, **client})
+    return ClientFacts(found, started, environment, memory_used=memory_used)
+
+
+def memory_of(client: MpsClient) -> MpsMemory:
+    """What it uses and may use."""
+    return client.memory or MpsMemory()

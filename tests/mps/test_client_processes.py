@@ -59,7 +59,7 @@ def test_a_real_process() -> None:
     with process({**given, b"NODEAGENT_MPS_SLOT_MORE": b"x", b"SECRET": b"x"}) as pid:
         [found] = read(pid)
         assert found.environment == {name.decode(): text.decode() for name, text in given.items()}
-        assert (found.client.pid, found.client.uid) == (pid, os.geteuid())
+        assert (found.client.pid, found.client.user) == (pid, os.geteuid())
         assert found.client.command.startswith("python")
         assert identify(pid) == ProcessIdentity(pid, found.start_time)
     assert read(pid) == ()
@@ -116,7 +116,7 @@ async def test_a_client_whose_memory_is_locked() -> None:
     with locked_process(uid=1000, environment={}) as locked, process(given) as pid:
         for _ in range(2):
             one, other = await read_clients((locked, pid))
-            assert (one.pid, one.client.uid, one.environment) == (locked, 1000, None)
+            assert (one.pid, one.client.user, one.environment) == (locked, 1000, None)
             assert (other.pid, other.environment) == (pid, {PIPES.decode(): "/run/x/pipe"})
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from nodeagent.mps.clients.assess import ENDED_FOR, ClientFacts, OffenceKind, assess
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import MIB, Share, WantedMps
-from nodeagent.views.mps_state import ClientState
-from tests.mps.plans import GPU, LARGE, MIG, SMALL, facts, spec_of, wanted
+from nodeagent.views.shapes import MpsClient
+from tests.mps.plans import GPU, LARGE, MIG, SMALL, facts, memory_of, spec_of, wanted
+from tests.views.daemons import mps_client
 
 GIB = 1024 * MIB
 PLAN = wanted()
@@ -25,12 +26,12 @@ def of_slot(number: int, plan: WantedMps = PLAN) -> dict[str, str]:
     return client_environment(spec_of(plan), plan.sharing.slots[number])
 
 
-def states_of(clients: Sequence[ClientFacts], plan: WantedMps, device: str) -> list[ClientState]:
+def states_of(clients: Sequence[ClientFacts], plan: WantedMps, device: str) -> list[MpsClient]:
     """Each client as every surface shows it."""
     return [found.state for found in assess(clients, plan, device)]
 
 
-def only(client: ClientFacts, plan: WantedMps = PLAN) -> ClientState:
+def only(client: ClientFacts, plan: WantedMps = PLAN) -> MpsClient:
     """What a client is on its own."""
     [state] = states_of([client], plan, GPU)
     return state
@@ -57,7 +58,7 @@ def test_each_slots_environment(
     number: int, share: str, slot: str, memory: int, threads: float
 ) -> None:
     """Makes a client of just that slot, with its limits, and nothing is wrong with it."""
-    assert only(facts(environment=of_slot(number), memory_used=5, container="ab")) == ClientState(
+    assert only(facts(environment=of_slot(number), memory_used=5, container="ab")) == mps_client(
         pid=100,
         command="python",
         uid=1000,
@@ -85,7 +86,7 @@ def test_without_any_limits_of_its_own() -> None:
     plan = wanted(Share("replica", 4, 8192, 25.0))
     assert only(facts(), plan).share == "replica"
     assert kinds(facts()) == {100: ["noShare"]}
-    assert only(facts()).memory_limit == 40 * GIB
+    assert memory_of(only(facts())).limit == 40 * GIB
 
 
 def test_less_than_the_only_share() -> None:
@@ -143,7 +144,7 @@ def test_two_shares_with_the_same_limits() -> None:
 def test_an_environment_that_cannot_be_read() -> None:
     """Is no offence to be ended for; only what the daemon grants is known."""
     state = only(facts(environment=None))
-    assert (state.share, state.memory_limit, state.threads) == ("", 40 * GIB, 40.0)
+    assert (state.share, memory_of(state).limit, state.threads) == ("", 40 * GIB, 40.0)
     assert kinds(facts(environment=None)) == {100: ["unreadable"]}
     assert OffenceKind.UNREADABLE not in ENDED_FOR
     assert kinds(facts(environment=None), plan=OPEN) == {}
@@ -170,7 +171,7 @@ def test_a_limit_that_is_not_set() -> None:
     del environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
     environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=1.5G"
     state = only(facts(environment=environment))
-    assert (state.share, state.memory_limit, state.threads) == ("small", 40 * GIB, 40.0)
+    assert (state.share, memory_of(state).limit, state.threads) == ("small", 40 * GIB, 40.0)
     memory, threads = state.findings
     assert memory == (
         "may use 40Gi of the memory, but its share small allows 8Gi "
@@ -215,7 +216,7 @@ def test_no_limit_no_offence() -> None:
     """A share may leave everything open."""
     plan = wanted(Share("free", 1, None, None))
     state = only(facts(memory_used=80 * GIB), plan)
-    assert (state.memory_limit, state.threads, state.findings) == (None, None, ())
+    assert (memory_of(state).limit, state.threads, state.findings) == (None, None, ())
 
 
 # --- how many -------------------------------------------------------------------------------------

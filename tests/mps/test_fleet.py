@@ -245,7 +245,7 @@ async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
         assert late.wait_until_connected() is False
     client.allocate(1 << 20)
     closed = status(fleet)
-    assert (closed.phase, closed.pid) == ("Ready", before)
+    assert (closed.state, closed.pid) == ("Ready", before)
     assert closed.trouble == "takes no new clients: uncorrected memory errors"
     assert status(fleet, OTHER_GPU).trouble == ""
     await fleet.start(GPU, wanted(2048, 25.0))  # a plan may still change what those inside have

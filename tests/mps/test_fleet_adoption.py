@@ -212,7 +212,7 @@ async def test_a_daemon_with_another_shm(rig: FleetRig) -> None:
     with rig.client() as client:
         await asyncio.to_thread(client.wait_until_accepted)
         async with rig.fleet(private_shm=True) as fleet:
-            assert (status(fleet).phase, status(fleet).pid) == ("Draining", pid)
+            assert (status(fleet).state, status(fleet).pid) == ("Draining", pid)
             assert status(fleet).why == "it has another /dev/shm than mps.shm says"
             client.allocate(1 << 20)
     async with rig.fleet(private_shm=True) as fleet:

@@ -36,7 +36,7 @@ async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> No
     """
     draining = asyncio.create_task(fleet.drain(GPU, seconds=60.0))
     await until(
-        lambda: status(fleet).phase == "Draining" and not (rig.pipes() / "control").exists()
+        lambda: status(fleet).state == "Draining" and not (rig.pipes() / "control").exists()
     )
     with rig.client() as late:
         assert late.wait_until_connected() is False
@@ -45,10 +45,10 @@ async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> No
     assert not draining.done()
     client.close()
     assert await draining == ()
-    assert (status(fleet).phase, status(fleet).why) == ("Down", "drained on request")
+    assert (status(fleet).state, status(fleet).why) == ("Down", "drained on request")
     assert rig.processes() == []
     await asyncio.sleep(0.5)
-    assert status(fleet).phase == "Down"
+    assert status(fleet).state == "Down"
     fleet.retry()
     await ready(fleet)
 
@@ -93,7 +93,7 @@ async def test_drain_whose_caller_no_longer_waits(
 ) -> None:
     """It is given up."""
     draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
-    await until(lambda: status(fleet).phase == "Draining")
+    await until(lambda: status(fleet).state == "Draining")
     draining.cancel()
     with suppress(asyncio.CancelledError):
         await draining
@@ -110,12 +110,12 @@ async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> No
         with rig.client() as client:
             client.wait_until_accepted()
             draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
-            await until(lambda: status(fleet).phase == "Draining")
+            await until(lambda: status(fleet).state == "Draining")
             for act in (fleet.start(GPU, wanted(2048)), fleet.stop(GPU)):
                 async with asyncio.timeout(stretched(30)):
                     with pytest.raises(NotReady, match="is being drained or restarted on request"):
                         await act
-            assert status(fleet).phase == "Draining"
+            assert status(fleet).state == "Draining"
             assert not draining.done()
             while fleet.statuses():  # the deadline of an answer is short here, an end takes time
                 await fleet.keep_only(())
@@ -136,7 +136,7 @@ async def test_drained_is_not_said_beside_another_daemon(rig: FleetRig, fleet: F
     try:
         with pytest.raises(NodeagentError, match=rf"another MPS daemon \(pid {other.pid}, "):
             await fleet.drain(GPU, seconds=30.0)
-        assert status(fleet).phase == "Down"
+        assert status(fleet).state == "Down"
     finally:
         other.kill()
         await other.wait()
@@ -151,7 +151,7 @@ async def test_drained_stays_down_for_the_next_agent(rig: FleetRig) -> None:
     for _ in range(2):
         async with rig.fleet() as fleet:
             await asyncio.sleep(0.2)
-            assert (status(fleet).phase, status(fleet).why) == ("Down", "drained on request")
+            assert (status(fleet).state, status(fleet).why) == ("Down", "drained on request")
     async with rig.fleet() as fleet:
         await fleet.restart(GPU)
         assert status(fleet).is_ready
@@ -170,7 +170,7 @@ async def test_drained_stays_down_although_it_could_not_be_recorded_at_once(rig:
         record.rmdir()
         await until(record.is_file)
     async with rig.fleet() as fleet:
-        assert (status(fleet).phase, status(fleet).why) == ("Down", "drained on request")
+        assert (status(fleet).state, status(fleet).why) == ("Down", "drained on request")
 
 
 async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fleet) -> None:
@@ -203,7 +203,7 @@ async def test_restart_of_a_daemon_whose_device_goes(rig: FleetRig) -> None:
     async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
         await fleet.start(GPU, wanted())
         restarting = asyncio.create_task(fleet.restart(GPU))
-        await until(lambda: status(fleet).phase == "Draining")
+        await until(lambda: status(fleet).state == "Draining")
         async with asyncio.timeout(stretched(30)):
             while fleet.statuses():
                 await fleet.keep_only(())

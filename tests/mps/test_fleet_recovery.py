@@ -50,7 +50,7 @@ async def test_a_steady_daemon_is_back_at_once_and_then_waits(rig: FleetRig) -> 
             with suppress(ProcessLookupError):
                 if pid is not None:
                     os.kill(pid, 9)
-            return status(fleet).phase == "Backoff"
+            return status(fleet).state == "Backoff"
 
         await until(waits)
         assert status(fleet, OTHER_GPU) == other

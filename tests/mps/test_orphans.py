@@ -288,7 +288,7 @@ async def test_a_daemon_that_hangs_beside_what_may_be_its_server(rig: FleetRig) 
             rig.knobs().turn("hang")
             draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
             assert "answered none of 2 questions" in await rig.reported(Subject.SILENT)
-            assert (status(fleet).phase, draining.done()) == ("Draining", False)
+            assert (status(fleet).state, draining.done()) == ("Draining", False)
         assert await draining == ()
 
 

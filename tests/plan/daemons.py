@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, MigMode, MpsDaemon
+from nodeagent.plan.observed import ComputeInstance, DeviceDaemon, Gpu, GpuInstance, MigMode
 from nodeagent.plan.plan import GpuPlan
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
@@ -27,9 +27,9 @@ A, B, C, D = mps(), mps(2048), mps(None), mps(uid=2000)
 
 def daemon(
     runs: WantedMps, clients: Usage | None = None, servers: tuple[int, ...] = ()
-) -> MpsDaemon:
+) -> DeviceDaemon:
     """A daemon that is ready and has no client, or these."""
-    return MpsDaemon(runs, "Ready", pid=99, servers=servers, clients=clients or Usage())
+    return DeviceDaemon(runs, "Ready", pid=99, servers=servers, clients=clients or Usage())
 
 
 def without_mig(gpu: Gpu, **more: object) -> Gpu:
@@ -40,7 +40,7 @@ def without_mig(gpu: Gpu, **more: object) -> Gpu:
     return replace(bare, **more)  # type: ignore[arg-type]  # keys of Gpu, by name
 
 
-def give(gpu: Gpu, *daemons: MpsDaemon | None, exclusive: bool = True) -> Gpu:
+def give(gpu: Gpu, *daemons: DeviceDaemon | None, exclusive: bool = True) -> Gpu:
     """The GPU whose MIG devices have these daemons, in the order of their slices."""
     left = list(daemons)
     instances = []
@@ -52,7 +52,7 @@ def give(gpu: Gpu, *daemons: MpsDaemon | None, exclusive: bool = True) -> Gpu:
     return replace(gpu, instances=tuple(instances))
 
 
-def _given(device: ComputeInstance, of_it: MpsDaemon | None, exclusive: bool) -> ComputeInstance:
+def _given(device: ComputeInstance, of_it: DeviceDaemon | None, exclusive: bool) -> ComputeInstance:
     taken = of_it is not None and exclusive
     return replace(
         device,

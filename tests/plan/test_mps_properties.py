@@ -14,7 +14,7 @@ from nodeagent.plan.desired import (
     MigEnabled,
     WantedInstance,
 )
-from nodeagent.plan.observed import Gpu, MpsDaemon, Placement
+from nodeagent.plan.observed import DeviceDaemon, Gpu, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.search import STOP, cost_of
@@ -52,7 +52,7 @@ SERVER = User(7, "nvidia-cuda-mps")
 
 
 @st.composite
-def daemons(draw: st.DrawFn) -> MpsDaemon | None:
+def daemons(draw: st.DrawFn) -> DeviceDaemon | None:
     """Any daemon of ours, most without clients, or none."""
     runs = draw(WANTED)
     if runs is None:
@@ -171,7 +171,7 @@ def carried_out(gpu: Gpu, whole: GpuPlan, count: int) -> Gpu:
 # --- what is never done -----------------------------------------------------------------------
 
 
-def devices_of(gpu: Gpu) -> dict[str, tuple[MpsDaemon | None, Usage, ComputeMode | None]]:
+def devices_of(gpu: Gpu) -> dict[str, tuple[DeviceDaemon | None, Usage, ComputeMode | None]]:
     """By UUID: every device's daemon, users and mode."""
     found = {c.uuid: (c.mps, c.usage, c.compute_mode) for i in gpu.instances for c in i.compute}
     return {gpu.uuid: (gpu.mps, gpu.usage, gpu.compute_mode), **found}

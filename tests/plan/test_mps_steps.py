@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.plan.observed import Gpu, MpsDaemon
+from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code
@@ -68,7 +68,7 @@ def test_a_mode_changed_past_the_agent_is_set_again() -> None:
 
 def test_an_equal_daemon_needs_nothing_whatever_its_state() -> None:
     """One that is down is the business of who supervises it."""
-    down = MpsDaemon(A, "Backoff", "it crashed")
+    down = DeviceDaemon(A, "Backoff", "it crashed")
     assert plan_gpu(whole(A), running(A, mps=down)).verdict is Verdict.IN_SYNC
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from nodeagent.plan.observed import (
     ComputeInstance,
+    DeviceDaemon,
     Gpu,
     GpuInstance,
     GpuInstanceProfile,
     MigMode,
-    MpsDaemon,
     ObservedNode,
     Placement,
 )
@@ -38,7 +38,7 @@ def user(
     )
 
 
-def whole(*users: User, mps: MpsDaemon | None = None) -> ObservedNode:
+def whole(*users: User, mps: DeviceDaemon | None = None) -> ObservedNode:
     """One GPU without MIG."""
     return ObservedNode((Gpu(0, GPU.uuid, usage=Usage(users), mps=mps),))
 

@@ -16,10 +16,10 @@ from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
-from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.shapes import Cluster, Pod
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
+from tests.views.daemons import mps_daemon
 
 USED, POWER, ENERGY, UTILIZATION = 252, 155, 156, 203
 FIELDS = """DCGM_FI_DEV_FB_USED, gauge, Memory
@@ -129,9 +129,7 @@ def test_lists_of_processes_that_are_old_do_not_count() -> None:
 def test_an_instance_that_is_gone_is_gone_everywhere() -> None:
     """Its values, facts and MPS daemon are not exported, though it was not observed anew yet."""
     rig = Rig(divided({0: [], 1: []}))
-    rig.state = replace(
-        rig.state, mps=(DaemonState("MIG-0", "Ready"), DaemonState("MIG-1", "Ready"))
-    )
+    rig.state = replace(rig.state, mps=(mps_daemon("MIG-0", "Ready"), mps_daemon("MIG-1", "Ready")))
     rig.sample({USED: ((_part(0), 1), (_part(1), 2))}, _part(0), _part(1))
     assert len(rig.series("nodeagent_mig_device_info")) == 2
     rig.sample({USED: ((_part(0), 1), (_part(1), 2))}, _part(1))

@@ -6,7 +6,7 @@ from typing import Any
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import SampleSet, Subject, Value, WholeGpu
-from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
+from nodeagent.plan.observed import Access, DeviceDaemon, ObservedNode
 from nodeagent.structs import replace
 from nodeagent.telemetry.ownership import (
     FB_USED,
@@ -74,7 +74,7 @@ def test_a_container_that_is_not_named_is_the_one_that_was_given_the_device() ->
 
 def test_an_mps_server_is_no_owner() -> None:
     """It is in the driver's lists as a process; its memory is the rest."""
-    daemon = MpsDaemon(runs=None, state="Ready", servers=(9,))  # type: ignore[arg-type]  # unused
+    daemon = DeviceDaemon(runs=None, state="Ready", servers=(9,))  # type: ignore[arg-type]  # unused
     node = whole(user(1, "a"), mps=daemon)
     newer = {WHOLE: (ProcessReading(1, MIB), ProcessReading(9, 30 * MIB))}
     assert uses(node, newer, {9: Owner(unit="mps.service")}.get)[WHOLE].memory == {A: MIB}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from typing import Any
 
 from nodeagent.plan.observed import (
     ComputeInstance,
@@ -13,10 +13,64 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.views.mps_state import ClientState, DaemonState
-from nodeagent.views.shapes import MpsServer, MpsWaiting
+from nodeagent.views.mps_report import plain_number, share_shapes, user_id
+from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsMemory, MpsServer, MpsWaiting, Pod
 
 GIB = 1 << 30
+
+
+def mps_client(  # noqa: PLR0917  # what a client can have
+    pid: int,
+    command: str = "",
+    uid: int | None = None,
+    share: str = "",
+    slot: str = "",
+    memory_used: int | None = None,
+    memory_limit: int | None = None,
+    threads: float | None = None,
+    findings: tuple[str, ...] = (),
+    namespace: str = "",
+    pod: str = "",
+    container: str = "",
+    script: str = "",
+) -> MpsClient:
+    """A client; its container is the pod's where it is in one."""
+    has_memory = (memory_used, memory_limit) != (None, None)
+    return MpsClient(
+        pid=pid,
+        command=command,
+        script=script,
+        user=uid,
+        share=share,
+        slot=slot,
+        memory=MpsMemory(used=memory_used, limit=memory_limit) if has_memory else None,
+        threads=None if threads is None else plain_number(threads),
+        pod=Pod(namespace=namespace, name=pod, container=container) if pod else None,
+        container="" if pod else container,
+        findings=findings,
+    )
+
+
+def mps_daemon(
+    device: str, state: str, wanted: WantedMps | None = None, why: str = "", **more: Any
+) -> MpsDaemon:
+    """A daemon that is to be `wanted`."""
+    return MpsDaemon(
+        device=device,
+        state=state,
+        why=why,
+        **{"restarts": 0, "clients": (), **as_wanted(wanted), **more},
+    )
+
+
+def as_wanted(wanted: WantedMps | None) -> dict[str, Any]:
+    """What a daemon shows of what it is to be."""
+    if wanted is None:
+        return {"user": None, "enforce": "", "shares": None}
+    user, shares = user_id(wanted.account), share_shapes(wanted.sharing)
+    return {"user": user, "enforce": wanted.sharing.enforce, "shares": shares}
+
+
 WHOLE = Gpu(0, "GPU-0", mig=MigMode(current=False, pending=False))
 DIVIDED = Gpu(
     1,
@@ -31,7 +85,7 @@ NODE = ObservedNode((WHOLE, DIVIDED))
 SHARES = (Share("small", 4, 8192, 15.0), Share("rest", None, None, 33.3))
 WANTED = WantedMps(Sharing(SHARES, "report"), Account(1000, 1000))
 ANY = WantedMps(Sharing(SHARES, "terminate"), Account(0, 0, any_user=True))
-CLIENT = ClientState(
+CLIENT = mps_client(
     4712,
     "python",
     1000,
@@ -44,19 +98,19 @@ CLIENT = ClientState(
     pod="train-0",
     container="main",
 )
-STRAY = ClientState(4713, findings=("it has no share", "it has no memory limit"))
-READY = DaemonState(
+STRAY = mps_client(4713, findings=("it has no share", "it has no memory limit"))
+READY = mps_daemon(
     "GPU-0",
     "Ready",
     WANTED,
     pid=815,
     restarts=2,
     pipe_directory="/run/nodeagent/mps/GPU-0/pipe",
-    since=datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+    since="2030-01-02T03:04:05.678Z",
     server=MpsServer(pid=816, user=1000, status="ACTIVE"),
     clients=(CLIENT,),
 )
-FAILED = DaemonState(
+FAILED = mps_daemon(
     "MIG-b",
     "Failed",
     ANY,

@@ -16,9 +16,9 @@ from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
-from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from tests.plan.cards import card, with_instances
+from tests.views.daemons import mps_client, mps_daemon
 
 AT = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 PLAN = """version: v1
@@ -67,12 +67,13 @@ def _named(device: ComputeInstance, uuid: str) -> ComputeInstance:
 OBSERVED = _divided()
 FIRST, SECOND = (gpu.uuid for gpu in OBSERVED.gpus)
 SHARES = Sharing((Share("replica", 4, 20389, 25.0),), "report")
-DAEMON = DaemonState(
+SHARED = WantedMps(SHARES, Account(1000, 1000))
+DAEMON = mps_daemon(
     SECOND,
     "Ready",
-    WantedMps(SHARES, Account(1000, 1000)),
+    SHARED,
     pid=815,
-    clients=(ClientState(4712, share="replica"), ClientState(4713, share="replica")),
+    clients=(mps_client(4712, share="replica"), mps_client(4713, share="replica")),
 )
 IN_SYNC = NodeState(
     "gpu-node-0",

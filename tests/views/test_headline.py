@@ -18,7 +18,7 @@ from nodeagent.health.readings import (
 )
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, MpsDaemon, ObservedNode
+from nodeagent.plan.observed import Access, DeviceDaemon, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
@@ -35,6 +35,7 @@ from tests.views.example_node import (
     OBSERVED,
     REJECTED,
     SECOND,
+    SHARED,
 )
 
 OK, INFO, WARNING, ERROR = Severity
@@ -61,8 +62,8 @@ AWAY = Cluster(
 FAILED = Problem(code=Code.STEP_FAILED, message="a step failed", remedy="mend it", gpu=FIRST)
 CLIENT = Problem(code=Code.MPS_CLIENT, message="a client has no share")
 STRANGE = replace(OBSERVED.gpus[1], usage=Usage(known=False, reason="the kubelet is away"))
-BACKOFF = replace(DAEMON, phase="Backoff", why="it ended")
-DRAINED = replace(DAEMON, phase="Down", why="drained on request")
+BACKOFF = replace(DAEMON, state="Backoff", why="it ended")
+DRAINED = replace(DAEMON, state="Down", why="drained on request")
 HELD = "claim ml/trainer was allocated what is held already"
 WAITS = Claim(
     namespace="ml",
@@ -179,8 +180,7 @@ def test_mps_ends_before_a_reset() -> None:
     a cluster, where no command is on the node, the node is rebooted.
     """
     first, second = OBSERVED.gpus
-    assert DAEMON.wanted
-    shared = replace(second, usage=Usage(), mps=MpsDaemon(DAEMON.wanted, "Ready"))
+    shared = replace(second, usage=Usage(), mps=DeviceDaemon(SHARED, "Ready"))
     sick = health(GpuReading(SECOND, 1, recovery_action=1))
     reset = node({"observed": ObservedNode((first, shared)), "health": sick})
     assert headline(reset, in_cluster=False).remedy == (

@@ -11,14 +11,15 @@ from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.simulation import known_boards
 from nodeagent.structs import replace
 from nodeagent.views.layout_facts import LARGEST, label_changes, layout, layout_labels
-from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views.shapes import MpsDaemon
 from tests.plan.cards import card, with_instances
+from tests.views.daemons import mps_client, mps_daemon
 from tests.views.example_node import DAEMON, FIRST, OBSERVED, SECOND
 
 LABEL = re.compile(r"nodeagent\.io/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
-def reported(observed: ObservedNode, *daemons: DaemonState) -> list[dict[str, Any]]:
+def reported(observed: ObservedNode, *daemons: MpsDaemon) -> list[dict[str, Any]]:
     """The GPUs of the annotation."""
     report = json.loads(layout(observed, daemons))
     assert report["version"] == "v1"
@@ -75,14 +76,14 @@ def test_shares_of_instances_are_added_up() -> None:
     gpu = with_instances(card("h100-80gb"), (("3g.40gb", 0), ("3g.40gb", 4)))
     shares = Sharing((Share("small", 2, 1024, 25.0), Share("any", None, None, None)), "report")
     wanted = WantedMps(shares, Account(0, 0))
-    clients = (ClientState(1, share="small"), ClientState(2, share="any"), ClientState(3))
+    clients = (mps_client(1, share="small"), mps_client(2, share="any"), mps_client(3))
     daemons = [
-        DaemonState("MIG-0", "Ready", wanted, clients=clients),
-        DaemonState("MIG-1", "Ready", wanted),
+        mps_daemon("MIG-0", "Ready", wanted, clients=clients),
+        mps_daemon("MIG-1", "Ready", wanted),
     ]
     (report,) = reported(ObservedNode((gpu,)), *daemons)
     assert report["mps"] == {"any": {"used": 1}, "small": {"total": 4, "used": 1}}
-    (report,) = reported(ObservedNode((gpu,)), replace(daemons[0], phase="Backoff"))
+    (report,) = reported(ObservedNode((gpu,)), replace(daemons[0], state="Backoff"))
     assert "mps" not in report
 
 

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.plan.observed import MpsDaemon, ObservedNode
+from nodeagent.plan.observed import DeviceDaemon, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.structs import replace
 from nodeagent.views.mps_problems import mps_problems, unready_daemons
 from nodeagent.views.mps_report import daemon_shapes, done_json, mps_answer
-from nodeagent.views.mps_state import DaemonState
 from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of
-from nodeagent.views.shapes import Json, as_json
+from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import status_json
-from tests.views.daemons import ANY, FAILED, GIB, NODE, READY, STRAY, WAITING, WANTED, WHOLE
+from tests.views.daemons import (
+    ANY,
+    FAILED,
+    GIB,
+    NODE,
+    READY,
+    STRAY,
+    WAITING,
+    WANTED,
+    WHOLE,
+    as_wanted,
+    mps_daemon,
+)
 
 
-def _node(*daemons: DaemonState) -> NodeState:
+def _node(*daemons: MpsDaemon) -> NodeState:
     return NodeState("node-a", "file", observed=NODE, mps=daemons)
 
 
-def mps_json(daemons: Sequence[DaemonState], observed: ObservedNode | None = None) -> list[Json]:
+def mps_json(daemons: Sequence[MpsDaemon], observed: ObservedNode | None = None) -> list[Json]:
     """The daemons as answers have them."""
-    return [as_json(shape) for shape in daemon_shapes(daemons, observed)]
+    return [json.loads(json.dumps(as_json(one))) for one in daemon_shapes(daemons, observed)]
 
 
 def test_a_daemon_with_everything() -> None:
@@ -64,7 +76,7 @@ def test_a_daemon_with_everything() -> None:
 
 def test_what_is_not_known_is_absent() -> None:
     """A daemon of which only the name is known claims nothing."""
-    assert mps_json([DaemonState("GPU-0", "Down")]) == [
+    assert mps_json([mps_daemon("GPU-0", "Down")]) == [
         {"device": "GPU-0", "state": "Down", "restarts": 0, "clients": []}
     ]
     [report] = mps_json([replace(READY, clients=(STRAY,))])
@@ -157,7 +169,7 @@ def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:
 
 def test_what_was_done() -> None:
     """In words, with the daemon as it is afterwards."""
-    answer = done_json(replace(READY, wanted=ANY), "restarted", NODE)
+    answer = done_json(replace(READY, **as_wanted(ANY)), "restarted", NODE)
     assert answer["message"] == "the MPS daemon of GPU 0 was restarted; it is Ready now"
     assert (answer["device"], answer["done"]) == ("GPU-0", "restarted")
     assert answer["daemon"]["user"] == "any"
@@ -166,7 +178,7 @@ def test_what_was_done() -> None:
 def test_a_daemon_that_is_well_is_no_problem() -> None:
     """Nor is one that is on its way, or that a person drained."""
     ways = ("Starting", "Limiting", "Ready", "Backoff", "Draining", "Down")
-    assert mps_problems([replace(READY, phase=phase) for phase in ways], NODE) == ()
+    assert mps_problems([replace(READY, state=phase) for phase in ways], NODE) == ()
 
 
 def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
@@ -182,7 +194,7 @@ def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
 
 def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:
     """Its server takes no client until they are gone."""
-    [problem] = mps_problems([replace(READY, phase="Fault", why="a fatal fault")], NODE)
+    [problem] = mps_problems([replace(READY, state="Fault", why="a fatal fault")], NODE)
     assert problem.code is Code.MPS
     assert "4712 (python) of pod ml/train-0" in problem.remedy
     assert "`kubectl delete pod -n ml train-0`" in problem.remedy
@@ -210,7 +222,7 @@ def test_each_finding_of_a_client_is_a_problem() -> None:
         "MPS client 4713 on GPU 0: it has no memory limit",
     ]
     assert all("end it: `kill 4713` (" in problem.remedy for problem in reported)
-    ended = mps_problems([replace(READY, clients=(STRAY,), wanted=ANY)], NODE)
+    ended = mps_problems([replace(READY, clients=(STRAY,), **as_wanted(ANY))], NODE)
     assert [problem.remedy for problem in ended] == ["", ""]
 
 
@@ -230,7 +242,7 @@ PHASES: tuple[tuple[str, bool, Phase], ...] = (
 def test_the_phase_of_the_node() -> None:
     """A daemon on its way is work, one that is of no use a failure, and a drain a person's wish."""
     for phase, wanted, expected in PHASES:
-        daemons = (DaemonState("GPU-0", phase, WANTED if wanted else None),)
+        daemons = (mps_daemon("GPU-0", phase, WANTED if wanted else None),)
         problems = mps_problems(daemons, NODE)
         in_sync = NodePlan(Verdict.IN_SYNC)
         assert phase_of(refused=False, plan=in_sync, problems=problems, mps=daemons) is expected, (
@@ -248,15 +260,15 @@ def test_the_phase_of_the_node() -> None:
 )
 def test_what_to_do_about_a_daemon_that_is_not_ready(state: str, remedy: str) -> None:
     """One that was drained or given up does not come back by itself."""
-    [problem] = unready_daemons(replace(WHOLE, mps=MpsDaemon(WANTED, state)))
+    [problem] = unready_daemons(replace(WHOLE, mps=DeviceDaemon(WANTED, state)))
     assert remedy in problem.remedy
-    assert unready_daemons(replace(WHOLE, mps=MpsDaemon(WANTED, "Ready"))) == ()
+    assert unready_daemons(replace(WHOLE, mps=DeviceDaemon(WANTED, "Ready"))) == ()
 
 
 def test_readiness_names_each_daemon_that_is_not_ready() -> None:
     """Down, draining or failed, with its device and why; one that is not wanted does not count."""
-    unwanted = replace(READY, wanted=None, phase="Draining")
-    draining = replace(READY, phase="Draining", why="drained on request")
+    unwanted = replace(READY, **as_wanted(None), state="Draining")
+    draining = replace(READY, state="Draining", why="drained on request")
     state = NodeState("n", "file", rounds=1, observed=NODE, mps=(READY, unwanted))
     assert not_ready(state) == ()
     assert not_ready(replace(state, mps=(draining, FAILED))) == (

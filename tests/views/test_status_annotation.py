@@ -21,7 +21,6 @@ from nodeagent.plan.observed import (
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
-from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase, Refusal
 from nodeagent.views.status_annotation import (
     LARGEST,
@@ -29,6 +28,7 @@ from nodeagent.views.status_annotation import (
     status_content,
     status_text,
 )
+from tests.views.daemons import mps_client, mps_daemon
 from tests.views.example_node import (
     AT,
     BLOCKED,
@@ -229,7 +229,7 @@ def _crowded(gpus: int, problems: int, text: str) -> NodeState:
         for number in range(gpus)
     )
     daemons = tuple(
-        DaemonState(_mig(number, start), "Backoff", clients=(ClientState(1),) * 48)
+        mps_daemon(_mig(number, start), "Backoff", clients=(mps_client(1),) * 48)
         for number in range(gpus)
         for start in range(7)
     )
@@ -287,8 +287,8 @@ def test_sixteen_full_gpus_are_shown_whole() -> None:
 
 def test_daemons_are_in_the_order_of_their_devices() -> None:
     """Those of devices that are gone come last, so that the text is always the same."""
-    gone = DaemonState("MIG-gone", "Down")
-    first = DaemonState(FIRST, "Ready")
+    gone = mps_daemon("MIG-gone", "Down")
+    first = mps_daemon(FIRST, "Ready")
     for order in ((gone, DAEMON, first), (first, gone, DAEMON)):
         content = status_content(replace(IN_SYNC, mps=order))
         assert [entry["device"] for entry in content["mps"]] == [FIRST, SECOND, "MIG-gone"]

@@ -27,7 +27,8 @@ from nodeagent.plan.shares import (
 )
 from nodeagent.structs import Struct, replace
 from nodeagent.views.mps_problems import client_words
-from nodeagent.views.mps_state import ClientState
+from nodeagent.views.mps_report import plain_number
+from nodeagent.views.shapes import MpsClient, MpsMemory
 
 # Device memory is handed out in pages of this size, and NVML counts pages.
 PAGE = 2 * MIB
@@ -37,13 +38,15 @@ PAGE = 2 * MIB
 class ClientFacts:
     """A client process as read: `client` without its share and limits, `start_time` in the kernel's
     clock ticks since boot, `environment` the variables of MPS that it was started with (None: they
-    cannot be read), `seen` when it was seen to be a client first.
+    cannot be read), `seen` when it was seen to be a client first, `memory_used`
+    in bytes.
     """
 
-    client: ClientState
+    client: MpsClient
     start_time: int
     environment: Mapping[str, str] | None
     seen: float = 0.0
+    memory_used: int | None = None
 
     @property
     def pid(self) -> int:
@@ -82,7 +85,7 @@ class Offence:
     is the client; `outcome` says what came of ending it, once that was tried.
     """
 
-    client: ClientState
+    client: MpsClient
     kind: OffenceKind
     message: str
     outcome: str = ""
@@ -103,13 +106,15 @@ class Judged:
     wrongs: list[tuple[OffenceKind, str]] = field(default_factory=list)
 
     @property
-    def state(self) -> ClientState:
+    def state(self) -> MpsClient:
+        used, limits = self.facts.memory_used, self.limits
+        has_memory = (used, limits.memory) != (None, None)
         return replace(
             self.facts.client,
             share=self.share.name if self.share else "",
             slot=self.slot,
-            memory_limit=self.limits.memory,
-            threads=self.limits.threads if self.limits.threads < ALL_THREADS else None,
+            memory=MpsMemory(used=used, limit=limits.memory) if has_memory else None,
+            threads=plain_number(limits.threads) if limits.threads < ALL_THREADS else None,
             findings=tuple(message for _, message in self.wrongs),
         )
 
@@ -218,7 +223,7 @@ def _compare_memory(client: Judged) -> None:
     """
     limits = (client.limits.memory, _most(client.share).memory)
     limit = min((known for known in limits if known is not None), default=None)
-    used = client.facts.client.memory_used
+    used = client.facts.memory_used
     if used is not None and limit is not None and used > -(-limit // PAGE) * PAGE:
         client.add(
             OffenceKind.MEMORY,

@@ -37,7 +37,7 @@ from nodeagent.own_thread import OwnThread
 from nodeagent.plan.shares import WantedMps
 from nodeagent.processes import Process, ProcessIdentity, environment_of, inspect, is_gone, name_of
 from nodeagent.structs import Struct, replace
-from nodeagent.views.mps_state import ClientState
+from nodeagent.views.shapes import MpsClient
 
 TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
 
@@ -75,7 +75,9 @@ def _read_client(pid: int, *, memory: bool) -> ClientFacts | None:
         return None
     uid = found.uids.effective  # the one that the daemon checks
     script = script_of(pid) if memory else ""
-    client = ClientState(pid, name_of(pid), uid, container=_container(pid), script=script)
+    client = MpsClient(
+        pid=pid, command=name_of(pid), script=script, user=uid, container=_container(pid)
+    )
     environment = _environment(pid) if memory else None
     facts = ClientFacts(client, found.identity.create_time, environment)
     # Checked again: all of this was read of one process, and its pid was not reused.
@@ -175,9 +177,7 @@ class ClientWatch:
             task.cancel()
         await asyncio.gather(*endings, return_exceptions=True)
 
-    async def check(
-        self, daemons: Sequence[RunningDaemon]
-    ) -> Mapping[str, tuple[ClientState, ...]]:
+    async def check(self, daemons: Sequence[RunningDaemon]) -> Mapping[str, tuple[MpsClient, ...]]:
         """All clients of these daemons, by device."""
         now = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
@@ -208,11 +208,11 @@ class ClientWatch:
         known = [
             replace(
                 facts,
-                client=replace(facts.client, memory_used=memory.get(facts.pid)),
+                memory_used=memory.get(facts.pid),
                 seen=self._seen.setdefault((daemon.device, facts.pid, facts.start_time), now),
             )
             for facts in await read_clients(pids)
-            if facts.pid in named or facts.client.uid == daemon.user
+            if facts.pid in named or facts.client.user == daemon.user
         ]
         return assess(known, daemon.wanted, daemon.device)
 
@@ -278,13 +278,13 @@ class ClientWatch:
         self.report(daemon.device, replace(offence, outcome=ending.words))
 
 
-def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[ClientState, ...]:
+def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[MpsClient, ...]:
     """As the daemon names them, those included of whom nothing else is known: one has just ended,
     or cannot be seen from here.
     """
     known = {client.facts.pid: client.state for client in judged}
     return tuple(
-        known.get(pid) or ClientState(pid, findings=() if pid else (_NO_PID,))
+        known.get(pid) or MpsClient(pid=pid, findings=() if pid else (_NO_PID,))
         for _, pid in daemon.clients
     )
 

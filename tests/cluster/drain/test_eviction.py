@@ -8,7 +8,7 @@ from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evict
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
-from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode
+from nodeagent.plan.observed import DeviceDaemon, Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
@@ -173,7 +173,7 @@ def test_a_pod_is_evicted_once_whatever_it_holds() -> None:
 def test_clients_of_mps_go_with_their_daemon() -> None:
     """A daemon's clients are users too, also where only the daemon knows them."""
     gpu = with_instances(H100, [("1g.10gb", 0)])
-    daemon = MpsDaemon(MPS, "Ready", pid=8, servers=(9,), clients=Usage((of("client", 77),)))
+    daemon = DeviceDaemon(MPS, "Ready", pid=8, servers=(9,), clients=Usage((of("client", 77),)))
     device = replace(gpu.instances[0].compute[0], mps=daemon, usage=Usage((User(9, "server"),)))
     gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=(device,)),))
     assert names(chosen(gpu, evict(("7g.80gb", 1)))) == ["client"]

@@ -11,7 +11,7 @@ from nodeagent.mps.clients.assess import Offence
 from nodeagent.mps.clients.watch import ClientWatch, RunningDaemon
 from nodeagent.plan.shares import MIB
 from nodeagent.simulation.mps.clients import SimulatedClient
-from nodeagent.views.mps_state import ClientState
+from nodeagent.views.shapes import MpsClient
 from tests.mps.plans import GPU, wanted
 
 GIB = 1024 * MIB
@@ -56,7 +56,7 @@ class Watch(ClientWatch):
         return [(offence.client.pid, offence.kind.value) for _, offence in self.reported]
 
 
-async def look(watch: Watch, daemon: RunningDaemon) -> tuple[ClientState, ...]:
+async def look(watch: Watch, daemon: RunningDaemon) -> tuple[MpsClient, ...]:
     """At one daemon."""
     watch.named = {pid for _, pid in daemon.clients}
     found = await watch.check([daemon])

@@ -16,11 +16,11 @@ from nodeagent.plan.shares import WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
 from nodeagent.structs import replace
-from nodeagent.views.mps_state import ClientState
 from tests.mps.client_watch.rig import GIB, TERMINATE, Start, Watch, look, slot
-from tests.mps.plans import GPU, MIG, wanted
+from tests.mps.plans import GPU, MIG, memory_of, wanted
 from tests.mps.simulated_daemon import asking, running, start
 from tests.simulation.mps.rig import Rig, gone
+from tests.views.daemons import mps_client
 
 
 def env_files(folder: Path, spec: DaemonSpec, plan: WantedMps) -> dict[str, dict[str, str]]:
@@ -50,13 +50,17 @@ async def test_each_env_file(rig: Rig, start_client: Start, tmp_path: Path) -> N
     for state in states:
         client = clients[state.slot]
         terms = client.terms
-        assert (state.pid, state.uid) == (client.pid, uid)
-        assert (state.memory_limit, state.threads) == (terms["limit"], terms["percentage"])
+        assert (state.pid, state.user) == (client.pid, uid)
+        assert (memory_of(state).limit, state.threads) == (terms["limit"], terms["percentage"])
         assert state.share == state.slot.partition("-")[0]
         assert state.findings == ()
         assert state.command
     large = next(state for state in states if state.share == "large")
-    assert (large.memory_limit, large.threads, large.memory_used) == (40 * GIB, 40.0, 3 * GIB)
+    assert (memory_of(large).limit, large.threads, memory_of(large).used) == (
+        40 * GIB,
+        40.0,
+        3 * GIB,
+    )
     assert watch.reported == []
     assert watch.asked == [GPU]
 
@@ -116,8 +120,8 @@ async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
         async with Watch() as watch:
             [state] = await look(watch, running(rig, plan, control))
         assert state.pid == client.pid
-    assert (state.uid, state.slot, state.findings) == (1000, "small-1", ())
-    assert (state.memory_limit, state.threads) == (8 * GIB, 15.0)
+    assert (state.user, state.slot, state.findings) == (1000, "small-1", ())
+    assert (memory_of(state).limit, state.threads) == (8 * GIB, 15.0)
     assert client.terms["limit"] == 8 * GIB
 
 
@@ -179,7 +183,7 @@ async def test_a_driver_that_does_not_answer(rig: Rig, start_client: Start) -> N
     async with Watch() as watch:
         watch.driver_fails = True
         [state] = await look(watch, running(rig, plan, control))
-    assert (state.slot, state.memory_used, state.memory_limit) == ("small-0", None, 8 * GIB)
+    assert (state.slot, memory_of(state).used, memory_of(state).limit) == ("small-0", None, 8 * GIB)
 
 
 async def test_whom_nothing_is_known_of(rig: Rig) -> None:
@@ -193,7 +197,7 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
         await watch.settle()
     assert unseen.pid == 0
     assert "another pid namespace" in unseen.findings[0]
-    assert ended == ClientState(2**22 - 1)
+    assert ended == mps_client(2**22 - 1)
     assert watch.reported == []
 
 

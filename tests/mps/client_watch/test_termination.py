@@ -17,7 +17,7 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
 from tests.machine_load import stretched
 from tests.mps.client_watch.rig import GIB, TERMINATE, Start, Watch, look, slot
-from tests.mps.plans import GPU, wanted
+from tests.mps.plans import GPU, memory_of, wanted
 from tests.mps.simulated_daemon import asking, running, start
 from tests.simulation.mps.rig import Rig, gone
 
@@ -204,7 +204,7 @@ async def test_whose_environment_is_not_known(rig: Rig) -> None:
             [state] = await look(watch, running(rig, TERMINATE, control))
             await watch.settle()
         assert watch.kinds() == [(client.pid, "unreadable")]
-        assert (state.share, state.memory_limit) == ("", 40 * GIB)
+        assert (state.share, memory_of(state).limit) == ("", 40 * GIB)
         assert client.poll() is None
         client.communicate(b"exit\n")
 
@@ -218,7 +218,9 @@ async def test_a_share_for_all(rig: Rig, start_client: Start) -> None:
     async with Watch() as watch:
         states = await look(watch, running(rig, plan, control))
         await watch.settle()
-    assert {(s.share, s.memory_limit, s.threads) for s in states} == {("clients", 10 * GIB, 25.0)}
+    assert {(s.share, memory_of(s).limit, s.threads) for s in states} == {
+        ("clients", 10 * GIB, 25.0)
+    }
     assert watch.reported == []
     assert not any(gone(client.pid) for client in clients)
 

@@ -52,7 +52,7 @@ async def test_die_after(rig: FleetRig) -> None:
             await fleet.start(GPU, wanted())
         words = await rig.reported(Subject.FAILED)
         assert "failed 3 times in a row" in words
-        assert status(fleet).phase == "Failed"
+        assert status(fleet).state == "Failed"
         assert status(fleet).last_lines
         rig.knobs().clear()
         await fleet.restart(GPU)
@@ -204,5 +204,5 @@ async def test_a_fault_of_our_own(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         with pytest.raises(NotReady, match="a fault in the agent itself: ValueError: embedded nul"):
             await fleet.start(GPU, wanted())
-        await until(lambda: status(fleet).phase == "Failed")
+        await until(lambda: status(fleet).state == "Failed")
         await fleet.stop(GPU)

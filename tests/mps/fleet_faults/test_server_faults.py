@@ -25,7 +25,7 @@ async def test_server_slow(rig: FleetRig, fleet: Fleet) -> None:
     with rig.client() as client:
         words = await rig.reported(Subject.SERVER_SLOW)
         assert "has been initializing for 1 s" in words
-        assert status(fleet).phase == "Fault"
+        assert status(fleet).state == "Fault"
         await ready(fleet)
         client.wait_until_accepted()
 
@@ -129,7 +129,7 @@ async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
         client.fault()
         words = await rig.reported(Subject.SERVER_FAULT)
         assert f"had a fatal fault of client {client.pid}" in words
-        assert status(fleet).phase == "Fault"
+        assert status(fleet).state == "Fault"
         assert {c.pid for c in status(fleet).clients} == {client.pid, victim.pid}
         with pytest.raises(StillInUse, match=f"pid {victim.pid}"):
             await fleet.restart(GPU)
@@ -153,7 +153,7 @@ async def test_terminate_code(rig: FleetRig, fleet: Fleet, code: int) -> None:
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("terminate_code", code)
         assert await fleet.drain(GPU, seconds=0.1, force=True) == ()
-    assert status(fleet).phase == "Down"
+    assert status(fleet).state == "Down"
     assert rig.processes() == []
 
 

@@ -14,12 +14,13 @@ from nodeagent.cluster.plan_sources.nos import grammar
 from nodeagent.cluster.plan_sources.nos.grammar import DeviceUse, PartitioningKind, StatusKey
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.mps_users import as_used
-from nodeagent.plan.observed import Access, Gpu, MpsDaemon
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu
 from nodeagent.plan.shares import MIB, Share
 from nodeagent.plan.users import User
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
-from nodeagent.views.mps_state import ClientState, DaemonState
+from nodeagent.views import shapes
 from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import MpsClient, Pod
 
 _Counts = Counter[StatusKey]
 
@@ -139,7 +140,7 @@ class _Holder:
 
 
 def _shares(
-    gpu: Gpu, daemon: MpsDaemon, reported: DaemonState | None, *, answers: bool
+    gpu: Gpu, daemon: DeviceDaemon, reported: shapes.MpsDaemon | None, *, answers: bool
 ) -> Iterator[StatusKey]:
     """One key for each share, of those that nos knows how to name."""
     shares = [s for s in daemon.runs.sharing.shares if s.count and grammar.share_size(s.name)]
@@ -153,7 +154,7 @@ def _shares(
         yield from [StatusKey(gpu.index, name, DeviceUse.FREE)] * max(0, count - taken[name])
 
 
-def _holders(gpu: Gpu, reported: DaemonState | None) -> list[_Holder]:
+def _holders(gpu: Gpu, reported: shapes.MpsDaemon | None) -> list[_Holder]:
     """The clients the daemon's supervisor knows, then those users whom only others saw.
 
     A process that is neither a client nor an allocation of the kubelet's holds no share.
@@ -167,14 +168,20 @@ def _holders(gpu: Gpu, reported: DaemonState | None) -> list[_Holder]:
         if user.source in ("mps", "kubelet") and not (user.pid and user.pid in pids)
     }
     return [
-        *(_Holder(_identity(c), c.share, c.slot, c.memory_limit) for c in clients),
+        *(
+            _Holder(_identity(c), c.share, c.slot, c.memory.limit if c.memory else None)
+            for c in clients
+        ),
         *(_Holder(identity) for identity in others if identity not in known),
     ]
 
 
-def _identity(who: ClientState | User) -> tuple[str, ...]:
-    if who.pod:
-        return (who.namespace, who.pod, who.container)
+def _identity(who: MpsClient | User) -> tuple[str, ...]:
+    match who:
+        case MpsClient(pod=Pod() as pod):
+            return (pod.namespace, pod.name, pod.container)
+        case User() if who.pod:
+            return (who.namespace, who.pod, who.container)
     return (str(who.pid),)
 
 

@@ -12,7 +12,7 @@ from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import MigMode, ObservedNode
 from nodeagent.plan.resolve import resolve
 from nodeagent.reconcile.plan_update import PlanText, PlanUpdate
-from nodeagent.views.mps_state import DaemonState
+from nodeagent.views.shapes import MpsDaemon
 from tests.cluster.plan_sources.nos.nodes import client, divided, gpu, shared
 
 _FILE = Path(__file__).parents[3] / "data/nos/exchanges.json"
@@ -34,7 +34,7 @@ def desired(offered: PlanText, observed: ObservedNode) -> DesiredNode:
 
 def seen(
     gpus: list[Any], offered: PlanUpdate, bare: ObservedNode
-) -> tuple[ObservedNode, tuple[DaemonState, ...]]:
+) -> tuple[ObservedNode, tuple[MpsDaemon, ...]]:
     """The GPUs of a step: MIG as listed, shares with the daemon that the plan asks for."""
     found_gpus, daemons = [], []
     for empty, found in zip(bare.gpus, gpus, strict=True):

@@ -9,15 +9,16 @@ from typing import Any
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan
 from nodeagent.documents.reading import digest_of
-from nodeagent.plan.observed import Gpu, MigMode, MpsDaemon, ObservedNode
+from nodeagent.plan.observed import DeviceDaemon, Gpu, MigMode, ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.plan_update import PlanText, PlanUpdate
 from nodeagent.structs import replace
-from nodeagent.views.mps_state import ClientState, DaemonState
 from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import MpsClient, MpsDaemon
 from tests.plan.cards import card, with_instances
+from tests.views.daemons import mps_client, mps_daemon
 
 MIG = {MODE_LABEL: "mig"}
 MPS = {MODE_LABEL: "mps"}
@@ -59,20 +60,20 @@ def shares(counts: Mapping[str, int], memory: int | None = 1000) -> WantedMps:
     return WantedMps(Sharing(kinds, "report"), Account(1000, 1000))
 
 
-def client(pid: int, share: str = "", slot: str = "", **more: Any) -> ClientState:
+def client(pid: int, share: str = "", slot: str = "", **more: Any) -> MpsClient:
     """A client with the slot of this number of the share, or without."""
-    return ClientState(pid, share=share, slot=f"{share}-{slot}" if slot else "", **more)
+    return mps_client(pid, share=share, slot=f"{share}-{slot}" if slot else "", **more)
 
 
 def shared(
-    bare: Gpu, runs: WantedMps, *clients: ClientState, others: Iterable[User] = ()
-) -> tuple[Gpu, DaemonState]:
+    bare: Gpu, runs: WantedMps, *clients: MpsClient, others: Iterable[User] = ()
+) -> tuple[Gpu, MpsDaemon]:
     """The GPU with a daemon and its clients, and with users whom the daemon does not know."""
-    users = tuple(User(c.pid, namespace=c.namespace, pod=c.pod) for c in clients)
-    daemon = MpsDaemon(runs, "Ready", pid=800, servers=(801,), clients=Usage(users))
+    users = tuple(User(c.pid, namespace=c.end[1], pod=c.end[2]) for c in clients)
+    daemon = DeviceDaemon(runs, "Ready", pid=800, servers=(801,), clients=Usage(users))
     usage = Usage((User(801, "nvidia-cuda-mps-server"), *users, *others))
     seen = replace(bare, mig=OFF if bare.mig else None, usage=usage, mps=daemon)
-    return seen, DaemonState(bare.uuid, "Ready", runs, pid=800, clients=clients)
+    return seen, mps_daemon(bare.uuid, "Ready", runs, pid=800, clients=clients)
 
 
 def state(

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
 from nodeagent.documents.reading import digest_of
-from nodeagent.plan.observed import Access, Gpu, MpsDaemon, ObservedNode
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
@@ -85,7 +85,7 @@ def test_device_with_a_daemon() -> None:
     (device,) = instance.compute
 
     def with_daemon(clients: Usage) -> Gpu:
-        daemon = MpsDaemon(shares({"10gb": 1}), "Ready", servers=(801,), clients=clients)
+        daemon = DeviceDaemon(shares({"10gb": 1}), "Ready", servers=(801,), clients=clients)
         served = replace(device, usage=Usage((User(801),)), mps=daemon)
         return replace(one, instances=(replace(instance, compute=(served,)),))
 
