@@ -17,7 +17,8 @@ NAMES = (
         "disturbance",
         "mps",
     ),
-    *("cluster", "cluster_traffic", "cluster_restart", "metrics", "claims", "fragmentation"),
+    *("cluster", "cluster_traffic", "cluster_restart", "metrics", "claims", "calls"),
+    "fragmentation",
 )
 LONG = ("soak",)
 
