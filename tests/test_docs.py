@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import textwrap
@@ -12,7 +11,7 @@ import pytest
 
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.cli import main
-from nodeagent.cli.parser import Parser, build_parser, parse
+from nodeagent.cli.parser import build_parser, parse
 from nodeagent.documents.plan import plan_schema
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
@@ -46,14 +45,6 @@ def _rows(text: str) -> dict[str, list[str]]:
     return rows
 
 
-def _subparsers(parser: Parser) -> dict[str, Parser]:
-    parser.fill()
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
-
-
 def _commands(text: str) -> list[str]:
     """What follows `nodeagent` in the lines of blocks of commands, comments included."""
     bodies = "".join(block.body for block in blocks_of(text) if block.info in MARKS)
@@ -81,7 +72,7 @@ def test_every_command_is_in_the_readme() -> None:
     """README's table of commands has exactly the commands that the program has."""
     table = README.split("## Commands")[1].split("## ")[0]
     commands = [name for name in _rows(table) if not name.startswith("-")]
-    assert set(_subparsers(build_parser())) == set(commands)
+    assert set(build_parser().subcommands) == set(commands)
 
 
 def _plan_keys(schema: object) -> set[str]:
@@ -122,7 +113,7 @@ def test_the_hardware_page_is_up_to_date() -> None:
 
 def test_every_simulation_is_documented() -> None:
     """docs/simulator.md shows every form of `nodeagent simulate`."""
-    for name in _subparsers(_subparsers(build_parser())["simulate"]):
+    for name in build_parser().subcommands["simulate"].subcommands:
         assert f"simulate {name}" in SIMULATOR, name
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.cli.commands import all_options
-from nodeagent.cli.completion import all_commands
-from nodeagent.cli.declarations import Command, Option
-from nodeagent.cli.parser import EXIT_CODES
+from nodeagent.cli.parser import EXIT_CODES, Parser, build_parser
 
 
 def main() -> None:
@@ -23,52 +21,53 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """All pages, by the names of their files."""
-    rows = {"-".join(path): _page(path, command) for path, command in all_commands()}
-    return {f"{name}.1": "".join(f"{row}\n" for row in page) for name, page in rows.items()}
+    parsers = list(build_parser().with_subcommands())
+    return {f"{_name(each)}.1": "\n".join([*_page(each), ""]) for each in parsers}
 
 
-def _page(path: tuple[str, ...], command: Command) -> Iterator[str]:
-    name, below = "-".join(path), command.subcommands()
-    options = [each for each in all_options(command) if not each.is_argument]
-    arguments = [each for each in all_options(command) if each.is_argument]
+def _name(parser: argparse.ArgumentParser) -> str:
+    return parser.prog.replace(" ", "-")
+
+
+def _page(parser: Parser) -> Iterator[str]:
+    name, summary = _name(parser), str(parser.description)
+    below = parser.subcommands
+    actions = [each for each in parser.actions if each.choices is not below]
+    options = [each for each in actions if each.option_strings]
+    arguments = [each for each in actions if not each.option_strings]
     yield f'.TH "{_plain(name.upper())}" 1 "" "nodeagent {__version__}" "nodeagent"'
     yield ".SH NAME"
-    summary = command.sentence.removesuffix(".")
-    yield f"{_plain(name)} \\- {_plain(summary[0].lower() + summary[1:])}"
+    yield f"{_plain(name)} \\- {_plain(summary[0].lower() + summary[1:].removesuffix('.'))}"
     yield ".SH SYNOPSIS"
-    words = [word.value for word in arguments] or ["COMMAND"] * bool(below)
-    named = "".join(f" \\fI{_plain(word)}\\fR" for word in words)
-    yield f"\\fB{_plain(' '.join(path))}\\fR [\\fIoptions\\fR]{named}"
+    words = [_value(each) for each in arguments] or ["\\fICOMMAND\\fR"] * bool(below)
+    yield " ".join((f"\\fB{_plain(parser.prog)}\\fR", "[\\fIoptions\\fR]", *words))
     yield ".SH DESCRIPTION"
-    yield _plain(command.sentence)
+    yield _plain(summary)
     if below:
         yield ".SH COMMANDS"
         for child, its in below.items():
-            yield from _term(f"\\fB{_plain(child)}\\fR", its.sentence)
+            yield from (".TP", f"\\fB{_plain(child)}\\fR", _plain(str(its.description)))
     for title, group in (("ARGUMENTS", arguments), ("OPTIONS", options)):
         if group:
             yield f".SH {title}"
-            for word in group:
-                yield from _term(_spelled(word), word.details["help"])
+            for action in group:
+                names = ", ".join(f"\\fB{_plain(each)}\\fR" for each in action.option_strings)
+                spelled = " ".join(filter(None, (names, _value(action))))
+                yield from (".TP", spelled, _plain(str(action.help)))
     yield ".SH EXIT STATUS"
     yield _plain(EXIT_CODES)
-    above = ["-".join(path[:-1])] if len(path) > 1 else []
-    near = [*above, *(f"{name}-{child}" for child in below)]
     yield ".SH SEE ALSO"
+    above = [name.rpartition("-")[0]] if "-" in name else []
+    near = (*above, *map(_name, below.values()))
     yield ", ".join(f"\\fB{_plain(page)}\\fR(1)" for page in near)
 
 
-def _term(term: str, meaning: str) -> Iterator[str]:
-    yield ".TP"
-    yield term
-    yield _plain(meaning)
-
-
-def _spelled(word: Option) -> str:
-    value = f"\\fI{_plain(word.value)}\\fR" if word.value else ""
-    names = "" if word.is_argument else ", ".join(f"\\fB{_plain(n)}\\fR" for n in word.names)
-    choices = f" ({_plain(', '.join(word.choices))})" if word.choices else ""
-    return " ".join(filter(None, (names, value))) + choices
+def _value(action: argparse.Action) -> str:
+    """What it takes, in italics; "" for a flag."""
+    if action.nargs == 0:
+        return ""
+    choices = f" ({_plain(', '.join(action.choices))})" if action.choices else ""
+    return f"\\fI{_plain(str(action.metavar or action.dest.upper()))}\\fR{choices}"
 
 
 def _plain(text: str) -> str:

@@ -217,11 +217,6 @@ _VERSION = option(
 
 PROGRAM = Command(
     "partitions the NVIDIA GPUs of this node",
-    subcommands=lambda: COMMANDS,
     general=(HELP, _VERSION),
+    subcommands=lambda: COMMANDS,
 )
-
-
-def all_options(command: Command) -> tuple[Option, ...]:
-    """Those of every command among them."""
-    return (*command.general, *GLOBAL_OPTIONS, *command.one_of, *command.options)

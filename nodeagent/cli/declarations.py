@@ -18,24 +18,6 @@ class Option(NamedTuple):
     names: tuple[str, ...]
     details: Mapping[str, Any]
 
-    @property
-    def is_argument(self) -> bool:
-        return not self.names[0].startswith("-")
-
-    @property
-    def value(self) -> str:
-        """What it takes, as the help names it; "" for a flag."""
-        if "action" in self.details:
-            return ""
-        name = next((n for n in self.names if n.startswith("--")), self.names[0]).lstrip("-")
-        name = self.details.get("dest", name.replace("-", "_"))
-        return str(self.details.get("metavar", name.upper()))
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """All that it takes, where these are some words."""
-        return tuple(self.details.get("choices", ()))
-
 
 def option(*names: str, **details: Any) -> Option:
     """One with what argparse takes."""

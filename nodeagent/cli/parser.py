@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from nodeagent.cli.commands import COMMANDS, GLOBAL_OPTIONS, PROGRAM
@@ -73,6 +73,24 @@ class Parser(argparse.ArgumentParser):
         epilog = self.epilog if self._command is PROGRAM else None
         for name, command in self._command.subcommands().items():
             parsers.add_parser(name, help=command.summary, epilog=epilog, command=command)
+
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """What it takes; argparse has no other list of that."""
+        self.fill()
+        return self._actions
+
+    @property
+    def subcommands(self) -> dict[str, Parser]:
+        """The parsers of the commands below it."""
+        return next((a.choices for a in self.actions if isinstance(a.choices, dict)), {})
+
+    def with_subcommands(self) -> Iterator[Parser]:
+        """This parser and all below it, filled."""
+        self.fill()
+        yield self
+        for below in self.subcommands.values():
+            yield from below.with_subcommands()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.fill()

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
 import pytest
 
-from nodeagent.cli.commands import COMMANDS, MPS_COMMANDS
-from nodeagent.cli.parser import Parser, build_parser
-from nodeagent.cli.simulate.options import SIMULATIONS
+from nodeagent.cli.parser import build_parser
 
 PAGE = (Path(__file__).parents[2] / "docs/commands.md").read_text(encoding="utf-8")
-NAMES = [
-    *COMMANDS,
-    *(f"simulate {name}" for name in SIMULATIONS),
-    *(f"mps {name}" for name in MPS_COMMANDS),
-]
-
-
-def _parsers(parser: Parser, prefix: str = "") -> dict[str, set[str]]:
-    """Option names by command."""
-    parser.fill()
-    found: dict[str, set[str]] = {}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, child in action.choices.items():
-                found |= _parsers(child, f"{prefix}{name} ")
-    options = {option for action in parser._actions for option in action.option_strings}
-    return {prefix.strip(): options - {"-h", "--help"}, **found}
-
-
-OPTIONS = _parsers(build_parser())
+OPTIONS = {
+    parser.prog.removeprefix("nodeagent").strip(): {
+        option for action in parser.actions for option in action.option_strings
+    }
+    - {"-h", "--help"}
+    for parser in build_parser().with_subcommands()
+}
+NAMES = [name for name in OPTIONS if name]
 GLOBAL = {"--simulate", "--state", "-o", "--output", "--no-color"}
 
 
