@@ -79,7 +79,7 @@ LABEL    = $(if $(LABELLED),2>&1 | sed -u 's/^/$(@:pytest-%=%): /')
 PARTS   := pytest-computing pytest-commands pytest-programs pytest-daemons pytest-cluster
 CHOICE  := -m 'not full'
 PURE    := tests/documents tests/health tests/metrics tests/mps/lifecycle tests/plan tests/views \
-  $(addprefix tests/cluster/drain/test_,allocatable.py change.py eviction.py owners.py)
+  $(addprefix tests/cluster/drain/test_,change.py eviction.py owners.py)
 CLUSTER := tests/cluster tests/simulated_cluster tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 REAL    := tests/real_cluster
