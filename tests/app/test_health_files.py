@@ -54,7 +54,7 @@ async def test_a_damaged_file_is_logged_and_not_used(
     async with rig.running():
         assert (tmp_path / "health.json.unusable-1").exists()
     assert (tmp_path / "health.json").read_text().endswith("}")
-    assert "health.json cannot be used: its content is not understood" in capsys.readouterr().out
+    assert "health.json cannot be used: " in capsys.readouterr().out
 
 
 async def test_a_full_disk_stops_nothing(

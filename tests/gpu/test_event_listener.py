@@ -291,20 +291,6 @@ async def test_many_waits_end_with_their_caller(driver: Driver, node: SimulatedN
     assert await driver.pool.shut_down()
 
 
-async def test_waiting_does_not_keep_nvml_open(
-    listener: EventListener, driver: Driver, node: SimulatedNode
-) -> None:
-    """NVML is shut down and started again while a caller listens over and over."""
-    session = driver.pool.session
-    node.unload_driver()
-    await driver.observe()
-    node.load_driver()
-    await driver.observe()
-    assert driver.pool.session > session
-    await listener.listen()
-    assert listener.failure is None
-
-
 async def test_a_wait_that_hangs(listener: EventListener, node: SimulatedNode) -> None:
     """It is reported after its deadline."""
     node.inject("nvmlEventSetWait_v2", hang=True)

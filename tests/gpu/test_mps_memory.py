@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.errors import DeadlineExceeded, DriverError
+from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode
 from tests.gpu.steps_of import laid_out
@@ -47,14 +47,3 @@ async def test_a_failure_is_reported_of_the_gpu(driver: Driver, node: SimulatedN
     with pytest.raises(DriverError, match=f"GPU 1: .*{LIST}"):
         await driver.mps_memory(gpu.uuid)
     assert await driver.mps_memory(gpu.uuid) == {}
-
-
-async def test_a_call_that_hangs_has_a_deadline(node: SimulatedNode) -> None:
-    """The other GPU answers meanwhile."""
-    async with Driver(observe_deadline=0.5, step_deadline=2) as driver:
-        first, second = (await driver.observe()).gpus
-        fault = node.inject(LIST, gpu=0, hang=True)
-        with pytest.raises(DeadlineExceeded):
-            await driver.mps_memory(first.uuid)
-        assert await driver.mps_memory(second.uuid) == {}
-        node.clear_faults(fault)

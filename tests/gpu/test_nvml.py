@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
 import pytest
 
 import nodeagent.gpu
-from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
+from nodeagent.errors import DriverError, DriverUnavailable
 from nodeagent.gpu import nvml
 from nodeagent.gpu.users import device_processes
 from nodeagent.plan.observed import Placement
@@ -150,17 +149,6 @@ def names_used() -> set[str]:
     return used | called - {name for names in C_NAMES.values() for name in names}
 
 
-@pytest.fixture
-def two_gpus() -> Iterator[None]:
-    """Two simulated H100, MIG on."""
-    with simulated("h100-80gb:2"):
-        nvml.initialise()
-        for index in range(2):
-            nvml.set_mig_mode(nvml.device_by_index(index), True)
-        yield
-        nvml.shutdown()
-
-
 def test_every_name_of_pynvml_that_is_used_exists() -> None:
     """A typo would show only on the machine where the call is made."""
     assert [name for name in sorted(names_used()) if not hasattr(pynvml, name)] == []
@@ -187,46 +175,6 @@ def test_only_two_modules_call_pynvml() -> None:
     """Elsewhere in the package at most its constants are used."""
     calling = {f.name for f in PACKAGE.rglob("*.py") if "pynvml.nvml" in f.read_text()}
     assert calling == {"nvml.py", "event_listener.py"}
-
-
-def test_created_instances_lie_where_they_were_asked_for(two_gpus: None) -> None:
-    """Placements go in by reference; the simulator fails the test where C would crash."""
-    gpu = nvml.device_by_index(0)
-    places = nvml.gpu_instance_placements(gpu, ONE_G)
-    assert places == tuple(Placement(start, 1) for start in range(7))
-    made = nvml.create_gpu_instance(gpu, ONE_G, Placement(3, 1))
-    info = nvml.gpu_instance_info(made)
-    assert (info.profile_id, info.placement) == (ONE_G, Placement(3, 1))
-    (found,) = nvml.gpu_instances(gpu, ONE_G, 7)
-    assert nvml.gpu_instance_info(found) == info
-    compute = nvml.create_compute_instance(made, nvml.compute_profile(made, 0).id)
-    device = nvml.mig_device(gpu, 0)
-    assert nvml.gpu_instance_id(device) == info.id
-    assert nvml.uuid(device).startswith("MIG-")
-    assert nvml.compute_slices(device) == 1
-    nvml.destroy_compute_instance(compute)
-    nvml.destroy_gpu_instance(made)
-    assert nvml.gpu_instances(gpu, ONE_G, 7) == ()
-
-
-def test_errors_come_out_translated(two_gpus: None) -> None:
-    """Nothing above this module meets NVMLError."""
-    with pytest.raises(DriverError, match="the driver has nothing of that id") as caught:
-        nvml.gpu_instance_by_id(nvml.device_by_index(0), 5)
-    assert caught.value.call == "nvmlDeviceGetGpuInstanceById"
-    assert caught.value.code == 6
-    assert caught.value.name == "NotFound"
-
-
-def test_a_lost_gpu_is_a_kind_of_its_own() -> None:
-    """For every call that concerns it."""
-    with simulated("h100-80gb:1") as node:
-        nvml.initialise()
-        gpu = nvml.device_by_index(0)
-        node.lose(0)
-        with pytest.raises(GpuLost):
-            nvml.mig_mode(gpu)
-        nvml.shutdown()
 
 
 def test_a_missing_library_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,15 +225,3 @@ def test_older_drivers_are_asked_by_the_older_functions() -> None:
         node.occupy(0)
         assert len(device_processes(gpu, "compute")) == 1
         nvml.shutdown()
-
-
-def test_profile_kinds_that_a_card_lacks_are_refused_and_not_invented(two_gpus: None) -> None:
-    """The kinds are NVML's enumeration, and the ids are others."""
-    gpu = nvml.device_by_index(0)
-    ids = {0: 19, 1: 14, 2: 9, 3: 5, 4: 0, 7: 20, 9: 15}
-    for kind in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        if kind in ids:
-            assert nvml.gpu_instance_profile(gpu, kind).id == ids[kind]
-        else:
-            with pytest.raises(DriverError, match="does not support"):
-                nvml.gpu_instance_profile(gpu, kind)

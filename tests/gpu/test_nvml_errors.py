@@ -54,6 +54,8 @@ def test_a_code_says_more_where_the_call_is_known() -> None:
         (19, "nvmlComputeInstanceDestroy", "a process still uses"),
         (16, "nvmlDeviceSetMigMode", "only with a reset"),
         (4, "nvmlDeviceSetMigMode", "root"),
+        (3, "nvmlDeviceSetMigMode", "has no MIG"),
+        (4, "nvmlDeviceSetComputeMode", "root"),
         (18, "nvmlInit", "different versions"),
         (9, "nvmlInit", "kernel driver is not loaded"),
         (12, "nvmlInit", "libnvidia-ml.so.1"),

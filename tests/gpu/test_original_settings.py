@@ -131,15 +131,10 @@ def hold(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"{",
-        b"[]",
-        b"\xff\xfe",
-        b'{"GPU-1": "default"}',
         b'{"GPU-1": {"computeMode": "sometimes"}}',
         b'{"GPU-1": {"computeMode": ["default"]}}',
         b'{"GPU-1": {"mode": "default"}}',
-        b"[" * 100_000,
     ],
 )
 def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:

@@ -9,15 +9,9 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.steps.instances import compute_profile_for
 from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, Placement
-from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
 from tests.gpu.steps_of import add_compute, create, destroy, laid_out, layout
-
-
-async def test_an_instance_is_created_at_its_place_with_its_device(driver: Driver) -> None:
-    """The driver would choose another place by itself."""
-    gpu = await laid_out(driver, 0, at2="1g.10gb", at0="1g.10gb+me")
-    assert layout(gpu) == {Placement(0, 1): ("1g.10gb+me",), Placement(2, 1): ("1g.10gb",)}
 
 
 async def test_the_double_memory_instance_gets_all_its_multiprocessors(
@@ -27,28 +21,6 @@ async def test_the_double_memory_instance_gets_all_its_multiprocessors(
     await laid_out(driver, 0, at2="1g.20gb")
     (call,) = node.journal.named("nvmlGpuInstanceCreateComputeInstance")
     assert call.arguments[-1] == 7
-
-
-@pytest.mark.parametrize("board", ["a100-40gb", "h100-80gb", "a30", "rtx-pro-6000"])
-async def test_every_profile_of_a_card_can_be_created(board: str) -> None:
-    """At its first place, with one device that has all of it."""
-    with simulated(f"{board}:1", switches=Switches(ampere_mode="whenIdle")):
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0)
-            for profile in gpu.profiles:
-                place = profile.placements[0]
-                await driver.apply(create(gpu, profile.name, place.start))
-                gpu = await driver.observe_gpu(gpu.uuid)
-                assert layout(gpu) == {place: (profile.name,)}
-                await driver.apply(destroy(gpu, gpu.instances[0]))
-
-
-async def test_a_taken_place_is_refused_and_nothing_changes(driver: Driver) -> None:
-    """In words that say what is in the way."""
-    gpu = await laid_out(driver, 0, at4="3g.40gb")
-    with pytest.raises(DriverError, match="no free room for the profile at that placement"):
-        await driver.apply(create(gpu, "1g.10gb", 5))
-    assert await driver.observe_gpu(gpu.uuid) == gpu
 
 
 @pytest.mark.parametrize(
@@ -113,18 +85,6 @@ async def test_what_cannot_be_taken_away_is_reported(driver: Driver, node: Simul
     with pytest.raises(DriverError, match=r"3g.40gb is left half-made.*no free room"):
         await driver.apply(create(gpu, "3g.40gb", 0))
     assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(0, 4): ()}
-
-
-async def test_a_part_is_added_to_an_instance_that_is_there(driver: Driver) -> None:
-    """The parts that were there before stay as they are."""
-    gpu = await laid_out(driver, 0)
-    await driver.apply(create(gpu, "3g.40gb", 0, (1,)))
-    gpu = await driver.observe_gpu(gpu.uuid)
-    before = gpu.instances[0].compute[0]
-    await driver.apply(add_compute(gpu, gpu.instances[0], 1))
-    after = (await driver.observe_gpu(gpu.uuid)).instances[0].compute
-    assert before in after
-    assert [c.profile for c in after] == ["1c.3g.40gb", "1c.3g.40gb"]
 
 
 async def test_a_part_is_added_only_to_the_instance_that_is_meant(

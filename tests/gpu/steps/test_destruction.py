@@ -10,8 +10,6 @@ import pytest
 from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, Instance
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.nvml import GpuInstanceHandle, InstanceInfo
-from nodeagent.gpu.recent import FRESH, KnownDevice, Recent
 from nodeagent.gpu.users import GpuRef, MigDeviceRef, UsageReading
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.users import Usage, User
@@ -21,34 +19,6 @@ from tests.gpu.steps_of import create, destroy, destroy_compute, laid_out, layou
 from tests.machine_load import stretched
 
 DESTROYS = "nvml*InstanceDestroy"
-
-
-async def test_an_instance_goes_with_its_parts_and_the_others_stay(driver: Driver) -> None:
-    """Read back: it is really gone."""
-    gpu = await laid_out(driver, 0, at4="1g.10gb")
-    await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
-    gpu = await driver.observe_gpu(gpu.uuid)
-    await driver.apply(destroy(gpu, gpu.instances[0]))
-    assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(4, 1): ("1g.10gb",)}
-
-
-async def test_a_half_made_instance_goes_too(driver: Driver) -> None:
-    """It has no devices whose users could be asked."""
-    gpu = await laid_out(driver, 0)
-    await driver.apply(create(gpu, "3g.40gb", 0, ()))
-    gpu = await driver.observe_gpu(gpu.uuid)
-    await driver.apply(destroy(gpu, gpu.instances[0]))
-    assert layout(await driver.observe_gpu(gpu.uuid)) == {}
-
-
-async def test_one_part_goes_and_its_instance_stays(driver: Driver) -> None:
-    """The other part is untouched."""
-    gpu = await laid_out(driver, 0)
-    await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
-    gpu = await driver.observe_gpu(gpu.uuid)
-    two, one = gpu.instances[0].compute
-    await driver.apply(destroy_compute(gpu, gpu.instances[0], two))
-    assert (await driver.observe_gpu(gpu.uuid)).instances[0].compute == (one,)
 
 
 @pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
@@ -68,7 +38,7 @@ async def test_a_process_that_came_since_the_plan_is_found(
     assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
 
 
-@pytest.mark.parametrize("code", ["NO_PERMISSION", "UNKNOWN", "NOT_SUPPORTED"])
+@pytest.mark.parametrize("code", ["UNKNOWN", "NOT_SUPPORTED"])
 async def test_users_that_cannot_be_found_out_are_users(
     driver: Driver, node: SimulatedNode, code: str
 ) -> None:
@@ -337,22 +307,3 @@ async def test_other_sources_are_asked_before_each_destruction(reason: str) -> N
             with pytest.raises(GpuInUse, match=reason or "pid 4711"):
                 await driver.apply(second)
             assert node.journal.total(DESTROYS) == 0
-
-
-def test_a_look_proves_something_for_a_moment_only() -> None:
-    """Afterwards users and ids are read again."""
-    now = 100.0
-    recent = Recent(lambda: now)
-    recent.observed({"MIG-a": KnownDevice(1, 0, 1), "MIG-b": KnownDevice(2, 0, 1)})
-    recent.found_instances([(GpuInstanceHandle(None), InstanceInfo(1, 19, Placement(0, 1)))])
-    assert recent.instance(1)
-    recent.proved_idle(["MIG-a", "MIG-b"])
-    assert recent.is_proved_idle("MIG-a")
-    recent.gone("MIG-a")
-    assert not recent.is_proved_idle("MIG-a")
-    assert recent.device("MIG-b") == KnownDevice(2, 0, 1)
-    now += FRESH
-    assert not recent.is_proved_idle("MIG-b")
-    assert recent.device("MIG-b") is None
-    assert recent.instance(1) is None
-    assert recent.idle == {"MIG-b"}  # the next look has to include it

@@ -1,88 +1,208 @@
-"""nvidia-smi is run with the right words, within its deadline, and what it says is reported."""
+"""A GPU is reset when it is idle and NVML can be closed for it, and the result is read back."""
 
 from __future__ import annotations
 
 import asyncio
-import stat
-import time
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from nodeagent.errors import DeadlineExceeded, DriverError
-from nodeagent.gpu.nvidia_smi import reset_gpu
+from nodeagent.errors import DriverError, GpuInUse
+from nodeagent.gpu.driver import Driver
+from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
+from nodeagent.plan.steps import ResetGpu
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.structs import replace
+from tests.gpu.hanging import QUICK, settled
+from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
 from tests.machine_load import stretched
 
-ADDRESS = "00000000:1A:00.0"
+SMI = [sys.executable, "-m", "nodeagent.simulation.nvidia_smi"]
 
 
-def program(folder: Path, text: str) -> str:
-    """An executable shell script."""
-    path = folder / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedNode]:
+    """Two Ampere cards that the stand-in for nvidia-smi resets, if no process has NVML open."""
+    state = tmp_path / "node.json"
+    monkeypatch.setenv("NODEAGENT_SIMULATED_STATE", str(state))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    switches = Switches(reset_needs_nvml_closed=True)
+    with simulated("a100-40gb:2", state=state, switches=switches) as node:
+        yield node
 
 
-async def test_the_gpu_is_named_by_its_pci_address(tmp_path: Path) -> None:
-    """Indices of nvidia-smi may differ from NVML's, addresses do not."""
-    smi = program(tmp_path, f'echo "$@" > {tmp_path}/said')
-    await reset_gpu([smi, "--simulated"], ADDRESS, deadline=30)
-    said = (tmp_path / "said").read_text()  # a test may wait for a small file
-    assert said == f"--simulated --gpu-reset -i {ADDRESS}\n"
+def driver_with(nvidia_smi: list[str]) -> Driver:
+    """That runs this program for a reset."""
+    return Driver(observe_deadline=30, step_deadline=30, nvidia_smi=nvidia_smi)
 
 
-async def test_a_refusal_is_reported_in_the_programs_own_words(tmp_path: Path) -> None:
-    """They say which process holds the GPU."""
-    smi = program(tmp_path, 'echo "GPU is in use"; echo "by another client" >&2; exit 19')
-    with pytest.raises(DriverError, match="ended with 19: GPU is in use by another client"):
-        await reset_gpu([smi], ADDRESS, deadline=30)
+@asynccontextmanager
+async def under_reset(folder: Path) -> AsyncIterator[tuple[Driver, Gpu, asyncio.Task[None], Path]]:
+    """The first GPU while nvidia-smi runs, which reports success once the path exists."""
+    begun, go = folder / "begun", folder / "go"
+    waits = ["sh", "-c", f"touch {begun}; while [ ! -e {go} ]; do sleep 0.01; done"]
+    async with driver_with(waits) as driver:
+        gpu = (await driver.observe()).gpus[0]
+        reset = asyncio.create_task(driver.apply(ResetGpu(gpu.uuid, "")))
+        async with asyncio.timeout(stretched(30)):
+            while not begun.exists():
+                await asyncio.sleep(0.01)
+        yield driver, gpu, reset, go
 
 
-async def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
-    """And is not left behind."""
-    smi = program(tmp_path, "exec sleep 60")
-    began = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"did not end within 0.1 s"):
-        await reset_gpu([smi], ADDRESS, deadline=0.1)
-    assert time.monotonic() - began < 30  # half of what it would take
+def fall_off_the_bus(node: SimulatedNode) -> None:
+    """The first GPU; the one behind it moves up."""
+    with node.changes():
+        node.cards = node.cards[1:]
+        node.cards[0].index = 0
 
 
-async def test_cancellation_leaves_no_process(tmp_path: Path) -> None:
-    """The guard of the test suite would find it."""
-    task = asyncio.create_task(
-        reset_gpu([program(tmp_path, "exec sleep 60")], ADDRESS, deadline=50)
-    )
-    await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+async def test_a_pending_mode_becomes_current_with_a_reset(
+    node: SimulatedNode,
+) -> None:
+    """The GPU is let go for it by this process too, and the other GPU is as before."""
+    async with driver_with(SMI) as driver:
+        gpu, other = (await driver.observe()).gpus
+        await driver.apply(enable(gpu))
+        await driver.apply(ResetGpu(gpu.uuid, "MIG mode is pending"))
+        after = await driver.observe()
+        assert after.gpus[0].mig == MigMode(current=True, pending=True)
+        assert after.gpus[1] == other
+        assert layout(await laid_out(driver, 0, at0="3g.20gb")) == {Placement(0, 4): ("3g.20gb",)}
 
 
-async def test_a_missing_program_is_reported_with_its_path() -> None:
-    """The path is a setting, so it may be wrong."""
-    with pytest.raises(DriverError, match="/nowhere/nvidia-smi cannot be run"):
-        await reset_gpu(["/nowhere/nvidia-smi"], ADDRESS, deadline=30)
+async def test_a_reset_between_the_steps_of_another_gpu(
+    node: SimulatedNode,
+) -> None:
+    """NVML is started anew for it; what was planned for the other GPU goes on."""
+    async with driver_with(SMI) as driver:
+        for gpu in (await driver.observe()).gpus:
+            await driver.apply(enable(gpu))
+        first, second = (await driver.observe()).gpus
+        await driver.apply(ResetGpu(first.uuid, "MIG mode is pending"))
+        await driver.apply(ResetGpu(second.uuid, "MIG mode is pending"))
+        await driver.apply(create(first, "3g.20gb", 0))
+        first = await driver.observe_gpu(first.uuid)
+        await driver.apply(ResetGpu(second.uuid, ""))
+        await driver.apply(destroy(first, first.instances[0]))
+        assert layout(await driver.observe_gpu(first.uuid)) == {}
 
 
-async def test_what_a_wrapper_started_is_ended_with_it(tmp_path: Path) -> None:
-    """Else it would hold the output open."""
-    pid = tmp_path / "pid"
-    smi = program(tmp_path, f"sleep 60 & echo $! > {pid}.new; mv {pid}.new {pid}; wait")
-    for deadline in (0.2, 2, 30):  # a busy machine may start a shell late
-        with pytest.raises(DeadlineExceeded):
-            await reset_gpu([smi], ADDRESS, deadline=deadline)
-        if pid.exists():
-            break
-    started = Path(f"/proc/{pid.read_text().strip()}/cmdline")
-    async with asyncio.timeout(stretched(30)):
-        while _words(started):
-            await asyncio.sleep(0.01)
+async def test_a_gpu_that_has_another_number_by_now_is_not_reset(tmp_path: Path) -> None:
+    """One fell off the bus during another's reset, and those behind it moved up."""
+    called = tmp_path / "called"
+    with simulated("a100-40gb:2") as node:
+        async with driver_with(["touch", str(called)]) as driver:
+            first, second = (await driver.observe()).gpus
+            fall_off_the_bus(node)
+            assert await driver.pool.restart()
+            with pytest.raises(DriverError, match=f"GPU 0 is not {first.uuid} any more but"):
+                await driver.apply(ResetGpu(first.uuid, "MIG mode is pending"))
+            assert not called.exists(), f"{second.uuid} was reset in its place"
 
 
-def _words(cmdline: Path) -> str:
-    """Of a process; empty when it has ended."""
-    try:
-        return cmdline.read_text()
-    except OSError:
-        return ""
+async def test_a_gpu_that_is_gone_after_its_reset_was_not_reset(tmp_path: Path) -> None:
+    """Another has its number by then, and answers."""
+    with simulated("a100-40gb:2") as node:
+        async with under_reset(tmp_path) as (_, gpu, reset, go):
+            fall_off_the_bus(node)
+            go.touch()
+            with pytest.raises(DriverError, match=f"not {gpu.uuid} any more but GPU-"):
+                await reset
+
+
+async def test_a_gpu_that_does_not_answer_after_its_reset_was_not_reset(tmp_path: Path) -> None:
+    """Whatever nvidia-smi says of it."""
+    with simulated("a100-40gb:2") as node:
+        async with under_reset(tmp_path) as (_, _, reset, go):
+            node.inject("nvmlDeviceGetMigMode", error="GPU_IS_LOST", gpu=0, times=None)
+            go.touch()
+            with pytest.raises(DriverError, match=r"was reset, but then .*fallen off the bus"):
+                await reset
+
+
+async def test_after_an_nvml_that_would_not_shut_down_gpus_are_reset_again(
+    node: SimulatedNode,
+) -> None:
+    """Counted once too often, it would stay open, and the driver would reset no GPU any more."""
+    async with driver_with(SMI) as driver:
+        gpu = (await driver.observe()).gpus[0]
+        node.inject("nvmlShutdown", error="UNKNOWN", times=1)
+        with pytest.raises(DriverError, match="nvmlShutdown"):
+            await driver.apply(ResetGpu(gpu.uuid, ""))
+        assert (await driver.observe()).gpus[0] == gpu
+        await driver.apply(ResetGpu(gpu.uuid, ""))
+
+
+async def test_a_gpu_in_use_is_not_reset(node: SimulatedNode) -> None:
+    """It is looked at right before; the process is named."""
+    async with driver_with(["false"]) as driver:
+        gpu = (await driver.observe()).gpus[0]
+        process = node.occupy(0)
+        with pytest.raises(GpuInUse, match=f"not proven idle: pid {process.pid}"):
+            await driver.apply(ResetGpu(gpu.uuid, ""))
+
+
+async def test_a_gpu_whose_users_are_unknown_is_not_reset(
+    node: SimulatedNode,
+) -> None:
+    """Nor one that does not answer."""
+    async with driver_with(["false"]) as driver:
+        gpu = (await driver.observe()).gpus[0]
+        for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode"):
+            node.inject(function, error="UNKNOWN", times=1)
+            with pytest.raises(GpuInUse, match=f"not proven idle: .*{function}"):
+                await driver.apply(ResetGpu(gpu.uuid, ""))
+
+
+async def test_a_reset_that_fails_is_reported_and_nvml_works_again(
+    node: SimulatedNode,
+) -> None:
+    """With what the program said, which is remembered as the machine's answer."""
+    async with driver_with(["false"]) as driver:
+        gpu = (await driver.observe()).gpus[0]
+        with pytest.raises(DriverError, match=r"GPU 0: .*--gpu-reset -i .* ended with 1"):
+            await driver.apply(ResetGpu(gpu.uuid, ""))
+        again = (await driver.observe()).gpus[0]
+        assert "ended with 1" in again.no_reset
+        assert replace(again, no_reset="") == gpu
+
+
+async def test_a_reset_that_changes_nothing_is_found_out(
+    node: SimulatedNode,
+) -> None:
+    """The mode is read back."""
+    async with driver_with(["true"]) as driver:
+        gpu = (await driver.observe()).gpus[0]
+        await driver.apply(enable(gpu))
+        with pytest.raises(DriverError, match="the MIG mode is still pending"):
+            await driver.apply(ResetGpu(gpu.uuid, ""))
+
+
+async def test_a_cancelled_reset_is_finished_first(tmp_path: Path) -> None:
+    """NVML is started again before the cancellation goes on."""
+    with simulated("a100-40gb:1"):
+        async with under_reset(tmp_path) as (driver, gpu, reset, go):
+            reset.cancel()
+            await asyncio.sleep(0.02)
+            assert not reset.done()
+            go.touch()
+            with pytest.raises(asyncio.CancelledError):
+                await reset
+            assert (await driver.observe()).gpus[0] == gpu
+
+
+async def test_while_another_gpu_hangs_nothing_is_reset() -> None:
+    """NVML cannot be shut down under its call."""
+    with simulated("a100-40gb:2") as node:
+        async with Driver(observe_deadline=QUICK, step_deadline=2, nvidia_smi=["true"]) as driver:
+            first, second = (await driver.observe()).gpus
+            node.inject("nvmlDeviceGetMigMode", gpu=1, hang=True)
+            assert (await driver.observe_gpu(second.uuid)).access is Access.UNKNOWN
+            with pytest.raises(DriverError, match="another GPU hangs in the driver"):
+                await driver.apply(ResetGpu(first.uuid, ""))
+            node.clear_faults()
+            await settled(driver)
