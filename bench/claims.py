@@ -10,21 +10,20 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from bench.processes import cpu_seconds, installed, proportional, resident
 from bench.tables import percentile, show
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.serving.borders import ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.execute.node_controller import LastObservation
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy
-from nodeagent.reconcile.gpu_changes import GpuChanges
+from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import Hardware, no_daemons
 from tests.cluster.client.rig import until
@@ -80,12 +79,12 @@ async def _alone() -> _Costs:
     """Slice after slice, on GPUs in MIG mode of which everything is known."""
     with simulated(BOARDS) as node, tempfile.TemporaryDirectory() as folder:
         driver = Driver(observe_deadline=60, step_deadline=60)
-        changes = GpuChanges(Policy(), changed=lambda: None)
         async with driver:
             hardware = Hardware(driver, lambda _: None, LastObservation())
-            changes.open(hardware)
+            owners = GpuOwners(nullcontext(hardware), Policy())
+            await owners.open()
             observed = await hardware.observe()
-            claims = _claims(Path(folder), changes, observed)
+            claims = _claims(Path(folder), owners, observed)
             await claims.load()
             for number in range(GPUS):  # switches MIG on, and learns the profile
                 await claims.prepare(*_name(number * SLICES))
@@ -95,11 +94,11 @@ async def _alone() -> _Costs:
                 await costs.of("prepare", claims.prepare(*_name(number)))
             for number in range(CLAIMS):
                 await costs.of("release", claims.release(_uid(number)))
-            await changes.close()
+            await owners.close()
             return costs
 
 
-def _claims(folder: Path, changes: GpuChanges, observed: ObservedNode) -> NodeClaims:
+def _claims(folder: Path, owners: GpuOwners, observed: ObservedNode) -> NodeClaims:
     """Those of a node whose scheduler gives slices from the last one down, GPU after GPU."""
     pools = [f"{NAME}/{gpu.uuid.lower()}" for gpu in observed.gpus]
     objects = {}
@@ -125,7 +124,7 @@ def _claims(folder: Path, changes: GpuChanges, observed: ObservedNode) -> NodeCl
 
     return NodeClaims(
         ClaimPlaces(NAME, "boot", folder / "claims", folder / "cdi"),
-        change=changes.change,
+        owners=owners,
         fetch=fetch,
         observe=observe,
         capabilities=lambda: dict(_capabilities()),

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from nodeagent.backoff import Backoff
+from nodeagent.execute.step_run import NodeDriver
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
@@ -18,10 +19,10 @@ from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
-from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
+from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.plan_update import FILE_NAME, PlanText, last_good_plan
-from nodeagent.reconcile.reconciler import NodeDriver, Reconciler, Rules
+from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.signals import Signal
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
@@ -89,19 +90,21 @@ class Rig:
         self.node_states = Signal(NodeState("node-a", "file"))
         self.plan = ActivePlan(self.control, beside=beside, file=last_good_plan(folder / FILE_NAME))
         self.hearts = Heartbeats(asyncio.get_running_loop().time)
-        self.changes = GpuChanges(
-            policy or Policy(), changed=lambda: self.control.nudge("a GPU was changed")
+        self.owners = GpuOwners(
+            driver or open_driver(observe_deadline, step_deadline),
+            policy or Policy(),
+            parallel=parallel,
+            changed=lambda: self.control.nudge_soon("a GPU was changed"),
         )
         self.reconciler = Reconciler(
             control=self.control,
             states=self.node_states,
             plan=self.plan,
-            driver=driver or open_driver(observe_deadline, step_deadline),
-            rules=Rules(policy or Policy(), parallel, resync, patience=60, mend=mend),
+            owners=self.owners,
+            rules=Rules(policy or Policy(), resync, patience=60, mend=mend),
             backoff=Backoff(retry, retry),
             reporter=EventReporter(self.events),
             hearts=self.hearts,
-            changes=self.changes,
             hooks=hooks or ChangeHooks(),
             on_round=on_round,
         )

@@ -26,9 +26,8 @@ from nodeagent.claims.reporting.attempts import ClaimUnread, Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
 from nodeagent.claims.reporting.device_status import read_shown
 from nodeagent.claims.reporting.reserved_for import read_reserved_for
-from nodeagent.claims.serving.borders import Change, ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.claims.serving.patience import Patience
 from nodeagent.claims.upkeep.upkeep import EVERY, Upkeep
 from nodeagent.cluster.kubelet.plugin.claim_calls import HealthFeed
@@ -43,7 +42,8 @@ from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.gpu_changes import TOGETHER
+from nodeagent.reconcile.loop_control import SETTLING
+from nodeagent.reconcile.owner import GpuOwners
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -67,7 +67,7 @@ class ClaimsService:
         shared: Shared,
         cluster: ClusterService,
         *,
-        change: Change,
+        owners: GpuOwners,
         health: Callable[[], HealthState],
         poll_mps: Callable[[], Awaitable[None]],
         pool: GpuPool,
@@ -100,7 +100,7 @@ class ClaimsService:
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
         self.claims = NodeClaims(
             ClaimPlaces(settings.node_name, boot_id(), paths.claims, settings.cdi.dir),
-            change=change,
+            owners=owners,
             fetch=self._fetch,
             observe=self._observed,
             capabilities=simulation.capabilities if simulation else capabilities,
@@ -275,7 +275,7 @@ class ClaimsService:
                 self._publisher.publish(offers)
                 await self._next()
                 # Once for many claims: the offers of eight GPUs take ten milliseconds from them.
-                await asyncio.sleep(TOGETHER)
+                await asyncio.sleep(SETTLING)
                 self._changed.clear()
 
     def _note_reasons(self, offers: Iterable[Offer]) -> None:

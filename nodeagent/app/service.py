@@ -37,7 +37,7 @@ from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.event_reporter import EventReporter
-from nodeagent.reconcile.gpu_changes import GpuChanges
+from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.plan_update import FILE_NAME as PLAN_NAME
 from nodeagent.reconcile.plan_update import last_good_plan
 from nodeagent.reconcile.reconciler import Reconciler, Rules
@@ -106,9 +106,11 @@ class Agent:
         )
         self._mps = MpsService(shared, mps_places, driver, self._health)
         reporter = EventReporter(events)
-        changes = GpuChanges(
+        owners = GpuOwners(
+            self._mps.node,
             settings.policy,
-            changed=lambda: control.nudge("a GPU was changed for a claim"),
+            parallel=settings.gpu.parallel,
+            changed=lambda: control.nudge_soon("a GPU was changed for a claim"),
             on_progress=reporter.step,
             on_end=reporter.changed_for_claim,
         )
@@ -120,7 +122,7 @@ class Agent:
             self._claims = ClaimsService(
                 shared,
                 self._cluster,
-                change=changes.change,
+                owners=owners,
                 health=lambda: self._health.state,
                 poll_mps=self._mps.fleet.poll,
                 pool=driver.pool,
@@ -155,14 +157,13 @@ class Agent:
             control=control,
             states=states,
             plan=self._active_plan,
-            driver=self._mps.node,
+            owners=owners,
             rules=_rules(settings),
             backoff=Backoff(
                 _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
             ),
             reporter=reporter,
             hearts=shared.hearts,
-            changes=changes,
             mps=self._mps.overview,
             on_plan=self._mps.fleet.retry,
             hooks=self._cluster.hooks if self._cluster else ChangeHooks(),
@@ -303,7 +304,6 @@ def _rules(settings: Settings) -> Rules:
     deadlines = longest + (3 + LONGEST_JOB) * settings.driver.observe_deadline
     return Rules(
         policy=settings.policy,
-        parallel=settings.gpu.parallel,
         resync=settings.resync.interval,
         patience=deadlines + _MARGIN,
         mend=settings.drift == "mend",

@@ -8,8 +8,8 @@ called done that was not read back. No GPU's failure, hang or loss reaches anoth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from nodeagent.execute.step_problems import (
     not_as_planned,
@@ -27,9 +27,6 @@ from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()
 
-Turn = Callable[[str], AbstractAsyncContextManager[bool]]
-"""Keeps other writers from a GPU; whether it is still as it was observed."""
-
 
 async def execute(
     plan: NodePlan,
@@ -40,7 +37,6 @@ async def execute(
     on_begin: Callable[[Step], None] = lambda _: None,
     on_progress: OnProgress = lambda _: None,
     stop: asyncio.Event | None = None,
-    turn: Turn = lambda _: nullcontext(True),
 ) -> NodeOutcome:
     """Take the steps of `plan` and read back what came of it, of at most `parallel` GPUs at once;
     None: of all.
@@ -48,28 +44,37 @@ async def execute(
     `on_begin` receives every step as it begins, `on_progress` as it ends, those that restore
     included. Once `stop` is set no further step is begun: the running ones finish, the rest is
     reported as skipped, and nothing is restored, because the next plan goes on from what is there.
-    Cancellation does the same, except that only `on_progress` receives what was done. `turn` is
-    held during the steps of one GPU, which is left where it changed meanwhile. Never raises for a
-    step's failure: that is in the outcome.
+    Cancellation does the same, except that only `on_progress` receives what was done. Never raises
+    for a step's failure: that is in the outcome.
+    """
+    terms = Execution(driver, policy, on_progress, stop or asyncio.Event(), on_begin)
+    return await side_by_side(plan, partial(execute_gpu, terms=terms), parallel)
+
+
+async def side_by_side(
+    plan: NodePlan,
+    carry_out: Callable[[GpuPlan], Awaitable[GpuOutcome | None]],
+    parallel: int | None,
+) -> NodeOutcome:
+    """Carry the plans of all GPUs out, at most `parallel` at once; where it gives None, the GPU is
+    not in the outcome.
     """
     slots = asyncio.Semaphore(parallel or max(1, len(plan.gpus)))
-    terms = Execution(driver, policy, on_begin, on_progress, stop or asyncio.Event())
 
-    async def one(gpu_plan: GpuPlan) -> GpuOutcome:
+    async def of_gpu(gpu_plan: GpuPlan) -> GpuOutcome | None:
         if not gpu_plan.steps:
             return GpuOutcome(gpu_plan, (), gpu_plan.before)
-        async with slots, turn(gpu_plan.before.uuid) as unchanged:
-            if unchanged:
-                return await _execute_gpu(gpu_plan, terms)
-            return GpuOutcome(gpu_plan, (), gpu_plan.before, left=True)
+        async with slots:
+            return await carry_out(gpu_plan)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(p), name=f"steps of {p.before.uuid}") for p in plan.gpus]
-    outcomes = tuple(task.result() for task in tasks)
+        tasks = [group.create_task(of_gpu(p), name=f"steps of {p.before.uuid}") for p in plan.gpus]
+    outcomes = tuple(outcome for task in tasks if (outcome := task.result()))
     return NodeOutcome(replace(plan, gpus=tuple(gpu.plan for gpu in outcomes)), outcomes)
 
 
-async def _execute_gpu(plan: GpuPlan, terms: Execution) -> GpuOutcome:
+async def execute_gpu(plan: GpuPlan, terms: Execution) -> GpuOutcome:
+    """Take the steps of one GPU; after a failure, those back to its earlier layout."""
     run = StepRun(plan, terms)
     await run.take_all()
     if run.failure:

@@ -18,7 +18,7 @@ from typing import Protocol
 from nodeagent.errors import DriverError, GpuInUse, GpuLost, error_sentence
 from nodeagent.execute.step_problems import not_as_planned, step_failed
 from nodeagent.plan.desired import DesiredGpu
-from nodeagent.plan.observed import Access, Gpu, Placement
+from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
 from nodeagent.plan.planner import inaccessible, layout_of, plan_gpu
 from nodeagent.plan.problems import Problem
@@ -62,6 +62,12 @@ class StepDriver(Protocol):
     async def apply(self, step: Step) -> None: ...
 
 
+class NodeDriver(StepDriver, Protocol):
+    """What is needed of the driver of all GPUs."""
+
+    async def observe(self, *, details: bool = True) -> ObservedNode: ...
+
+
 OnProgress = Callable[[StepReport], None]
 
 
@@ -71,9 +77,9 @@ class Execution:
 
     driver: StepDriver
     policy: Policy
-    on_begin: Callable[[Step], None]
     on_progress: OnProgress
     stop: asyncio.Event
+    on_begin: Callable[[Step], None] = lambda _: None
 
     def plan_for(self, desired: DesiredGpu, seen: Gpu) -> GpuPlan:
         return plan_gpu(desired, seen, self.policy)

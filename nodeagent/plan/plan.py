@@ -129,7 +129,7 @@ class StepReport(Struct, frozen=True):
 
 class GpuOutcome(Struct, frozen=True):
     """`after` was read back from the hardware; `restored` are the steps of the way back, which was
-    taken if `turned_back`. `left`: nothing was done, because another writer changed the GPU.
+    taken if `turned_back`.
     """
 
     plan: GpuPlan
@@ -138,7 +138,6 @@ class GpuOutcome(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
     restored: tuple[StepReport, ...] = ()
     turned_back: bool = False
-    left: bool = False
 
     @property
     def failed(self) -> bool:
@@ -147,7 +146,7 @@ class GpuOutcome(Struct, frozen=True):
     @property
     def as_planned(self) -> bool:
         """Whether it was read back as the plan says."""
-        return not (self.left or self.turned_back or self.problems)
+        return not (self.turned_back or self.problems)
 
     @property
     def refused_in_use(self) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -16,6 +16,7 @@ from nodeagent.signals import Signal
 log = structlog.get_logger(__name__)
 
 _LEAVING = 1.0  # seconds that an observation may still take once the agent stops
+SETTLING: Final = 0.25  # seconds in which changes are taken together
 _TURN = 2.0  # seconds between two rounds that tenants cause, after some at once
 _TURNS_AT_ONCE = 10
 
@@ -38,6 +39,7 @@ class LoopControl:
         self._wake = asyncio.Event()
         self._turns = Allowance(interval=_TURN, burst=_TURNS_AT_ONCE)
         self._turn: asyncio.TimerHandle | None = None
+        self._settling: asyncio.TimerHandle | None = None
         self._round_ended = math.inf
         self._observing: asyncio.Timeout | None = None
 
@@ -45,6 +47,18 @@ class LoopControl:
         """Something may have changed: have the loop observe the node again soon."""
         log.debug("woken", reason=reason)
         self._wake.set()
+
+    def nudge_soon(self, reason: str) -> None:
+        """As `nudge`, once for many: a look at the node has calls to every GPU, and what comes next
+        of the same kind waits for those.
+        """
+        if self._settling is None:
+
+            def now() -> None:
+                self._settling = None
+                self.nudge(reason)
+
+            self._settling = asyncio.get_running_loop().call_later(SETTLING, now)
 
     def nudge_in_turn(self, reason: str) -> None:
         """As `nudge`, for what tenants do as often as they like: a round has calls to every GPU."""
@@ -74,8 +88,9 @@ class LoopControl:
     def stop(self) -> None:
         """Finish the running steps and leave the rest to the next start; hurry an observation."""
         self.stopping = True
-        if self._turn is not None:
-            self._turn.cancel()
+        for timer in (self._turn, self._settling):
+            if timer is not None:
+                timer.cancel()
         if self._observing:
             _hurry(self._observing)
         self.halt.set()

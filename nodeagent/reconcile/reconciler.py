@@ -1,27 +1,23 @@
 """The loop that makes the node what the plan says: observe, plan, act, observe again, report.
 
-It is the only writer of the hardware, and level-triggered: whatever wakes it (a new plan, the end
-of a process that was in the way, a timer), it looks at everything anew and needs no memory of
-what it did before. What it does remember only keeps it from doing the same in vain at once.
+It turns a plan into parts, one for each GPU, which the GPUs' owners settle. It is level-triggered:
+whatever wakes it (a new plan, the end of a process that was in the way, a timer), it looks at
+everything anew and needs no memory of what it did before. What it does remember only keeps it from
+doing the same in vain at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol
 
 import structlog
 
 from nodeagent.backoff import Backoff
 from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
-from nodeagent.execute.executor import execute
-from nodeagent.execute.step_run import StepDriver
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdict
 from nodeagent.plan.problems import Code, Problem
@@ -29,8 +25,8 @@ from nodeagent.processes import ProcessWatch
 from nodeagent.reconcile.active_plan import ActivePlan, Judgement
 from nodeagent.reconcile.change_hooks import ChangeHooks, prepared
 from nodeagent.reconcile.event_reporter import EventReporter
-from nodeagent.reconcile.gpu_changes import GpuChanges
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl
+from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
@@ -43,23 +39,15 @@ NAME = "reconciler"
 _OLD = 0.2  # seconds after which what was seen is not acted upon without another look
 
 
-class NodeDriver(StepDriver, Protocol):
-    """What is needed of `nodeagent.gpu.driver.Driver`."""
-
-    async def observe(self, *, details: bool = True) -> ObservedNode: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How the reconciler goes about it. Times in seconds.
 
-    `parallel`: how many GPUs are changed at once; None: all. `resync`: the longest time between two
-    looks. `patience`: how long it may be busy without a sign of life. `mend`: whether drift is
-    repaired or only reported.
+    `resync`: the longest time between two looks. `patience`: how long it may be busy without a sign
+    of life. `mend`: whether drift is repaired or only reported.
     """
 
     policy: Policy
-    parallel: int | None
     resync: float
     patience: float
     mend: bool
@@ -67,7 +55,7 @@ class Rules:
 
 @dataclass(kw_only=True, slots=True)
 class Reconciler:
-    """Owns the node's GPUs as long as `run` runs.
+    """Keeps the owners' driver open as long as `run` runs.
 
     Everything that it needs is made before it; what follows its states subscribes to `states`.
     """
@@ -75,12 +63,11 @@ class Reconciler:
     control: LoopControl
     states: Signal[NodeState]
     plan: ActivePlan
-    driver: AbstractAsyncContextManager[NodeDriver]
+    owners: GpuOwners
     rules: Rules
     backoff: Backoff
     reporter: EventReporter
     hearts: Heartbeats
-    changes: GpuChanges
     mps: Callable[[], MpsOverview] = MpsOverview
     on_plan: Callable[[], None] = lambda: None
     hooks: ChangeHooks = field(default_factory=ChangeHooks)
@@ -88,13 +75,9 @@ class Reconciler:
     own_problems: Callable[[], tuple[Problem, ...]] = tuple
     _queue: WorkQueue = field(init=False)
     _processes: ProcessWatch = field(init=False)
-    _open_session: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
-    _session: NodeDriver | None = field(init=False, default=None)
     _failures: int = field(init=False, default=0)  # rounds in a row that a GPU did not answer
     _done: NodeOutcome | None = field(init=False, default=None)  # what was done in this round
     _seen: Judgement = field(init=False, default_factory=Judgement)  # the last observation's
-    # How often each GPU had been changed beside the loop when it was observed last.
-    _counted: Counter[str] = field(init=False, default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
@@ -121,14 +104,14 @@ class Reconciler:
                 await control.rest(pause)
         finally:
             self._processes.close()
-            await self._close_driver()
+            await self.owners.close()
 
     async def _round_whatever_happens(self) -> float:
         """One round; the seconds until the next, if nothing wakes the loop earlier."""
         try:
             pause = await self._reconcile_once()
         except NodeagentError as error:
-            await self._close_driver()
+            await self.owners.close()
             code = Code.STEP_FAILED
             if isinstance(error, DriverError):
                 code = Code.DRIVER_MISSING if error.name == LIBRARY_MISSING else Code.DRIVER
@@ -171,13 +154,10 @@ class Reconciler:
         self._done = None
         await self.plan.read_offer()
         async with self.control.abandoned_at_stop():
-            if self._session is None:
-                self._session = await self._open_session.enter_async_context(self.driver)
-                self.changes.open(self._session)
-            driver = self._session
+            await self.owners.open()
         # A plan waits for nothing that only people ask for; they get it with the next look.
         brief = self.plan.is_new and self._seen.observed.gpus != ()
-        judgement = await self._observe(driver, details=not brief)
+        judgement = await self._observe(details=not brief)
         if brief:
             self.control.nudge("details were left out")
         self.control.resume()  # what was offered meanwhile has been judged, too
@@ -193,7 +173,7 @@ class Reconciler:
         if not objections and self._choose(judgement).gpus:
             working = self._describe(judgement, unfinished=True)
             self.states.publish(replace(working, phase=Phase.WORKING))
-            judgement, objections = await self._work(driver, judgement)
+            judgement, objections = await self._work(judgement)
         self.reporter.obstacles(judgement, objections)
         unfinished = self.control.halt.is_set()
         self.states.publish(self._describe(judgement, objections, unfinished=unfinished))
@@ -211,9 +191,7 @@ class Reconciler:
         if trouble := await self.plan.save():
             self.reporter.trouble(trouble)
 
-    async def _work(
-        self, driver: NodeDriver, judgement: Judgement
-    ) -> tuple[Judgement, tuple[Problem, ...]]:
+    async def _work(self, judgement: Judgement) -> tuple[Judgement, tuple[Problem, ...]]:
         """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
         began = asyncio.get_running_loop().time()
         todo = self._choose(judgement)
@@ -228,19 +206,19 @@ class Reconciler:
         if self.control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
             return judgement, unprepared
         if asyncio.get_running_loop().time() - began > _OLD:
-            judgement = await self._observe(driver)
+            judgement = await self._observe()
         todo = self._choose(judgement)
-        outcome = await execute(
-            undisturbing(todo) if unprepared else todo,
-            driver,
-            parallel=self.rules.parallel,
-            policy=self.rules.policy,
-            on_progress=self._step_ended,
-            stop=self.control.halt,
-            turn=lambda uuid: self.changes.turn(uuid, self._counted),
+        if unprepared:
+            todo = undisturbing(todo)
+        outcome = await self.owners.settle_plan(
+            todo, stop=self.control.halt, on_progress=self._step_ended
         )
-        if self.control.halt.is_set() or not all(gpu.as_planned for gpu in outcome.gpus):
-            judgement = await self._observe(driver)
+        is_whole = len(outcome.gpus) == len(todo.gpus)
+        if not is_whole:
+            self.control.nudge("a GPU was changed for a claim meanwhile")
+        as_planned = is_whole and all(gpu.as_planned for gpu in outcome.gpus)
+        if self.control.halt.is_set() or not as_planned:
+            judgement = await self._observe()
         else:  # each GPU that was changed was read back; all are looked at once that is reported
             judgement = await self._judge(_with_changes(judgement.observed, outcome))
             self.control.nudge("the GPUs were changed")
@@ -248,10 +226,9 @@ class Reconciler:
         self._learn(outcome, judgement)
         return judgement, unprepared
 
-    async def _observe(self, driver: NodeDriver, *, details: bool = True) -> Judgement:
-        self._counted = self.changes.counts()
+    async def _observe(self, *, details: bool = True) -> Judgement:
         async with self.control.abandoned_at_stop():
-            observed = await driver.observe(details=details)
+            observed = await self.owners.observe(details=details)
         self._alive(0)
         self.reporter.driver_answers()
         return await self._judge(observed)
@@ -276,9 +253,6 @@ class Reconciler:
     def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
         now = asyncio.get_running_loop().time()
         for gpu in outcome.gpus:
-            if gpu.left:
-                self.control.nudge("a GPU was changed for a claim meanwhile")
-                continue
             uuid = gpu.plan.before.uuid
             after = next((p for p in judgement.gpus if p.before.uuid == uuid), None)
             # What was left because of the halt is no failure.
@@ -329,13 +303,6 @@ class Reconciler:
 
     def _alive(self, pause: float) -> None:
         self.hearts.beat(NAME, within=pause + self.rules.patience)
-
-    async def _close_driver(self) -> None:
-        """A driver that was reloaded is found again only by opening it anew."""
-        self._session = None
-        await self.changes.close()
-        opened, self._open_session = self._open_session, AsyncExitStack()
-        await opened.aclose()
 
 
 def _with_changes(observed: ObservedNode, outcome: NodeOutcome) -> ObservedNode:

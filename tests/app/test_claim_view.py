@@ -10,21 +10,18 @@ from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.reporting.attempts import Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.claims.reporting.reserved_for import ReservedFor
-from nodeagent.claims.serving.borders import ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.files.cdi import Edits
 from nodeagent.plan.observed import Gpu, ObservedNode
-from nodeagent.plan.plan import GpuOutcome
+from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.owner import GpuOwners
 from tests.claims.machine import capabilities, no_daemons, uid
 from tests.claims.samples import GPU, MIG_DEVICE, POOL, UID, mig_device, record
+from tests.rig import open_driver
 
 MADE: ClaimedDevice = mig_device(instance=7, compute=0, uuid="MIG-1")
-
-
-async def _no_change(*_: object, **__: object) -> GpuOutcome:
-    raise AssertionError
 
 
 async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
@@ -40,7 +37,7 @@ async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
 
     claims = NodeClaims(
         ClaimPlaces("node-1", "boot-1", tmp_path / "claims", tmp_path / "cdi"),
-        change=_no_change,
+        owners=GpuOwners(open_driver(), Policy()),
         fetch=fetch,
         observe=observe,
         capabilities=capabilities,

@@ -114,8 +114,8 @@ FAULTS: Faults = {  # for days in one process
     "a GPU that does not answer keeps the others waiting": (
         Edit(
             "reconcile/reconciler.py",
-            "            observed = await driver.observe(details=details)\n",
-            "            observed = await driver.observe(details=details)\n"
+            "            observed = await self.owners.observe(details=details)\n",
+            "            observed = await self.owners.observe(details=details)\n"
             "        if any(gpu.access is not Access.OK for gpu in observed.gpus):\n"
             '            raise NodeagentError("a GPU does not answer")\n',
         ),
@@ -163,7 +163,7 @@ FAULTS: Faults = {  # for days in one process
     "a driver that fails ends the agent": (
         Edit(
             "reconcile/reconciler.py",
-            "        except NodeagentError as error:\n            await self._close_driver()\n",
+            "        except NodeagentError as error:\n            await self.owners.close()\n",
             "        except NodeagentError as error:\n            raise\n",
         ),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from typing import Any
 from nodeagent.claims.files.cdi_files import ToolkitEdits
 from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.reserved_for import ReservedFor
-from nodeagent.claims.serving.borders import Change, ClaimPlaces
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.device_users import Allocations
 from nodeagent.errors import NodeagentError
 from nodeagent.execute.node_controller import LastObservation, NodeReader
+from nodeagent.execute.step_run import NodeDriver
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.gpu.users import UsageReading, UsageSource
@@ -27,9 +27,8 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import Destruction, Step
 from nodeagent.plan.users import User
-from nodeagent.reconcile.gpu_changes import GpuChanges
+from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.plan_update import NoPlan
-from nodeagent.reconcile.reconciler import NodeDriver
 from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase as NodePhase
@@ -161,7 +160,7 @@ class Home:
 
     def node_claims(
         self,
-        change: Change,
+        owners: GpuOwners,
         observe: Callable[[], Awaitable[ObservedNode]],
         daemons: ClaimDaemons | None = None,
         terms: Callable[[Gpu], Terms] = lambda _: Terms(),
@@ -169,7 +168,7 @@ class Home:
         """An agent's, not loaded."""
         return NodeClaims(
             ClaimPlaces(NODE, self.boot_id, self.records_dir, self.cdi),
-            change=change,
+            owners=owners,
             fetch=self.fetch,
             observe=observe,
             capabilities=capabilities,
@@ -191,14 +190,14 @@ class Home:
 
         async with Hardware(driver, lambda _: None, observation) as hardware:
             await hardware.observe()
-            changes = GpuChanges(Policy(), changed=lambda: None)
-            changes.open(hardware)
-            claims = self.node_claims(changes.change, observe)
+            owners = GpuOwners(nullcontext(hardware), Policy())
+            await owners.open()
+            claims = self.node_claims(owners, observe)
             await claims.load()
             try:
                 yield claims, hardware
             finally:
-                await changes.close()
+                await owners.close()
 
     def upkeep(self, claims: NodeClaims) -> Upkeep:
         """The agent's own, on a node without a plan."""
@@ -225,7 +224,7 @@ class Home:
             beside=lambda *goal: claims.beside(*goal),  # noqa: PLW0108  # made below
         )
         terms = Terms(share=share)
-        claims = self.node_claims(rig.changes.change, observe, daemons, lambda _: terms)
+        claims = self.node_claims(rig.owners, observe, daemons, lambda _: terms)
         await claims.load()
         async with running(rig):
             rig.plan.offer(NoPlan("no plan"))

@@ -42,7 +42,7 @@ async def planned(
         return offers.terms(gpu, goals_of(rig.state.plan), claims.records)
 
     rig = Rig(home.folder, beside=lambda *goal: claims.beside(*goal))  # noqa: PLW0108  # made below
-    claims = home.node_claims(rig.changes.change, observe, terms=terms)
+    claims = home.node_claims(rig.owners, observe, terms=terms)
     await claims.load()
     async with running(rig):
         text = plan_text(mig, "[0]")

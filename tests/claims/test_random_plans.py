@@ -72,7 +72,7 @@ class Day:
             return rig.state.observed
 
         rig = Rig(self.home.folder, beside=beside)
-        claims = self.home.node_claims(rig.changes.change, observe, terms=terms)
+        claims = self.home.node_claims(rig.owners, observe, terms=terms)
         await claims.load()
         async with running(rig):
             await self._plan(rig, self.text)

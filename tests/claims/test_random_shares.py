@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import StartMps, Step, StopMps
-from nodeagent.reconcile.gpu_changes import GpuChanges
+from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import NODE, Hardware, Home, PodsOfProcesses, no_daemons, reserve
 from tests.simulated_cluster.scheduler import complete_pools, first_fit, of_type
@@ -77,10 +78,10 @@ class Day:
         driver = Driver(observe_deadline=30, step_deadline=30, sources=[source])
         async with Serving(driver, self._daemons) as hardware:
             [gpu] = (await hardware.observe()).gpus
-            changes = GpuChanges(Policy(), changed=lambda: None)
-            changes.open(hardware)
+            owners = GpuOwners(nullcontext(hardware), Policy())
+            await owners.open()
             claims = self._home.node_claims(
-                changes.change,
+                owners,
                 hardware.observe,
                 ClaimDaemons("1000", Path("/run/nodeagent"), False, no_daemons),
                 lambda _: Terms(share=share),
@@ -94,7 +95,7 @@ class Day:
                 self._check(gpu)
             while last and self._running:
                 await self._end(claims, self._running[0])
-            await changes.close()
+            await owners.close()
 
     def left(self) -> tuple[list[str], list[str], dict[str, DeviceDaemon]]:
         """Records, CDI files and daemons."""

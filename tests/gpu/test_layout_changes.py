@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -12,17 +13,17 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import Policy, Verdict
-from nodeagent.reconcile.gpu_changes import GpuChanges
+from nodeagent.reconcile.owner import Expected, GpuOwners, Part
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from tests.claims.machine import Hardware
 from tests.gpu.steps_of import create, destroy, enable
-from tests.reconcile.test_gpu_changes import made, released
+from tests.reconcile.test_owner import made, released
 
 MOST_CALLS = 30
 H100, PRO_6000 = "h100-80gb", "rtx-pro-6000"
 
-Rig = tuple[SimulatedNode, Hardware, GpuChanges, str]
+Rig = tuple[SimulatedNode, Hardware, GpuOwners, str]
 
 
 @pytest.fixture
@@ -36,16 +37,16 @@ def node(request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
 async def rig(node: SimulatedNode, driver: Driver) -> AsyncIterator[Rig]:
     """A card in MIG mode, of which all is known that does not change, and its UUID."""
     hardware = Hardware(driver, lambda _: None, LastObservation())
-    changes = GpuChanges(Policy(), changed=lambda: None)
-    changes.open(hardware)
+    owners = GpuOwners(nullcontext(hardware), Policy())
+    await owners.open()
     gpu = (await hardware.observe()).gpus[0]
     await driver.apply(enable(gpu))
     for profile in ("1g.10gb", "3g.40gb") if gpu.compute_capability < (10, 0) else ("1g.24gb",):
-        await changes.change(gpu.uuid, made((profile, 0)))
-        await changes.change(gpu.uuid, released(profile, 0))
+        await owners.settle(Part(gpu.uuid, made((profile, 0))))
+        await owners.settle(Part(gpu.uuid, released(profile, 0)))
     await hardware.observe()
-    yield node, hardware, changes, gpu.uuid
-    await changes.close()
+    yield node, hardware, owners, gpu.uuid
+    await owners.close()
 
 
 def identities(gpu: Gpu) -> list[tuple[object, ...]]:
@@ -63,17 +64,17 @@ def identities(gpu: Gpu) -> list[tuple[object, ...]]:
 
 async def test_each_slice_takes_few_calls(rig: Rig) -> None:
     """However many there are already; and it is read as the loop's next look reads it."""
-    node, hardware, changes, uuid = rig
+    node, hardware, owners, uuid = rig
     for number, start in enumerate(reversed(range(7)), start=1):
         node.journal.clear()
-        outcome = await changes.change(uuid, made(("1g.10gb", start)), adds=True)
+        outcome = await owners.settle(Part(uuid, made(("1g.10gb", start)), Expected.CREATION))
         assert node.journal.total() <= MOST_CALLS
         assert outcome.problems == ()
         assert len(outcome.after.instances) == number
         (whole,) = (await hardware.observe()).gpus
         assert identities(outcome.after) == identities(whole)
     for number, start in enumerate(range(7), start=1):
-        outcome = await changes.change(uuid, released("1g.10gb", start), removes=True)
+        outcome = await owners.settle(Part(uuid, released("1g.10gb", start), Expected.REMOVAL))
         assert outcome.problems == ()
         (whole,) = (await hardware.observe()).gpus
         assert identities(outcome.after) == identities(whole)
@@ -95,9 +96,9 @@ async def test_each_slice_goes_in_few_calls(
     rig: Rig, driver: Driver, layout: list[tuple[str, int]]
 ) -> None:
     """Each was used when the GPU was observed last, a while ago; its user has ended since."""
-    node, hardware, changes, uuid = rig
+    node, hardware, owners, uuid = rig
     for profile, start in layout:
-        await changes.change(uuid, made((profile, start)), adds=True)
+        await owners.settle(Part(uuid, made((profile, start)), Expected.CREATION))
     (gpu,) = (await hardware.observe()).gpus
     for _, device in gpu.mig_devices():
         node.occupy(device.uuid)
@@ -109,7 +110,7 @@ async def test_each_slice_goes_in_few_calls(
     calls = []
     for profile, start in reversed(layout):
         node.journal.clear()
-        outcome = await changes.change(uuid, released(profile, start), removes=True)
+        outcome = await owners.settle(Part(uuid, released(profile, start), Expected.REMOVAL))
         calls.append(node.journal.total())
         assert outcome.problems == ()
         assert len(outcome.after.instances) == len(layout) - len(calls)
@@ -119,10 +120,10 @@ async def test_each_slice_goes_in_few_calls(
 
 async def test_users_are_looked_for_right_before_a_slice_goes(rig: Rig) -> None:
     """Only the handle of the compute instance comes between, and the layout is read after it."""
-    node, _, changes, uuid = rig
-    await changes.change(uuid, made(("1g.10gb", 0)), adds=True)
+    node, _, owners, uuid = rig
+    await owners.settle(Part(uuid, made(("1g.10gb", 0)), Expected.CREATION))
     node.journal.clear()
-    await changes.change(uuid, released("1g.10gb", 0), removes=True)
+    await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.REMOVAL))
     names = [call.name for call in node.journal.calls]
     destroyed = names.index("nvmlComputeInstanceDestroy")
     looked = [number for number, name in enumerate(names) if "RunningProcesses" in name]
@@ -135,12 +136,12 @@ async def test_users_are_looked_for_right_before_a_slice_goes(rig: Rig) -> None:
 @pytest.mark.parametrize("where", ["the slice", "the GPU"])
 async def test_a_slice_in_use_stays(rig: Rig, where: str) -> None:
     """A user that came since the last observation is named, on the slice or on none of them."""
-    node, hardware, changes, uuid = rig
-    outcome = await changes.change(uuid, made(("1g.10gb", 0), ("1g.10gb", 1)))
+    node, hardware, owners, uuid = rig
+    outcome = await owners.settle(Part(uuid, made(("1g.10gb", 0), ("1g.10gb", 1))))
     device = outcome.after.instances[0].compute[0].uuid
     node.occupy(device if where == "the slice" else 0, pid=4711)
     node.journal.clear()
-    kept = await changes.change(uuid, released("1g.10gb", 0), removes=True)
+    kept = await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.REMOVAL))
     assert kept.plan.verdict is Verdict.BLOCKED
     assert "4711" in kept.plan.problems[0].message
     assert node.journal.total("nvml*Destroy") == 0
@@ -149,21 +150,21 @@ async def test_a_slice_in_use_stays(rig: Rig, where: str) -> None:
 
 async def test_lists_that_fail_are_read_of_each_device(rig: Rig) -> None:
     """The GPU's own list of users is refused once: who uses which slice is known all the same."""
-    node, _, changes, uuid = rig
-    outcome = await changes.change(uuid, made(("1g.10gb", 0), ("1g.10gb", 1)))
+    node, _, owners, uuid = rig
+    outcome = await owners.settle(Part(uuid, made(("1g.10gb", 0), ("1g.10gb", 1))))
     node.occupy(outcome.after.instances[1].compute[0].uuid)
     node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", error="UNKNOWN")
-    gone = await changes.change(uuid, released("1g.10gb", 0), removes=True)
+    gone = await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.REMOVAL))
     assert gone.problems == ()
     assert [one.placement.start for one in gone.after.instances] == [1]
 
 
 async def test_a_slice_of_several(rig: Rig) -> None:
     """Its size is asked for, since a part of it may be meant."""
-    node, hardware, changes, uuid = rig
-    await changes.change(uuid, made(("1g.10gb", 0)), adds=True)
+    node, hardware, owners, uuid = rig
+    await owners.settle(Part(uuid, made(("1g.10gb", 0)), Expected.CREATION))
     node.journal.clear()
-    outcome = await changes.change(uuid, made(("3g.40gb", 4)), adds=True)
+    outcome = await owners.settle(Part(uuid, made(("3g.40gb", 4)), Expected.CREATION))
     assert node.journal.total() <= MOST_CALLS
     (whole,) = (await hardware.observe()).gpus
     assert identities(outcome.after) == identities(whole)
@@ -172,7 +173,7 @@ async def test_a_slice_of_several(rig: Rig) -> None:
 
 async def test_what_another_program_did_is_read_anew(rig: Rig) -> None:
     """One that came, one that went, and one in the place of another: the goal is given them."""
-    _, hardware, changes, uuid = rig
+    _, hardware, owners, uuid = rig
     given: list[list[tuple[str, int]]] = []
 
     async def looked(gpu: Gpu) -> DesiredGpu:
@@ -182,12 +183,12 @@ async def test_what_another_program_did_is_read_anew(rig: Rig) -> None:
     async with Driver(observe_deadline=30, step_deadline=30) as other:
         (gpu,) = (await other.observe()).gpus
         await other.apply(create(gpu, "1g.10gb", 0))
-        await changes.change(uuid, looked, adds=True)
+        await owners.settle(Part(uuid, looked, Expected.CREATION))
         assert given[-1] == [("1g.10gb", 0)]
         (gpu,) = (await other.observe()).gpus
         await other.apply(destroy(gpu, gpu.instances[0]))
         await other.apply(create(gpu, "2g.20gb", 0))
-        await changes.change(uuid, looked, adds=True)
+        await owners.settle(Part(uuid, looked, Expected.CREATION))
         assert given[-1] == [("2g.20gb", 0), ("1g.10gb", 6)]
     (whole,) = (await hardware.observe()).gpus
     assert [one.profile for one in whole.instances] == ["2g.20gb", "1g.10gb"]
@@ -195,12 +196,12 @@ async def test_what_another_program_did_is_read_anew(rig: Rig) -> None:
 
 async def test_more_than_an_addition_is_planned_with_all_that_is_known(rig: Rig) -> None:
     """A process that came since the last look keeps its device, whatever the goal was called."""
-    node, hardware, changes, uuid = rig
-    outcome = await changes.change(uuid, made(("1g.10gb", 0)), adds=True)
+    node, hardware, owners, uuid = rig
+    outcome = await owners.settle(Part(uuid, made(("1g.10gb", 0)), Expected.CREATION))
     node.occupy(outcome.after.instances[0].compute[0].uuid, pid=4711)
     seen = hardware.seen
     assert seen is not None
     assert not seen.gpus[0].instances[0].compute[0].usage.in_use
-    kept = await changes.change(uuid, released("1g.10gb", 0), adds=True)
+    kept = await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.CREATION))
     assert "4711" in kept.plan.problems[0].message
     assert len((await hardware.observe()).gpus[0].instances) == 1

@@ -15,7 +15,7 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
-from nodeagent.reconcile.loop_control import LoopControl
+from nodeagent.reconcile.loop_control import SETTLING, LoopControl
 from nodeagent.simulation import simulated
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
@@ -56,6 +56,25 @@ async def test_many_ends_are_looked_at_together() -> None:
     await asyncio.sleep(0.01)
     assert rounds == before + 2, "after a quiet time at once"
     looping.cancel()
+
+
+@pytest.mark.virtual_time
+async def test_changes_for_claims_are_looked_at_together() -> None:
+    """Soon after the first of them, and once for all that came meanwhile."""
+    control = LoopControl()
+    control.begin_round()
+    clock = asyncio.get_running_loop().time
+    began, looks = clock(), []
+    for _ in range(10):
+        control.nudge_soon("a claim")
+        await asyncio.sleep(SETTLING / 20)
+    for _ in range(2):
+        await control.rest(3600)
+        looks.append(clock() - began)
+        control.begin_round()
+        if len(looks) == 1:
+            control.nudge_soon("another claim")
+    assert looks == pytest.approx([SETTLING, 2 * SETTLING])
 
 
 def test_changing_users_are_one_obstacle() -> None:

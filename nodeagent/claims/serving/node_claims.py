@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 from nodeagent.claims.files.cdi import claim_of, file_name, stale
@@ -29,7 +31,6 @@ from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.claim_pods import ClaimPods
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.claims.serving.allocation import read_allocation
-from nodeagent.claims.serving.borders import Change, ClaimPlaces, Fetch
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.intent import intended
 from nodeagent.claims.serving.making import (
@@ -59,14 +60,28 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.owner import Expected, GpuOwners, Part
 from nodeagent.structs import replace
 from nodeagent.uncancelled import uncancelled
+
+Fetch = Callable[[str, str], Awaitable[object | None]]
+"""The ResourceClaim of this namespace and name, None where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPlaces:
+    """Where claims are kept and published. `boot_id`: this start of the machine."""
+
+    node: str
+    boot_id: str
+    records: Path
+    cdi_dir: Path
 
 
 class NodeClaims:
     """Every method that changes something may be called again, and side by side for other claims.
 
-    `change`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
+    `owners`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
     borders; `observe` reads the node, `daemons` says what its MPS is, and `terms` what counts for
     claims on a GPU as observed. With `nvidia` configurations of NVIDIA's driver are honoured.
     `pods` are those of all claims, as far as others observe them.
@@ -76,7 +91,7 @@ class NodeClaims:
         self,
         places: ClaimPlaces,
         *,
-        change: Change,
+        owners: GpuOwners,
         fetch: Fetch,
         observe: Callable[[], Awaitable[ObservedNode]],
         capabilities: Capabilities,
@@ -89,7 +104,7 @@ class NodeClaims:
         self.pods = ClaimPods()
         self._terms = terms
         self._nvidia = nvidia
-        self._change = change
+        self._owners = owners
         self.fetch = fetch
         self.observe = observe
         self._daemons = daemons
@@ -220,7 +235,7 @@ class NodeClaims:
             return unchanged(gpu, record.title)
 
         for uuid in sorted(record.gpus):
-            await self._change(uuid, note)
+            await self._owners.settle(Part(uuid, note))
 
     async def sweep(self) -> None:
         """Delete the CDI files that no record stands for. Raises PathRefused."""
@@ -254,7 +269,7 @@ class NodeClaims:
             async def admit(gpu: Gpu, asked: ClaimRecord = record) -> DesiredGpu:
                 return await self._admit(asked, gpu)
 
-            outcome = await self._change(uuid, admit, adds=True)
+            outcome = await self._owners.settle(Part(uuid, admit, Expected.CREATION))
             require_done(outcome, record)
             record = with_instances(self._records[record.uid], outcome.after)
             try:
@@ -324,13 +339,14 @@ class NodeClaims:
         here = [device for device in record.devices if device.gpu == uuid]
         is_shared = any(device.mps for device in here)
         removes = all(device.is_made for device in here) and not (is_shared or only_looks)
+        part = Part(uuid, goal, Expected.REMOVAL if removes else Expected.ANYTHING)
         try:
-            require_done(await self._change(uuid, goal, removes=removes), record)
+            require_done(await self._owners.settle(part), record)
         except StillInUse:
             if not is_shared:
                 raise
             await self._daemons.poll()  # clients that have just ended are known until they answer
-            require_done(await self._change(uuid, goal), record)
+            require_done(await self._owners.settle(part), record)
 
     def _dismissed(self, record: ClaimRecord, gpu: Gpu) -> DesiredGpu:
         others = [one for one in self._records.values() if one.uid != record.uid]

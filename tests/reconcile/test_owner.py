@@ -1,10 +1,9 @@
-"""Changes of single GPUs beside the loop: at once, one writer a GPU, each its own part alone."""
+"""A GPU's owner settles part after part: a claim's at once, the plan's in the loop's rounds."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,11 @@ from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import DesiredGpu, Layout, Reserved, WantedInstance
 from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
+from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.gpu_changes import TOGETHER, Goal, GpuChanges
+from nodeagent.reconcile.owner import GpuOwners, Part
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
@@ -28,6 +28,7 @@ from tests.rig import SOON, Rig, open_driver, running
 CREATE = "nvmlDeviceCreateGpuInstance*"
 CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance*"
 PATH = "claim team/mine"
+Goal = Callable[[Gpu], Awaitable[DesiredGpu]]
 SLICES = {"1g.10gb": 1, "1g.10gb+me": 1, "1g.24gb": 1, "2g.20gb": 2, "3g.40gb": 3}
 
 
@@ -78,35 +79,16 @@ async def test_a_gpu_is_changed_without_a_plan(node: SimulatedNode, tmp_path: Pa
     async with running(Rig(tmp_path)) as rig:
         await without_plan(rig)
         uuid = rig.gpu(1).uuid
-        outcome = await rig.changes.change(uuid, made(("1g.10gb", 6)))
+        outcome = await rig.owners.settle(Part(uuid, made(("1g.10gb", 6))))
         assert [(i.profile, i.placement.start) for i in outcome.after.instances] == [("1g.10gb", 6)]
         assert outcome.problems == ()
         await rig.until(lambda: rig.layout(1) == "1g.10gb at 6")
         assert rig.layout(0) == "MIG off"
-        again = await rig.changes.change(uuid, made(("1g.10gb", 6)))
+        again = await rig.owners.settle(Part(uuid, made(("1g.10gb", 6))))
         assert (again.plan.verdict, again.steps) == (Verdict.IN_SYNC, ())
-        gone = await rig.changes.change(uuid, released("1g.10gb", 6))
+        gone = await rig.owners.settle(Part(uuid, released("1g.10gb", 6)))
         assert gone.after.instances == ()
         assert node.card(1).state.mig
-
-
-@pytest.mark.usefixtures("node")
-async def test_changes_at_once_are_reported_together() -> None:
-    """The loop looks soon after the last of them, and not for each."""
-    clock, reports = asyncio.get_running_loop().time, [0.0]
-    changes = GpuChanges(Policy(), changed=lambda: reports.append(clock()))
-    async with open_driver() as driver:
-        changes.open(driver)
-        gpus = (await driver.observe()).gpus
-        wanted = [(gpu.uuid, start) for gpu in gpus for start in range(7)]
-        jobs = [changes.change(uuid, made(("1g.10gb", start))) for uuid, start in wanted]
-        await asyncio.gather(*jobs)
-        done = clock()
-        async with asyncio.timeout(stretched(SOON)):
-            while reports[-1] < done:
-                await asyncio.sleep(0.005)
-        await changes.close()
-    assert all(later - earlier > 0.9 * TOGETHER for earlier, later in pairwise(reports))
 
 
 async def test_many_at_once_on_one_gpu_and_on_others(node: SimulatedNode, tmp_path: Path) -> None:
@@ -114,7 +96,7 @@ async def test_many_at_once_on_one_gpu_and_on_others(node: SimulatedNode, tmp_pa
     async with running(Rig(tmp_path)) as rig:
         await without_plan(rig)
         jobs = [
-            rig.changes.change(rig.gpu(gpu).uuid, made(("1g.10gb", start)))
+            rig.owners.settle(Part(rig.gpu(gpu).uuid, made(("1g.10gb", start))))
             for gpu in (0, 1)
             for start in range(7)
         ]
@@ -128,12 +110,12 @@ async def test_what_is_refused_is_in_the_outcome(node: SimulatedNode, tmp_path: 
     async with running(Rig(tmp_path)) as rig:
         await without_plan(rig)
         uuid = rig.gpu().uuid
-        await rig.changes.change(uuid, made(("2g.20gb", 4)))
-        outcome = await rig.changes.change(uuid, made(("1g.10gb", 5)))
+        await rig.owners.settle(Part(uuid, made(("2g.20gb", 4))))
+        outcome = await rig.owners.settle(Part(uuid, made(("1g.10gb", 5))))
         assert (outcome.plan.verdict, outcome.steps) == (Verdict.BLOCKED, ())
         assert "2g.20gb at slice 4 (another)" in outcome.problems[0].message
         node.occupy(outcome.after.instances[0].compute[0].uuid, pid=4711)
-        busy = await rig.changes.change(uuid, released("2g.20gb", 4))
+        busy = await rig.owners.settle(Part(uuid, released("2g.20gb", 4)))
         assert busy.plan.verdict is Verdict.BLOCKED
         assert "4711" in busy.problems[0].message
 
@@ -143,13 +125,13 @@ async def test_a_failure_undoes_its_own_part_alone(node: SimulatedNode, tmp_path
     async with running(Rig(tmp_path)) as rig:
         await without_plan(rig)
         uuid = rig.gpu().uuid
-        await rig.changes.change(uuid, made(("1g.10gb", 0)))
+        await rig.owners.settle(Part(uuid, made(("1g.10gb", 0))))
         node.inject(CREATE_COMPUTE, error="NVML_ERROR_INSUFFICIENT_RESOURCES")
-        outcome = await rig.changes.change(uuid, made(("2g.20gb", 4)))
+        outcome = await rig.owners.settle(Part(uuid, made(("2g.20gb", 4))))
         assert outcome.failed
         assert outcome.turned_back
         assert [(i.profile, i.placement.start) for i in outcome.after.instances] == [("1g.10gb", 0)]
-        retried = await rig.changes.change(uuid, made(("2g.20gb", 4)))
+        retried = await rig.owners.settle(Part(uuid, made(("2g.20gb", 4))))
         assert retried.problems == ()
 
 
@@ -161,7 +143,7 @@ async def test_a_plan_and_a_claim_on_one_gpu(node: SimulatedNode, tmp_path: Path
         await without_plan(rig)
         uuid = rig.gpu().uuid
         held.append(Reserved("1g.10gb", Placement(6, 1), PATH))
-        await rig.changes.change(uuid, made(("1g.10gb", 6)))
+        await rig.owners.settle(Part(uuid, made(("1g.10gb", 6))))
         rig.plan.offer(NoPlan("still none"))
         rig.offer("{3g.40gb: 1}")
         await rig.settle(Phase.IN_SYNC)
@@ -182,8 +164,10 @@ async def test_a_slow_plan_holds_up_its_own_gpu_alone(node: SimulatedNode, tmp_p
         )
         await rig.until(lambda: rig.state.phase is Phase.WORKING)
         await rig.until(lambda: len(node.card(1).state.instances) == 1)
-        waiting = asyncio.create_task(rig.changes.change(rig.gpu(0).uuid, made(("2g.20gb", 4))))
-        other = await rig.changes.change(rig.gpu(1).uuid, made(("2g.20gb", 4)))
+        waiting = asyncio.create_task(
+            rig.owners.settle(Part(rig.gpu(0).uuid, made(("2g.20gb", 4))))
+        )
+        other = await rig.owners.settle(Part(rig.gpu(1).uuid, made(("2g.20gb", 4))))
         assert other.problems == ()
         assert not waiting.done()
         node.clear_faults()
@@ -203,7 +187,7 @@ class Meanwhile(ChangeHooks):
         if self.rig and not self.held:
             uuid = todo.gpus[0].before.uuid
             self.held[uuid] = (self._taken,)
-            await self.rig.changes.change(uuid, self._goal)
+            await self.rig.owners.settle(Part(uuid, self._goal))
         return ()
 
 
@@ -248,23 +232,31 @@ async def test_the_loop_leaves_a_gpu_that_was_given_away_as_it_is(tmp_path: Path
 
 async def test_what_is_seen_during_a_change_is_not_acted_on(node: SimulatedNode) -> None:
     """The observation may have the GPU half-way."""
-    changes = GpuChanges(Policy(), changed=lambda: None)
-    async with open_driver(step_deadline=60) as driver:
-        changes.open(driver)
-        uuid = (await driver.observe()).gpus[0].uuid
-        node.inject(CREATE, hang=True)
-        running_change = asyncio.create_task(changes.change(uuid, made(("1g.10gb", 0))))
-        async with asyncio.timeout(stretched(SOON)):
-            while not node.card(0).state.mig:  # its first step
-                await asyncio.sleep(0.005)
-        seen = changes.counts()
-        node.clear_faults()
-        async with changes.turn(uuid, seen) as is_unchanged:
-            assert not is_unchanged
-        assert (await running_change).problems == ()
-        async with changes.turn(uuid, changes.counts()) as is_unchanged:
-            assert is_unchanged
-        await changes.close()
+    owners = GpuOwners(open_driver(step_deadline=60), Policy())
+    await owners.open()
+    gpu = (await owners.observe()).gpus[0]
+    uuid = gpu.uuid
+    todo = NodePlan(Verdict.APPLICABLE, (plan_gpu(await made(("3g.40gb", 4))(gpu), gpu),))
+    node.inject(CREATE, hang=True)
+    settling = asyncio.create_task(owners.settle(Part(uuid, made(("1g.10gb", 0)))))
+    async with asyncio.timeout(stretched(SOON)):
+        while not node.card(0).state.mig:  # its first step
+            await asyncio.sleep(0.005)
+    looking = asyncio.create_task(owners.observe())  # it has begun, and may see either
+    await asyncio.sleep(0)
+    node.clear_faults()
+    await looking
+
+    async def carried_out() -> int:
+        stop = asyncio.Event()
+        outcome = await owners.settle_plan(todo, stop=stop, on_progress=lambda _: None)
+        return len(outcome.gpus)
+
+    assert await carried_out() == 0
+    assert (await settling).problems == ()
+    await owners.observe()
+    assert await carried_out() == 1
+    await owners.close()
 
 
 async def test_a_change_that_is_left_half_way_is_no_success(
@@ -274,9 +266,9 @@ async def test_a_change_that_is_left_half_way_is_no_success(
     async with running(Rig(tmp_path, step_deadline=60)) as rig:
         await without_plan(rig)
         hang = node.inject("nvmlDeviceSetMigMode", hang=True, times=2)
-        change = asyncio.create_task(rig.changes.change(rig.gpu().uuid, made(("1g.10gb", 0))))
+        change = asyncio.create_task(rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 0)))))
         await rig.until(lambda: hang.times == 1)
-        closing = asyncio.create_task(rig.changes.close())
+        closing = asyncio.create_task(rig.owners.close())
         await asyncio.sleep(0)  # it has asked for the stop, and waits for the step
         node.clear_faults()
         with pytest.raises(NodeagentError, match=r"GPU 0 .* is not finished"):
@@ -289,10 +281,10 @@ async def test_without_a_driver_nothing_is_changed(node: SimulatedNode, tmp_path
     """Before the loop has opened it and after it was closed."""
     rig = Rig(tmp_path)
     with pytest.raises(NodeagentError, match="not open"):
-        await rig.changes.change("GPU-1", made())
+        await rig.owners.settle(Part("GPU-1", made()))
     async with running(rig):
         await without_plan(rig)
         uuid = rig.gpu().uuid
     with pytest.raises(NodeagentError, match="not open"):
-        await rig.changes.change(uuid, made(("1g.10gb", 0)))
+        await rig.owners.settle(Part(uuid, made(("1g.10gb", 0))))
     assert not node.card(0).state.mig
