@@ -206,9 +206,8 @@ REAL_FAULTS: Faults = {
     "a step that failed is reported with its traceback": (
         Edit(
             "execute/step_problems.py",
-            '    return Problem(code, f"{what}: {error_sentence(error)}", remedy, seen.uuid)\n',
-            "    text = ''.join(__import__('traceback').format_exception(error))\n"
-            "    return Problem(code, f'{what}: {text}', remedy, seen.uuid)\n",
+            'message=f"{what}: {error_sentence(error)}"',
+            "message=what + ''.join(__import__('traceback').format_exception(error))",
         ),
     ),
     "the CDI file of a claim outlives it": (
