@@ -6,6 +6,7 @@ It is read when the first of them is needed: most commands need none.
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Mapping
 from functools import cache
 from string import Formatter
@@ -21,17 +22,15 @@ class Words(NamedTuple):
 
 @cache
 def section(kind: str) -> Mapping[str, Any]:
-    """The entries of one kind (`problem`, `phase` and so on), by code."""
-    found: Mapping[str, Any] = _catalogue()[kind]
-    return found
-
-
-@cache
-def _catalogue() -> Mapping[str, Any]:
+    """The entries of one kind (`problem`, `phase` and so on), by code. Only these are parsed."""
     import yaml
 
-    text = pkgutil.get_data("nodeagent", "catalogue.yaml") or b""
-    found: Mapping[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    text = (pkgutil.get_data("nodeagent", "catalogue.yaml") or b"").decode()
+    begin = text.index(f"\n{kind}:\n") + 1
+    end = re.compile(r"^(?=\w)", re.MULTILINE).search(text, begin + 1)
+    found: Mapping[str, Any] = yaml.load(
+        text[begin : end.start() if end else None], Loader=yaml.CSafeLoader
+    )[kind]
     return found
 
 

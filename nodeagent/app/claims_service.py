@@ -144,13 +144,7 @@ class ClaimsService:
     def problems(self) -> tuple[Problem, ...]:
         own = [self._problem, self._publisher.problem if self._publisher else None]
         if why := self._offers.closed:
-            end = "remove the other and its pods from this node, or set dra.mode: off"
-            remedy = f"leave the GPUs to one of them: {end}"
-            own.append(
-                Problem(
-                    code=Code.OWNED, message=f"nothing is offered to claims: {why}", remedy=remedy
-                )
-            )
+            own.append(Problem.of(Code.OWNED, "claims", why=why))
         return (*self.claims.problems, *self._amiss, *filter(None, own))
 
     async def run(self) -> NoReturn:
@@ -166,9 +160,7 @@ class ClaimsService:
                     self._problem = None
                     await self._publish(kubelet)
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
-                self._problem = Problem(
-                    code=Code.CLUSTER, message=error.message, remedy=error.remedy
-                )
+                self._problem = Problem.from_error(Code.CLUSTER, error)
                 self._nudge("claims cannot be served")
             finally:
                 if kubelet:
@@ -178,9 +170,8 @@ class ClaimsService:
     def _kubelet_answered(self, registration: Registration) -> None:
         self._problem = None
         if registration.state == "refused":
-            message = f"the kubelet refuses the DRA driver: {registration.reason}"
-            remedy = "set kubelet.dir to the kubelet's root directory, at its own path"
-            self._problem = Problem(code=Code.CLUSTER, message=message, remedy=remedy)
+            why = registration.reason
+            self._problem = Problem.of(Code.CLUSTER, "driverRefused", why=why)
         self._nudge("the kubelet has registered the driver, or refuses it")
 
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:

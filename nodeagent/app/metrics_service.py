@@ -96,7 +96,7 @@ class MetricsService:
         """What is wrong with the file of counters, and with the listener of its own."""
         found = [problem for problem in (self._unread, self._listener_problem) if problem]
         lines = (
-            Problem(code=Code.METRICS, message=f"file of counters, {finding}")
+            Problem.of(Code.METRICS, finding=finding)
             for finding in self._selection.findings[:_MOST_NAMED]
         )
         return (*found, *lines)
@@ -121,9 +121,7 @@ class MetricsService:
 
     def _report_listener(self, error: NodeagentError | None) -> None:
         if error:
-            self._listener_problem = Problem(
-                code=Code.METRICS, message=error.message, remedy=error.remedy
-            )
+            self._listener_problem = Problem.from_error(Code.METRICS, error)
             log.error(error.message, remedy=error.remedy)
         elif self._listener_problem:
             self._listener_problem = None
@@ -151,7 +149,7 @@ class MetricsService:
         try:
             found = await asyncio.to_thread(lambda: read_selection(counters_text(path)))
         except NodeagentError as error:
-            problem = Problem(code=Code.METRICS, message=error.message, remedy=error.remedy)
+            problem = Problem.from_error(Code.METRICS, error)
             if problem != self._unread:
                 log.warning("the earlier fields are exported", error=error.message)
             self._unread = problem

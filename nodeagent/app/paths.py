@@ -139,9 +139,7 @@ class OwnFiles:
     @property
     def problems(self) -> tuple[Problem, ...]:
         kept = (file.problem for file in self._files)
-        states = tuple(
-            Problem(code=Code.STATE_FILE, message=p.message, remedy=p.remedy) for p in kept if p
-        )
+        states = tuple(Problem.from_error(Code.STATE_FILE, p) for p in kept if p)
         run = self._unusable or self._loss()
         return (*states, run) if run else states
 
@@ -186,17 +184,11 @@ class OwnFiles:
         except OtherWriter:
             raise
         except NodeagentError as error:
-            self._unusable = Problem(
-                code=Code.RUN_DIRECTORY, message=error.message, remedy=error.remedy
-            )
+            self._unusable = Problem.from_error(Code.RUN_DIRECTORY, error)
         except OSError as error:  # a file system that fails, or a path that goes right now
             path = error.filename or self._paths.settings.run.dir
-            self._unusable = Problem(
-                code=Code.RUN_DIRECTORY,
-                message=f"{path} cannot be examined: {error.strerror or error}",
-                remedy=f"run namei -l {path} and repair the first path that it cannot show, or its "
-                "file system",
-            )
+            why = error.strerror or error
+            self._unusable = Problem.of(Code.RUN_DIRECTORY, "unseen", file=path, why=why)
         else:
             for file in self._files:  # only where no other agent was found to have the directory
                 file.review()
@@ -206,12 +198,8 @@ class OwnFiles:
         if not self._lost:
             return None
         names = ", ".join(sorted(map(str, self._lost)))
-        return Problem(
-            code=Code.RUN_DIRECTORY,
-            message=f"deleted or replaced while the agent runs, and created again: {names}",
-            remedy="find the program that does that, such as a cleanup job or systemd-tmpfiles, "
-            f"and exclude these paths; this is shown for {_REMEMBERED / 60:.0f} minutes",
-        )
+        minutes = f"{_REMEMBERED / 60:.0f}"
+        return Problem.of(Code.RUN_DIRECTORY, "deleted", names=names, minutes=minutes)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -226,12 +214,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _not_writable(directory: Path) -> Problem | None:
     if os.access(directory, os.W_OK | os.X_OK):
         return None
-    read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
-    return Problem(
-        code=Code.RUN_DIRECTORY,
-        message=f"run.dir {directory} cannot be written"
-        + (": its file system is mounted read-only" if read_only else ""),
-        remedy=f"mount -o remount,rw {directory}"
-        if read_only
-        else f"chown {os.geteuid()} {directory}",
-    )
+    if os.statvfs(directory).f_flag & os.ST_RDONLY:
+        return Problem.of(Code.RUN_DIRECTORY, "readOnly", directory=directory)
+    return Problem.of(Code.RUN_DIRECTORY, "notWritable", directory=directory, user=os.geteuid())

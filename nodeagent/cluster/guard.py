@@ -16,12 +16,6 @@ from nodeagent.plan.problems import Code, Problem
 
 FOREIGN: Final = "guard.nodeagent.io/probe"
 """An annotation that no agent may write."""
-UNGUARDED: Final = Problem(
-    code=Code.UNGUARDED,
-    message="no admission policy limits the agent's account: its token can change every Node",
-    remedy="kubectl apply -f manifests/base/node-policy.yaml, which has to name this account; "
-    "`nodeagent check` tries it again",
-)
 _INTERVAL: Final = 3600.0  # seconds
 _SOON: Final = 60.0  # seconds; policies may be applied after the agent
 
@@ -58,7 +52,7 @@ class NodeGuard:
                 if await is_guarded(self._access, self._node):
                     self.problem, wait = None, _INTERVAL
                 else:
-                    self.problem = UNGUARDED
+                    self.problem = Problem.of(Code.UNGUARDED)
             except faults.ClusterFault:
                 pass  # who follows the Node reports it
             if self.problem != before:

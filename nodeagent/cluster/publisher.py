@@ -320,10 +320,4 @@ def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mappi
 
 
 def _contest_problem(node: str, keys: tuple[str, ...]) -> Problem:
-    return Problem(
-        code=Code.CONTESTED,
-        message=f"another program overwrites {', '.join(keys)} of Node {node} again and again",
-        remedy=f"if a second agent runs for Node {node} (in a pod and as a service, or with a "
-        f"wrong node_name), stop one; kubectl get node {node} -o yaml "
-        "--show-managed-fields names them",
-    )
+    return Problem.of(Code.CONTESTED, keys=", ".join(keys), node=node)

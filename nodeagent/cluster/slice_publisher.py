@@ -252,7 +252,7 @@ class _ServerLacks(NodeagentError):
 
 
 def _problem(error: NodeagentError) -> Problem:
-    return Problem(code=Code.CLUSTER, message=error.message, remedy=error.remedy)
+    return Problem.from_error(Code.CLUSTER, error)
 
 
 def slice_of(one: JsonObject) -> JsonObject:
@@ -296,9 +296,4 @@ def _version(one: JsonObject) -> str:
 def _lost_problem(lost: Sequence[Dropped]) -> Problem | None:
     if not lost:
         return None
-    remedy = "switch the feature gate on, or use Kubernetes 1.36 or newer"
-    return Problem(
-        code=Code.CLUSTER,
-        message=f"claims are offered less than is known: {lost[0]}",
-        remedy=remedy,
-    )
+    return Problem.of(Code.CLUSTER, "dropped", lost=lost[0])

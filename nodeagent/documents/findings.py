@@ -77,10 +77,7 @@ class Findings:
         problems = [problem for _, problem in self._found[:MOST_PROBLEMS]]
         left_out = len(self._found) - len(problems)
         if left_out:
-            more = f"there are more errors; the first {MOST_PROBLEMS} are listed"
-            problems.append(
-                Problem(code=Code.SYNTAX, message=more, remedy="correct these and try again")
-            )
+            problems.append(Problem.of(Code.SYNTAX, "more", most=MOST_PROBLEMS))
         raise DocumentError(problems)
 
     def _mark(self, path: DocumentPath, *, of_key: bool) -> Mark:

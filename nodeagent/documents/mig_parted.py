@@ -44,6 +44,8 @@ from nodeagent.text import did_you_mean, listed, shown
 
 Configurations = dict[str, list[PlanEntry]]
 
+_MIG_CONFIGS = "mig-configs"
+
 
 def read_configuration(tree: Tree, digest: str, name: str | None) -> PlanDocument:
     """One configuration of the file; raises DocumentError with every fault of the whole file.
@@ -59,20 +61,18 @@ def _selected(configurations: Configurations, name: str | None) -> list[PlanEntr
     if name is None:
         if len(configurations) == 1:
             return next(iter(configurations.values()))
-        message = f"the file has {len(configurations)} configurations and none was named"
-        remedy = f"name one of {listed(configurations)}"
+        count, names = len(configurations), listed(configurations)
+        problem = Problem.of(
+            Code.UNKNOWN_CONFIGURATION, "noneNamed", path=_MIG_CONFIGS, count=count, names=names
+        )
     elif name in configurations:
         return configurations[name]
     else:
-        message = f"the file has no configuration {shown(name)}"
-        remedy = did_you_mean(name, configurations) or f"it has {listed(configurations)}"
-    raise DocumentError(
-        [
-            Problem(
-                code=Code.UNKNOWN_CONFIGURATION, message=message, remedy=remedy, path="mig-configs"
-            )
-        ]
-    )
+        near = did_you_mean(name, configurations) or f"it has {listed(configurations)}"
+        problem = Problem.of(
+            Code.UNKNOWN_CONFIGURATION, "notInFile", path=_MIG_CONFIGS, name=shown(name), near=near
+        )
+    raise DocumentError([problem])
 
 
 # --- values -----------------------------------------------------------------------------------

@@ -17,32 +17,30 @@ from nodeagent.plan.remedies import end_commands, in_use_remedy
 from nodeagent.plan.shares import WantedMps
 from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
-from nodeagent.views.text import gpu_words, layout_words, step_words, user_words, users
-
-_OTHER_PROGRAM = "run `nodeagent check`: it finds other programs that change MIG"
+from nodeagent.views.text import layout_words, step_words, user_words, users
 
 
 def step_failed(step: steps.Step, error: BaseException, seen: Gpu) -> Problem:
     """Why a step failed; `seen` is the GPU right after it, for the names of its users."""
-    what = f"{gpu_words(seen)}: could not {step_words(step)}"
+    what, why = step_words(step), error_sentence(error)
     remedy = error.remedy if isinstance(error, NodeagentError) else ""
     remedy = remedy.replace("-i GPU", f"-i {seen.pci_bus_id}")  # the driver's codes know no GPU
     if isinstance(error, GpuInUse):
         instance = _instance_of(step, seen)
         names = user_words(seen, instance)
-        who = f"in use by {names}" if names else error_sentence(error)
+        why = f"in use by {names}" if names else why
         there = users(seen, instance)
         commands = end_commands((user.pid, user.namespace, user.pod) for user in there)
         if not remedy:
             remedy = in_use_remedy(Usage(there))
         elif commands not in remedy:
             remedy = f"run {commands}; {remedy}"
-        return Problem(code=Code.IN_USE, message=f"{what}: {who}", remedy=remedy, gpu=seen.uuid)
-    code = Code.MPS if isinstance(step, steps.StartMps | steps.StopMps) else Code.STEP_FAILED
-    code = Code.GPU_LOST if isinstance(error, GpuLost) else code
-    return Problem(
-        code=code, message=f"{what}: {error_sentence(error)}", remedy=remedy, gpu=seen.uuid
-    )
+        return seen.problem(Code.IN_USE, "step", what=what, why=why, remedy=remedy)
+    if isinstance(error, GpuLost):
+        return seen.problem(Code.GPU_LOST, "step", what=what, why=why, remedy=remedy)
+    if isinstance(step, steps.StartMps | steps.StopMps):
+        return seen.problem(Code.MPS, "step", what=what, why=why, remedy=remedy)
+    return seen.problem(Code.STEP_FAILED, "step", what=what, why=why, remedy=remedy)
 
 
 def not_as_planned(
@@ -58,13 +56,8 @@ def not_as_planned(
     else:
         again = "; ".join(map(step_words, missing)) or "what it was to be"
         instead = f", and still it would take: {again}"
-    return Problem(
-        code=Code.STEP_FAILED,
-        message=f"the driver reported every step as done, but {gpu_words(seen)} now has "
-        f"{layout_words(seen)}{instead}",
-        remedy=_OTHER_PROGRAM,
-        gpu=seen.uuid,
-    )
+    has = f"{layout_words(seen)}{instead}"
+    return seen.problem(Code.STEP_FAILED, "notAsPlanned", has=has)
 
 
 def not_restored(before: Gpu, seen: Gpu, stumble: Problem | None) -> Problem:
@@ -72,14 +65,8 @@ def not_restored(before: Gpu, seen: Gpu, stumble: Problem | None) -> Problem:
     now = f"it now has {layout_words(seen)}"
     if seen.access is not Access.OK:
         now = f"its present layout is not known ({seen.access_reason or seen.access})"
-    why = f"; {stumble.message}" if stumble else ""
-    return Problem(
-        code=Code.NOT_RESTORED,
-        message=f"the earlier layout of {gpu_words(before)} ({layout_words(before)}) could not be "
-        f"restored: {now}{why}",
-        remedy=f"`nvidia-smi mig -lgi -i {seen.index}` lists the instances; apply the plan again",
-        gpu=before.uuid,
-    )
+    why, had = stumble.message if stumble else "", layout_words(before)
+    return before.problem(Code.NOT_RESTORED, had=had, now=now, why=why)
 
 
 def undone_if_gone(report: StepReport, before: Gpu, seen: Gpu) -> StepReport:

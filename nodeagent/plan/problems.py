@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from nodeagent.catalogue import filled, problem_words
 from nodeagent.structs import Shape
-
-if TYPE_CHECKING:
-    from nodeagent.errors import NodeagentError
 
 
 class Code(StrEnum):
@@ -56,6 +53,16 @@ class Code(StrEnum):
     CLUSTER = "Cluster"  # a change cannot be announced to the API server, which comes first
 
 
+class Explained(Protocol):
+    """What went wrong and what would be right, such as a `NodeagentError`."""
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def remedy(self) -> str: ...
+
+
 class Problem(Shape, frozen=True, kw_only=True):
     """One obstacle: `gpu` is a UUID ("" for the node), `path` a place in the document. `code` is a
     `Code`, or of a refused claim one of `claims.reporting.attempts`.
@@ -82,9 +89,9 @@ class Problem(Shape, frozen=True, kw_only=True):
         )
 
     @classmethod
-    def from_error(cls, code: Code, error: NodeagentError, *, gpu: str = "") -> Self:
+    def from_error(cls, code: str, error: Explained, *, gpu: str = "", path: str = "") -> Self:
         """An error that stands in the way, in its own words: those of what failed."""
-        return cls(code=code, gpu=gpu, message=error.message, remedy=error.remedy)
+        return cls(code=code, gpu=gpu, path=path, message=error.message, remedy=error.remedy)
 
 
 class PlanRefused(Exception):

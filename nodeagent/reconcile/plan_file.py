@@ -58,16 +58,9 @@ class PlanFile:
             return self._missing(f"the plan file {self.path} does not exist: its folder is a file")
         except OSError as error:
             return UnreadablePlan(
-                Problem(
-                    code=Code.SYNTAX,
-                    message=f"the plan file {self.path} cannot be read: {error.strerror or error}",
-                    remedy="a regular file that the agent may read is needed there",
-                )
+                Problem.of(Code.SYNTAX, "file", file=self.path, why=error.strerror or error)
             )
 
     def _missing(self, why: str) -> NoPlan:
-        remedy = (
-            f"write a plan to {self.path} (`nodeagent export` prints the GPUs as they are), or "
-            "set plan.file to where it is"
-        )
-        return NoPlan(why, Problem(code=Code.SOURCE_MISSING, message=why, remedy=remedy))
+        problem = Problem.of(Code.SOURCE_MISSING, why=why, file=self.path)
+        return NoPlan(why, problem)

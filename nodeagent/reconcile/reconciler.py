@@ -115,14 +115,13 @@ class Reconciler:
             code = Code.STEP_FAILED
             if isinstance(error, DriverError):
                 code = Code.DRIVER_MISSING if error.name == LIBRARY_MISSING else Code.DRIVER
-            return self._failed(Problem(code=code, message=error.message, remedy=error.remedy))
+            return self._failed(Problem.from_error(code, error))
         except Abandoned:
             return 0.0
         except Exception as error:  # a fault of ours; it is tried again after a while
             log.exception("reconciliation failed")
-            fault = f"a fault in the agent itself: {type(error).__name__}: {error}"
-            remedy = "report it with the agent's log: `journalctl -u nodeagent`, or `kubectl logs`"
-            return self._failed(Problem(code=Code.STEP_FAILED, message=fault, remedy=remedy))
+            fault = f"{type(error).__name__}: {error}"
+            return self._failed(Problem.of(Code.STEP_FAILED, "ownFault", fault=fault))
         if all(gpu.access is Access.OK for gpu in self.states.newest.observed.gpus):
             self._failures = 0
             return pause

@@ -19,7 +19,7 @@ from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.structs import replace
-from nodeagent.views.text import gpu_words, layout_words, users
+from nodeagent.views.text import layout_words, users
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +184,4 @@ def _situation(gpu: Gpu, desired: DesiredGpu) -> object:
 
 
 def _drift_problem(gpu: Gpu) -> Problem:
-    return Problem(
-        code=Code.DRIFT,
-        message=f"{gpu_words(gpu)} was as the plan says and was then changed by another program: "
-        f"it now has {layout_words(gpu)}",
-        remedy="restart the agent (`systemctl restart nodeagent`, or delete its pod), which "
-        "restores the plan, or change what the plan says of this GPU (`nodeagent export` writes "
-        "what it has now)",
-        gpu=gpu.uuid,
-    )
+    return gpu.problem(Code.DRIFT, has=layout_words(gpu))

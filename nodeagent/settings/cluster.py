@@ -124,17 +124,9 @@ class DraSettings(Group):
         from nodeagent.plan.problems import Code, Problem
 
         if self.mode != "off" and not in_cluster:
-            message = f"no claims are served: dra.mode is {self.mode}, but there is no cluster"
-            remedy = "name a kubeconfig in kubernetes.kubeconfig, or set dra.mode: off"
-        elif self.share is not None and self.mode != "dynamic":
-            message = (
-                "no MPS shares are offered: dra.share counts with dra.mode dynamic alone, "
-                f"and it is {self.mode}"
-            )
-            remedy = "set dra.mode: dynamic, or take dra.share out of the settings"
-        elif self.nvidia_configs and self.mode == "off":
-            message = "no claims are served: dra.nvidia_configs is true, but dra.mode is off"
-            remedy = "set dra.mode, or take dra.nvidia_configs out of the settings"
-        else:
-            return ()
-        return (Problem(code=Code.NO_EFFECT, message=message, remedy=remedy),)
+            return (Problem.of(Code.NO_EFFECT, "noCluster", mode=self.mode),)
+        if self.share is not None and self.mode != "dynamic":
+            return (Problem.of(Code.NO_EFFECT, "share", mode=self.mode),)
+        if self.nvidia_configs and self.mode == "off":
+            return (Problem.of(Code.NO_EFFECT, "nvidiaConfigs"),)
+        return ()

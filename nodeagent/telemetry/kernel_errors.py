@@ -67,7 +67,7 @@ class KernelErrors:
             try:
                 await self._follow(since)
             except NodeagentError as error:
-                self._set(Problem(code=Code.READER, message=error.message, remedy=error.remedy))
+                self._set(Problem.from_error(Code.READER, error))
             finally:
                 stays.cancel()
             await asyncio.sleep(self.again)

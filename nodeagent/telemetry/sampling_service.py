@@ -175,12 +175,7 @@ class SamplingService:
     def _problem_of(self, reader: ReaderState) -> Problem:
         why = "; ".join(self._problems.get(reader.uuid, ()))
         what = f"GPU {reader.gpu}" if reader.gpu else "the driver"
-        return Problem(
-            code=Code.READER,
-            message=f"not all values of {what} can be read{f': {why}' if why else ''}",
-            remedy="look at `dmesg | grep NVRM`",
-            gpu=reader.uuid,
-        )
+        return Problem.of(Code.READER, "values", gpu=reader.uuid, what=what, why=why)
 
     def _waited(self) -> None:
         answer = self._listener.answer

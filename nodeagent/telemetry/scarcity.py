@@ -11,14 +11,6 @@ from nodeagent.processor_waits import ProcessorWaits
 _SCARCE, _ENOUGH = 0.5, 0.25
 _SHOWN_FOR = 10  # windows with enough, since each change of the Node's status is a write
 
-_PROBLEM = Problem(
-    code=Code.STARVED,
-    message="the agent is short of processor time: most of the time it is ready to run and waits "
-    "for a processor, so that all it does is late",
-    remedy="raise the CPU request of its pod (resources.requests.cpu) and any limit, or CPUWeight= "
-    "and CPUQuota= of nodeagent.service; `grep . /proc/pressure/cpu` shows how busy the node is",
-)
-
 
 class Scarcity:
     """Judges what the kernel counts, each time that `window` seconds are over."""
@@ -41,4 +33,4 @@ class Scarcity:
             elif share < _ENOUGH:
                 self._shown_for = max(self._shown_for - 1, 0)
             self._since = now
-        return _PROBLEM if self._shown_for > 0 else None
+        return Problem.of(Code.STARVED) if self._shown_for > 0 else None

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
-from nodeagent.views.devices import device_words, gpu_of, located, place_words
-from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsWaiting
+from nodeagent.views.devices import Located, device_words, gpu_of, located, place_words
+from nodeagent.views.shapes import MpsClient, MpsDaemon
 
 _ON_ITS_WAY = frozenset({"Starting", "Limiting", "Backoff"})
 
@@ -32,12 +32,13 @@ def not_ready_reasons(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> t
 def unready_daemons(gpu: Gpu) -> tuple[Problem, ...]:
     """Each daemon on the GPU that is not Ready, for those who look only once and not again."""
     return tuple(
-        Problem(
-            code=Code.MPS,
-            message=f"the MPS daemon of {place_words(gpu, device)} is {device.mps.state}"
-            f"{_because(device.mps.why)}",
+        gpu.problem(
+            Code.MPS,
+            "notReady",
+            device=place_words(gpu, device),
+            state=device.mps.state,
+            why=device.mps.why,
             remedy=_remedy(device.uuid, device.mps.state),
-            gpu=gpu.uuid,
         )
         for device in gpu.devices()
         if device.mps is not None and device.mps.state != "Ready"
@@ -61,56 +62,56 @@ def mps_problems(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> tuple[
     A daemon that is being started again mends itself, and is only shown.
     """
     where = located(observed)
-    return tuple(
-        Problem(code=code, message=message, remedy=remedy, gpu=gpu_of(daemon.device, where))
-        for daemon in daemons
-        for code, message, remedy in _problems_of(daemon, device_words(daemon.device, where))
-    )
+    return tuple(problem for daemon in daemons for problem in _problems_of(daemon, where))
 
 
-def _problems_of(daemon: MpsDaemon, where: str) -> Iterator[tuple[Code, str, str]]:
-    """Each with its message and remedy."""
+def _problems_of(daemon: MpsDaemon, where: Located) -> Iterator[Problem]:
+    device, gpu = device_words(daemon.device, where), gpu_of(daemon.device, where)
     clients = ", ".join(map(client_words, daemon.clients))
-    if daemon.state == "Fault":
-        message = f"the MPS daemon of {where} takes no new clients{_because(daemon.why)}"
-        remedy = f"end its clients ({clients})" if clients else "wait; it is restarted"
-        yield Code.MPS, message, _with_commands(remedy, daemon.clients)
-    elif daemon.state == "Failed":
-        message = f"the MPS daemon of {where} does not stay up{_because(daemon.why)}"
-        said = f"; its last message: {daemon.last_lines[-1]}" if daemon.last_lines else ""
-        yield Code.MPS, message + said, _remedy(daemon.device, "Failed")
-    for waiting in daemon.waiting:
-        yield Code.MPS_CLIENT, *_waiting(daemon, waiting, where, clients)
-    for client in daemon.clients:
-        # A client that ends by a signal may take others along (NVIDIA's MPS documents).
-        remedy = _with_commands("start it with the environment of a free slot, or end it", [client])
-        remedy = (
-            ""
-            if daemon.enforce == "terminate"
-            else f"{remedy} (`enforce: terminate` has MPS end it first)"
+    why = daemon.why
+    if daemon.state == "Fault" and clients:
+        end = _commands(daemon.clients)
+        yield Problem.of(
+            Code.MPS, "fault", gpu=gpu, device=device, why=why, clients=clients, end=end
         )
-        for finding in client.findings:
-            message = f"MPS client {client_words(client)} on {where}: {finding}"
-            yield Code.MPS_CLIENT, message, remedy
-
-
-def _waiting(daemon: MpsDaemon, waiting: MpsWaiting, where: str, clients: str) -> tuple[str, str]:
-    command = f" ({waiting.command})" if waiting.command else ""
+    elif daemon.state == "Fault":
+        yield Problem.of(Code.MPS, "faultWithoutClients", gpu=gpu, device=device, why=why)
+    elif daemon.state == "Failed":
+        said, uuid = daemon.last_lines[-1] if daemon.last_lines else "", daemon.device
+        yield Problem.of(Code.MPS, "failed", gpu=gpu, device=device, why=why, said=said, uuid=uuid)
     server = daemon.server
-    holder = f"; server {server.pid} serves user {server.user}" if server else ""
-    used = f", now {clients}" if clients else ""
-    run_as = f"run it as user {daemon.user}, " if daemon.user is not None else ""
-    message = (
-        f"pid {waiting.pid}{command} of user {waiting.user} waits for MPS on {where} and may wait "
-        f"for ever{holder}{used}"
-    )
-    remedy = f"end it: `kill {waiting.pid}`; {run_as}or set mps.user in the plan to {waiting.user}"
-    return message, f"{remedy}, or to any"
+    for waiting in daemon.waiting:
+        yield Problem.of(
+            Code.MPS_CLIENT,
+            "waits",
+            gpu=gpu,
+            device=device,
+            pid=waiting.pid,
+            command=f" ({waiting.command})" if waiting.command else "",
+            user=waiting.user,
+            holder=f"server {server.pid} serves user {server.user}" if server else "",
+            clients=clients,
+            run_as=f"run it as user {daemon.user}, " if daemon.user is not None else "",
+        )
+    # A client that ends by a signal may take others along (NVIDIA's MPS documents).
+    terminates = daemon.enforce == "terminate"
+    case = "endedByMps" if terminates else "finding"
+    for client in daemon.clients:
+        name, end = client_words(client), "" if terminates else _commands([client])
+        for finding in client.findings:
+            yield Problem.of(
+                Code.MPS_CLIENT,
+                case,
+                gpu=gpu,
+                device=device,
+                client=name,
+                finding=finding,
+                end=end,
+            )
 
 
-def _with_commands(remedy: str, clients: Iterable[MpsClient]) -> str:
-    commands = end_commands(client.end for client in clients)
-    return f"{remedy}: {commands}" if commands else remedy
+def _commands(clients: Iterable[MpsClient]) -> str:
+    return end_commands(client.end for client in clients)
 
 
 def client_words(client: MpsClient) -> str:

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.guard import UNGUARDED, NodeGuard
+from nodeagent.cluster.guard import NodeGuard
+from nodeagent.plan.problems import Code, Problem
 from tests.cluster.client.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer
@@ -22,11 +23,11 @@ async def test_policies_that_come_later(server: ApiServer, access: ClusterAccess
     server.access.unguarded = True
     guard = NodeGuard(access, "n", on_change=lambda: None)
     async with running(guard.run()):
-        await until(lambda: guard.problem == UNGUARDED)
+        await until(lambda: guard.problem == Problem.of(Code.UNGUARDED))
         for code in (503, 400):
             server.faults.next(1, Answer(code))
         await asyncio.sleep(150.0)
-        assert guard.problem == UNGUARDED
+        assert guard.problem == Problem.of(Code.UNGUARDED)
         server.access.unguarded = False
         await until(lambda: guard.problem is None, seconds=90.0)
         asked = len(server.requests)

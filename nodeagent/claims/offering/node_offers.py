@@ -112,7 +112,5 @@ def _held_back(gpu: Gpu, unreadable: Iterable[UnreadableRecord]) -> Problem | No
     """What keeps anything new from the GPU."""
     for record in unreadable:
         if record.concerns(gpu.uuid):
-            return Problem(
-                code=Code.STATE_FILE, message=record.message, remedy=record.remedy, gpu=gpu.uuid
-            )
+            return Problem.from_error(Code.STATE_FILE, record, gpu=gpu.uuid)
     return None

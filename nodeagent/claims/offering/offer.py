@@ -154,13 +154,9 @@ def _wanted(
 
 
 def _silent(gpu: Gpu) -> Problem:
-    why = f": {gpu.access_reason}" if gpu.access_reason else ""
-    return Problem(
-        code=Code.GPU_LOST if gpu.access is Access.LOST else Code.GPU_UNKNOWN,
-        message=f"the driver does not answer for {gpu.title}{why}",
-        remedy=f"see its health: `nodeagent status --gpu {gpu.index}`",
-        gpu=gpu.uuid,
-    )
+    if gpu.access is Access.LOST:
+        return gpu.problem(Code.GPU_LOST, "forClaims", why=gpu.access_reason)
+    return gpu.problem(Code.GPU_UNKNOWN, "forClaims", why=gpu.access_reason)
 
 
 def _totals(

@@ -166,21 +166,11 @@ def wanted_names(
 
 
 def _inexact(gpu: Gpu, difference: str) -> Problem:
-    return Problem(
-        code=Code.UNSUPPORTED,
-        message=f"nothing is created on {gpu.title}: {difference}",
-        remedy="divide this GPU by a plan, and report the output of `nodeagent profiles -o json`",
-        gpu=gpu.uuid,
-    )
+    return gpu.problem(Code.UNSUPPORTED, "notOffered", difference=difference)
 
 
 def _reset_required(gpu: Gpu) -> Problem:
-    return Problem(
-        code=Code.RESET_REQUIRED,
-        message=f"MIG mode of {gpu.title} is off, and switching it on needs a GPU reset",
-        remedy=idle_reset_remedy(gpu),
-        gpu=gpu.uuid,
-    )
+    return gpu.problem(Code.RESET_REQUIRED, "forClaims", reset=idle_reset_remedy(gpu))
 
 
 def _whole_and_parts(gpu: Gpu, planned: Planned | None, *, makes: bool) -> tuple[bool, bool]:

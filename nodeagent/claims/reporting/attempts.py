@@ -139,7 +139,7 @@ class Attempts:
 def _refusal(error: Exception) -> Problem:
     reason = _reason_of(error)
     if isinstance(error, NodeagentError):
-        return Problem(code=reason, message=error.message, remedy=error.remedy)
+        return Problem.from_error(reason, error)
     return Problem(code=reason, message=f"it failed: {error!r}", remedy=REPORT_FAULT)
 
 

@@ -75,7 +75,7 @@ def _unreadable(one: UnreadableRecord, facts: ClaimFacts) -> Claim:
     """Its name is known where the kubelet asked for it."""
     attempt = facts.attempts.get(one.uid)
     key = (attempt.namespace, attempt.name) if attempt else ("", "")
-    problem = Problem(code=Code.STATE_FILE, message=one.message, remedy=one.remedy)
+    problem = Problem.from_error(Code.STATE_FILE, one)
     return _claim(facts, one.uid, key, ClaimPhase.UNREADABLE, (problem,))
 
 

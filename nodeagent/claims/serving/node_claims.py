@@ -139,10 +139,7 @@ class NodeClaims:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Records that cannot be used."""
-        return tuple(
-            Problem(code=Code.STATE_FILE, message=u.message, remedy=u.remedy)
-            for u in self.unreadable
-        )
+        return tuple(Problem.from_error(Code.STATE_FILE, u) for u in self.unreadable)
 
     def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """A plan's goal of the GPU beside what claims have there."""

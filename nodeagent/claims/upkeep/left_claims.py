@@ -35,15 +35,10 @@ class LeftClaims:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """That there are claims, which nothing releases."""
-        problems = [
-            Problem(code=Code.STATE_FILE, message=u.message, remedy=u.remedy)
-            for u in self.unreadable
-        ]
+        problems = [Problem.from_error(Code.STATE_FILE, u) for u in self.unreadable]
         if self.records:
             titles = listed([record.title for record in self.records])
-            message = f"claims are not served (dra.mode), and what these have is kept: {titles}"
-            remedy = "set dra.mode as it was until their pods have ended, or reboot the node"
-            problems.append(Problem(code=Code.IN_USE, message=message, remedy=remedy))
+            problems.append(Problem.of(Code.IN_USE, "claimsLeft", claims=titles))
         return tuple(problems)
 
 

@@ -32,7 +32,6 @@ from nodeagent.plan.observed import ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 
 EVERY: Final = 60.0  # seconds from one round to the next
-_AGAIN = "the agent retries every minute"
 
 Claims = Mapping[str, ClaimState]  # by uid
 Allocations = tuple[Allocated, ...] | None  # None: not known
@@ -107,13 +106,9 @@ class Upkeep:
         titles = {record.uid: record.title for record in self._claims.records}
         match decision:
             case Keep(uid, why) if why and uid in titles:
-                return Problem(code=Code.IN_USE, message=f"{titles[uid]}: {why}", remedy=_AGAIN)
+                return Problem.of(Code.IN_USE, "claimKept", claim=titles[uid], why=why)
             case HoldBack(uid, why) if uid in titles:
-                return Problem(
-                    code=Code.GPU_UNKNOWN,
-                    message=f"{titles[uid]} is left as it is: {why}",
-                    remedy=_AGAIN,
-                )
+                return Problem.of(Code.GPU_UNKNOWN, "claimKept", claim=titles[uid], why=why)
             case _:
                 return None
 
@@ -174,16 +169,12 @@ def _foreign(found: ReportForeign, observed: ObservedNode) -> Problem:
     gpu, one = observed.gpu(found.gpu), found.instance
     title = gpu.title if gpu else found.gpu
     which = f"-i {gpu.index if gpu else found.gpu} -gi {one.id}"
-    return Problem(
-        code=Code.OWNED,
-        message=f"{title} has GPU instance {one.id} ({one.profile} at {one.placement}), which "
-        "belongs to no claim and no plan; the agent leaves it",
-        remedy=f"if it is not needed, run `nvidia-smi mig -dci {which} && nvidia-smi mig -dgi "
-        f"{which}`",
-        gpu=found.gpu,
+    instance = f"{one.id} ({one.profile} at {one.placement})"
+    return Problem.of(
+        Code.OWNED, "unknownInstance", gpu=found.gpu, title=title, instance=instance, which=which
     )
 
 
 def _problem(error: NodeagentError) -> Problem:
     code = Code.IN_USE if isinstance(error, StillInUse) else Code.STEP_FAILED
-    return Problem(code=code, message=error.message, remedy=error.remedy)
+    return Problem.from_error(code, error)

@@ -18,10 +18,11 @@ from nodeagent.cluster.client.requests import DRA_GROUP, Right
 from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.cluster.drain.owners import owned_by_others
 from nodeagent.cluster.drain.pods import pod_of
-from nodeagent.cluster.guard import UNGUARDED, is_guarded
+from nodeagent.cluster.guard import is_guarded
 from nodeagent.cluster.plan_sources.nos.source import place_of
 from nodeagent.cluster.plan_sources.registry import check_source
 from nodeagent.errors import UsageError
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import KubernetesSettings
 
 _ANSWER = 5.0  # seconds for one answer of the API server, since a person waits
@@ -113,7 +114,8 @@ async def _changes(access: ClusterAccess, name: str) -> list[PreflightFinding]:
         return [error("Node's changes", fault.message, _remedy_of(fault))]
     changes = ok("Node's changes", f"{name} may be changed")
     if not guarded:
-        return [changes, warning("limits", UNGUARDED.message, UNGUARDED.remedy)]
+        problem = Problem.of(Code.UNGUARDED)
+        return [changes, warning("limits", problem.message, problem.remedy)]
     return [changes, ok("limits", "a policy limits what the account may change of Nodes")]
 
 

@@ -228,11 +228,7 @@ class DevicePlugin:
         except NodeagentError as error:
             is_missing = isinstance(error, NoSuchConfiguration)
             code = Code.UNKNOWN_CONFIGURATION if is_missing else Code.INVALID_VALUE
-            return (
-                Problem(
-                    code=code, message=error.message, remedy=error.remedy, path="devicePluginConfig"
-                ),
-            )
+            return (Problem.from_error(code, error, path="devicePluginConfig"),)
         return ()
 
     async def expected(
@@ -279,20 +275,15 @@ def mismatches(
 
 
 def _differs(name: str, wanted: int, there: str, plugin: tuple[str, ...]) -> Problem:
-    look = f"find the device plugin on this node with {_typed('get', plugin)}, and see its log"
-    if wanted == 0:
-        remedy = f"the device plugin was not restarted: {_typed('delete', plugin)}"
-    elif there == "0":
-        remedy = f"{look}: check whether its MIG strategy and its configuration allow this layout"
-    else:
-        remedy = (
-            f"{look}: it may consider a device unhealthy, or use another configuration for sharing"
-        )
-    return Problem(
-        code=Code.NOT_OFFERED,
-        message=f"the GPUs are as planned, but the node offers {there} {name} where it should "
-        f"offer {wanted or 'none'}",
-        remedy=remedy,
+    case = "notRestarted" if wanted == 0 else "otherAmount"
+    if wanted and there == "0":
+        case = "nothing"
+    return Problem.of(
+        Code.NOT_OFFERED,
+        case,
+        offered=f"{there} {name}",
+        wanted=wanted or "none",
+        plugin=_typed("delete" if wanted == 0 else "get", plugin),
     )
 
 

@@ -194,4 +194,4 @@ def _refusal(pod: PodName, reason: str, fault: faults.ClusterFault) -> Problem:
         remedy = fault.remedy
     else:
         remedy = "the agent retries"
-    return Problem(code=Code.IN_USE, message=f"{reason}, but {fault.message}", remedy=remedy)
+    return Problem.of(Code.IN_USE, "notEvicted", what=reason, why=fault.message, remedy=remedy)

@@ -290,8 +290,4 @@ def _still_there(
         look = f"find out why: `kubectl describe pod -n {left[0].namespace} {left[0].name}`"
     else:
         return None
-    return Problem(
-        code=Code.IN_USE,
-        message=f"{who} within {seconds:g} s, so the GPUs were not changed",
-        remedy=f"{look}; the agent retries",
-    )
+    return Problem.of(Code.IN_USE, "podsStay", who=who, seconds=f"{seconds:g}", look=look)

@@ -240,8 +240,5 @@ class DrainedNode:
 
 def undone(what: str, fault: faults.ClusterFault) -> Problem:
     """That something could not be done, because of the API server."""
-    return Problem(
-        code=Code.CLUSTER,
-        message=f"{what}: {fault.message}",
-        remedy=fault.remedy or "the agent retries",
-    )
+    remedy = fault.remedy or "the agent retries"
+    return Problem.of(Code.CLUSTER, "undone", what=what, why=fault.message, remedy=remedy)

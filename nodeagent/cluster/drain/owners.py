@@ -67,10 +67,11 @@ def owned_by_others(
 ) -> tuple[Problem, ...]:
     """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
     return tuple(
-        Problem(
-            code=Code.OWNED,
-            message=f"{_KNOWN[owner].name} splits this node's GPUs, too: {evidence}. Nothing is "
-            "changed, because each would undo the other's work",
+        Problem.of(
+            Code.OWNED,
+            "manager",
+            manager=_KNOWN[owner].name,
+            evidence=evidence,
             remedy=_KNOWN[owner].remedy.format(node=node.name or "NODE"),
         )
         for owner, evidence in claims(node, pods, source=source).items()

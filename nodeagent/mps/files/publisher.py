@@ -116,15 +116,12 @@ def _publish(
 @contextmanager
 def _noted(problems: list[Problem], device: str = "") -> Iterator[None]:
     """Adds a problem when something cannot be published."""
-    where = f"of {device} " if device else ""
-    what = f"the files for MPS clients {where}cannot be published"
     try:
         yield
-    except NodeagentError as error:
+    except (NodeagentError, ValueError) as error:
+        why, remedy = str(error), ""
+        if isinstance(error, NodeagentError):
+            why, remedy = error.message, error.remedy
         problems.append(
-            Problem(
-                code=Code.MPS, message=f"{what}: {error.message}", remedy=error.remedy, gpu=device
-            )
+            Problem.of(Code.MPS, "notPublished", gpu=device, of=device, why=why, remedy=remedy)
         )
-    except ValueError as error:
-        problems.append(Problem(code=Code.MPS, message=f"{what}: {error}", gpu=device))

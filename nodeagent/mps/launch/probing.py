@@ -141,7 +141,7 @@ async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
         try:
             await uncancelled(asyncio.to_thread(folder.make))
         except OSError as error:
-            return _nothing(f"{scratch} cannot be used: {error.strerror}", "see its permissions")
+            return _nothing(Problem.of(Code.MPS, "noScratch", folder=scratch, why=error.strerror))
         return await _Trials(programs, folder.path, deadline).all()
     finally:
         await uncancelled(asyncio.to_thread(folder.remove))
@@ -178,18 +178,17 @@ class _Trials(Struct, frozen=True):
     async def all(self) -> Probe:
         longest = len(os.fsencode(self.folder)) + len(f"/plain/pipe/{LONGEST_SOCKET_NAME}")
         if longest > LONGEST_SOCKET_PATH:
-            return _nothing(f"{self.folder} is too long for sockets", SHORTER)
+            return _nothing(Problem.of(Code.MPS, "longPath", folder=self.folder, remedy=SHORTER))
         try:
             plain = await self._try("plain")
         except OSError as error:
-            control = self.programs.control[0]
-            remedy = "install the MPS programs of the driver, or set mps.control and mps.path"
-            return _nothing(f"{control} cannot be run: {error.strerror}", remedy)
+            program = self.programs.control[0]
+            return _nothing(Problem.of(Code.MPS, "noProgram", program=program, why=error.strerror))
         if not plain.accepted:
             why = plain.said.strip().splitlines()[-1:] or ["it said nothing"]
             if plain.accepted is None:
                 why = [f"it did not answer within {self.deadline:g} s"]
-            return _nothing(f"no MPS daemon can be started here: {why[0][:200]}", "")
+            return _nothing(Problem.of(Code.MPS, "noDaemon", why=why[0][:200]))
         async with asyncio.TaskGroup() as group:  # a cancellation waits until each has ended
             trials = [
                 group.create_task(self._flag("first", MULTI_USER_FLAGS[0])),
@@ -213,16 +212,11 @@ class _Trials(Struct, frozen=True):
     def _problems(self, *trials: _Trial) -> tuple[Problem, ...]:
         problems: tuple[Problem, ...] = ()
         if shutil.which(SERVER, path=self.programs.path) is None:
-            words = f"{SERVER} is not in {self.programs.path}, so no client can be served"
             problems += (
-                Problem(code=Code.MPS, message=words, remedy="set mps.path to a PATH that has it"),
+                Problem.of(Code.MPS, "noServer", server=SERVER, folders=self.programs.path),
             )
         if any(trial.accepted is None for trial in trials):
-            words = (
-                "what the installed MPS can do is not wholly known: a trial daemon did not answer "
-                f"within {self.deadline:g} s"
-            )
-            problems += (Problem(code=Code.MPS, message=words),)
+            problems += (Problem.of(Code.MPS, "notProbed", seconds=f"{self.deadline:g}"),)
         return problems
 
     async def _try(
@@ -318,5 +312,5 @@ def _multi_user_flag(*trials: _Trial) -> str | None:
     return None if any(trial.accepted is None for trial in trials) else ""
 
 
-def _nothing(message: str, remedy: str) -> Probe:
-    return Probe("", None, None, None, (Problem(code=Code.MPS, message=message, remedy=remedy),))
+def _nothing(problem: Problem) -> Probe:
+    return Probe("", None, None, None, (problem,))
