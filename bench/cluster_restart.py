@@ -8,12 +8,11 @@ import random
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import NoReturn
 
 from bench.tables import show
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
-from nodeagent.cluster.client.node_follower import NodeFollower
+from nodeagent.cluster.node import KeptNode
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -42,7 +41,7 @@ async def _times(away: float) -> list[float]:
     chance = random.Random(4).random  # noqa: S311 - nothing secret
     clock = asyncio.get_running_loop().time
     async with ApiServer() as api, contextlib.AsyncExitStack() as stack:
-        tasks: list[asyncio.Task[NoReturn]] = []
+        tasks: list[asyncio.Task[None]] = []
         with tempfile.TemporaryDirectory() as directory:
             config = Path(directory) / "kubeconfig"
             config.write_text(kubeconfig(api.url))
@@ -51,7 +50,7 @@ async def _times(away: float) -> list[float]:
                 for _ in range(TOGETHER):
                     name = f"n{len(tasks)}"
                     api.add_node(name)
-                    follower = NodeFollower(access, name, on_view=lambda _: None, jitter=chance)
+                    follower = KeptNode(access, name, on_view=lambda _: None, jitter=chance)
                     tasks.append(asyncio.create_task(follower.run()))
             await _all_watch(api)
             await api.stop()

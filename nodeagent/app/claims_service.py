@@ -196,10 +196,12 @@ class ClaimsService:
 
     async def _fetch(self, namespace: str, name: str) -> object | None:
         from nodeagent.cluster.client import requests
+        from nodeagent.cluster.client.access import read_object
         from nodeagent.cluster.client.faults import ClusterFault
 
         try:
-            found = await self._cluster.access.find(requests.get_claim(namespace, name))
+            request = requests.get_claim(namespace, name)
+            found = await self._cluster.access.find(request, read_object)
         except ClusterFault as fault:
             raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
         reserved = await asyncio.to_thread(read_reserved_for, found)

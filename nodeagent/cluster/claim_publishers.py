@@ -30,7 +30,7 @@ from nodeagent.claims.reporting.claim_pods import RECENT
 from nodeagent.claims.reporting.device_status import DeviceStatus, ShownClaim, entries, read_shown
 from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.events import (
     EventIntervals,
     EventPublisher,
@@ -98,7 +98,9 @@ class ClaimEventPublisher:
         known = self._recent((news.namespace, news.name))
         if known is None:
             try:
-                found = await self._access.find(requests.get_claim(news.namespace, news.name))
+                found = await self._access.find(
+                    requests.get_claim(news.namespace, news.name), read_object
+                )
             except faults.ClusterFault:
                 return [claim]
             known = await asyncio.to_thread(read_reserved_for, found)
@@ -235,7 +237,9 @@ class ClaimStatusPublisher:
 
     async def _shown(self, wanted: ClaimStatus) -> ShownClaim | None:
         """What the claim shows now; None where it is gone, or has not these devices any more."""
-        found = await self._access.find(requests.get_claim(wanted.namespace, wanted.name))
+        found = await self._access.find(
+            requests.get_claim(wanted.namespace, wanted.name), read_object
+        )
         shown = await asyncio.to_thread(read_shown, found)
         if shown is None or shown.uid != wanted.uid:
             return None

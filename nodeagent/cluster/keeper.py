@@ -26,7 +26,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Key_contra = TypeVar("Key_contra", contravariant=True)
 
-LOOK_LIMIT = 60.0  # seconds within which a watch tells what was before an own write
+_LOOK_AGAIN = 60.0  # seconds until the next look where one is not answered
 _CONTEST = 3  # times that the same was undone: a person who edits by hand stops before
 
 
@@ -133,10 +133,10 @@ class Keeper(Generic[Key, Value]):
                 entry.again_at = -inf
         self._wake()
 
-    def look_within(self, seconds: float) -> None:
-        """Look by then at the latest; infinity: what is known is as new as can be."""
-        self._look_at = inf if seconds == inf else min(self._look_at, self.clock() + seconds)
-        self._changed.set()
+    @property
+    def keys(self) -> frozenset[Key]:
+        """Those of which something is wanted."""
+        return frozenset(self._entries)
 
     @property
     def contested(self) -> tuple[Value, ...]:
@@ -204,7 +204,7 @@ class Keeper(Generic[Key, Value]):
     # --- one request ------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        self._look_at = self.clock() + LOOK_LIMIT  # where it is not answered
+        self._look_at = self.clock() + _LOOK_AGAIN
         with suppress(ClusterFault):
             await self.adapter.look()
             self._look_at = inf

@@ -19,13 +19,13 @@ import structlog
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.events import EventIntervals, EventPublisher
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.keeper import WriteIntervals
+from nodeagent.cluster.node import KeptNode
 from nodeagent.cluster.node_status import node_event, shown_state
-from nodeagent.cluster.node_writer import NodeWriter
 from nodeagent.cluster.plan_sources.node_source import NodeSource
+from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
@@ -51,7 +51,7 @@ class PublisherIntervals:
     patience: float = 1.0
     first_answer: float = 3.0
     farewell: float = 30.0
-    follow: FollowIntervals = field(default_factory=FollowIntervals)
+    follow: WatchIntervals = field(default_factory=WatchIntervals)
     write: WriteIntervals = field(default_factory=WriteIntervals)
     events: EventIntervals = field(default_factory=EventIntervals)
 
@@ -100,20 +100,16 @@ class NodePublisher:
         self._events = EventPublisher(access, node, intervals=intervals.events, wall=now)
         self.on_node_change: list[Callable[[], None]] = []
         """Called when `node_uid` or `allocatable` is another."""
-        self._writer = NodeWriter(
-            access,
-            node,
-            on_fault=self._writing_changed,
-            on_contest=self._contested,
-            intervals=intervals.write,
-            wall=now,
-        )
-        self._follower = NodeFollower(
+        self._kept = KeptNode(
             access,
             node,
             on_view=self._observe,
-            on_fault=self._following_changed,
-            intervals=intervals.follow,
+            on_following=self._following_changed,
+            on_writing=self._writing_changed,
+            on_contest=self._contested,
+            watches=intervals.follow,
+            writes=intervals.write,
+            wall=now,
         )
 
     # --- for the other parts ----------------------------------------------------------------------
@@ -155,13 +151,13 @@ class NodePublisher:
 
     @property
     def state(self) -> Cluster:
-        fault = self._follower.fault or self._writer.fault
+        fault = self._kept.fault
         problem, remedy = (fault.message, fault.remedy) if fault else ("", "")
         if not problem and self._answered and self._view is None:
             problem, remedy = f"the cluster has no Node {self._node}", _NAME_IT
         return Cluster(
             server=self._access.server,
-            reachable=self._follower.is_reachable,
+            reachable=self._kept.is_reachable,
             registered=self._view is not None,
             since=time_json(self._since) if self._since else "",
             problem=ClusterProblem(message=problem, remedy=remedy) if problem else None,
@@ -170,31 +166,30 @@ class NodePublisher:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """That another program keeps overwriting what is published."""
-        keys = self._writer.contested
+        keys = self._kept.contested
         return (_contest_problem(self._node, keys),) if keys else ()
 
     async def flush(self, *, within: float) -> None:
         """The agent stops: show the newest state, and wait so many seconds for its writing."""
-        if not self._follower.is_reachable:
+        if not self._kept.is_reachable:
             return
         self._show()
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                await self._writer.settled()
+                await self._kept.settled()
 
     # --- its life ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._follower.run(), name="follow the Node")
-            parts.create_task(self._writer.run(), name="write the Node")
+            parts.create_task(self._kept.run(), name="follow and write the Node")
             parts.create_task(self._events.run(), name="publish Events")
             parts.create_task(self._publish_events(), name="feed Events")
             parts.create_task(self._wait_for_an_answer(), name="wait for the API server")
 
     async def _wait_for_an_answer(self) -> None:
         await asyncio.sleep(self._intervals.first_answer)
-        if not self._answered and self._follower.fault is None:
+        if not self._answered and self._kept.following_fault is None:
             self._go_without("the API server has not answered yet")
 
     async def _publish_events(self) -> NoReturn:
@@ -219,7 +214,6 @@ class NodePublisher:
         self._answered = True
         before = self.node_uid, self.allocatable
         self._view = view
-        self._writer.observe(view)
         self._hooks.observe(view)
         if self._source is not None:
             self._source.observe(view)
@@ -300,7 +294,7 @@ class NodePublisher:
             status.conditions,
             status.taints,
         )
-        before, self._left_out = self._left_out, self._writer.want(wanted)
+        before, self._left_out = self._left_out, self._kept.want(wanted)
         for key, size in self._left_out.items():  # the rest is written all the same
             if before.get(key) != size:
                 log.error("too large for the Node", key=key, bytes=size)

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import NodeFollower
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.kubelet.allocations import ByUuid, Holding, PodName
 from nodeagent.cluster.kubelet.device_users import Allocations, with_allocations
+from nodeagent.cluster.node import KeptNode
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UsageReading, UsageSource
 from nodeagent.plan.observed import Access, Gpu
@@ -85,7 +85,7 @@ async def agent(
     """At work within the block."""
     async with ClusterAccess(kubeconfig(folder, server.url), answer_within=5.0) as access:
         it = Agent(folder, access, mend=mend, retry=retry)
-        follower = NodeFollower(access, NODE, on_view=it.cluster.observe, intervals=QUICK)
+        follower = KeptNode(access, NODE, on_view=it.cluster.observe, watches=QUICK)
         async with rig.running(it), running_tasks(follower.run(), it.cluster.run()):
             yield it
 

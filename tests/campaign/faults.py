@@ -219,7 +219,7 @@ REAL_FAULTS: Faults = {
     ),
     "what expired at the API server is not listed anew": (
         Edit(
-            "cluster/client/node_follower.py",
+            "cluster/reflector.py",
             '            self._version = ""  # 410',
             "            pass  # 410",
         ),

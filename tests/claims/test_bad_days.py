@@ -19,7 +19,7 @@ from nodeagent.claims.files.cdi import file_name
 from nodeagent.claims.model import ClaimedDevice, ClaimRefused
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.client import requests
-from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, StillWorking
 from nodeagent.errors import NodeagentError
 from nodeagent.simulation import SimulatedNode, simulated
@@ -41,7 +41,7 @@ class Cluster(Home):
     access: ClusterAccess
 
     async def fetch(self, namespace: str, name: str) -> object | None:
-        return await self.access.find(requests.get_claim(namespace, name))
+        return await self.access.find(requests.get_claim(namespace, name), read_object)
 
 
 class Service:

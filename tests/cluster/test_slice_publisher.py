@@ -16,7 +16,8 @@ from nodeagent.claims.offering.offer import WITHDRAWN, Offer, OfferContext, make
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer
 from nodeagent.claims.offering.wanted import Mode
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import FollowIntervals
+from nodeagent.cluster.keeper import WriteIntervals
+from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.cluster.slice_publisher import SlicePublisher
 from nodeagent.structs import replace
 from tests.cluster.client.rig import kubeconfig, running, until
@@ -27,7 +28,8 @@ from tests.simulated_cluster.store import Key
 
 NODE = NodeReference("gpu-0", "11111111-2222-3333-4444-555555555555")
 SLICES = "resourceslices"
-QUICK = FollowIntervals(retry=(0.01, 0.1))
+WATCHES = WatchIntervals(retry=(0.01, 0.1))
+WRITES = WriteIntervals(retry=(0.01, 0.1), denied=(0.01, 2.0))
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ async def server() -> AsyncIterator[ApiServer]:
 async def publishing(server: ApiServer, folder: Path) -> AsyncIterator[SlicePublisher]:
     """A publisher that runs, with short pauses."""
     async with ClusterAccess(kubeconfig(folder, server.url)) as access:
-        publisher = SlicePublisher(access, NODE, intervals=QUICK)
+        publisher = SlicePublisher(access, NODE, watches=WATCHES, writes=WRITES)
         async with running(publisher.run()):
             yield publisher
 
@@ -111,8 +113,8 @@ async def test_what_another_agent_left_becomes_ours(server: ApiServer, tmp_path:
         await until(lambda: len(published(server)) == 2)
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of("a30", 1)])
-        await until(lambda: published(server) == [offer_of("a30", 1)])
-        await until(lambda: sum(r.watch for r in server.requests) == 2)
+        await until(lambda: len(server.store.all(SLICES)) == 2)
+        assert published(server) == [offer_of("a30", 1)]
         assert writes(server) == ["POST"] * 4 + ["DELETE"] * 2
 
 
@@ -131,13 +133,15 @@ async def test_without_counters_nothing_is_offered(server: ApiServer, tmp_path: 
         await until(lambda: publisher.problem is None)
 
 
-async def test_before_the_first_offer_nothing_is_asked(server: ApiServer, tmp_path: Path) -> None:
+async def test_before_the_first_offer_nothing_is_written(server: ApiServer, tmp_path: Path) -> None:
     """What is there stays until it is known what should be."""
     async with publishing(server, tmp_path):
         async with publishing(server, tmp_path) as publisher:
             publisher.publish([offer_of()])
             await until(lambda: published(server))
-        assert len([r for r in server.requests if r.method == "GET" and not r.watch]) == 1
+        server.store.delete(Key(SLICES, "", server.store.all(SLICES)[0]["metadata"]["name"]))
+        await asyncio.sleep(0.3)
+    assert writes(server) == ["POST", "POST"]
 
 
 @pytest.mark.parametrize("code", [409, 429, 500, 503])
@@ -208,12 +212,12 @@ async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path)
                 key, lambda found: {**found, "spec": {**found["spec"], "devices": [{}]}}
             )
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        publisher = SlicePublisher(access, NODE, intervals=QUICK)
-        async with server.refusing():
-            reading = asyncio.create_task(publisher.published())
-            await until(lambda: publisher.problem)
-        assert await reading == (offer,)
-        assert publisher.problem is None
+        publisher = SlicePublisher(access, NODE, watches=WATCHES, writes=WRITES)
+        async with running(publisher.run()):
+            async with server.refusing():
+                await until(lambda: publisher.problem)
+            assert await publisher.published() == (offer,)
+            assert publisher.problem is None
 
 
 async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: Path) -> None:
@@ -300,7 +304,6 @@ async def test_a_server_of_before_1_34(server: ApiServer, tmp_path: Path) -> Non
     """It knows no ResourceSlices of v1: that is said, and nothing is written."""
     server.faults.next(1000, Answer(404), path="*resource.k8s.io/v1*")
     async with publishing(server, tmp_path) as publisher:
-        reading = asyncio.create_task(publisher.published())
         await until(lambda: publisher.problem)
         assert publisher.problem
         assert "resource.k8s.io/v1" in publisher.problem.message
@@ -308,7 +311,6 @@ async def test_a_server_of_before_1_34(server: ApiServer, tmp_path: Path) -> Non
         publisher.publish([offer_of()])
         await until(lambda: sum(r.method == "GET" for r in server.requests) > 3)
         assert writes(server) == []
-        reading.cancel()
 
 
 async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> None:
@@ -320,7 +322,7 @@ async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> Non
     sick = replace(offer, devices=(replace(offer.devices[0], taints=(taint,)), *offer.devices[1:]))
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
         publisher = SlicePublisher(
-            access, NODE, on_change=lambda: changes.append(None), intervals=QUICK
+            access, NODE, on_change=lambda: changes.append(None), watches=WATCHES, writes=WRITES
         )
         async with running(publisher.run()):
             publisher.publish([offer])

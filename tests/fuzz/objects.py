@@ -16,10 +16,9 @@ from nodeagent.claims.reporting.reserved_for import read_reserved_for
 from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.upkeep.claim_state import read_state
 from nodeagent.cluster.client.faults import ClusterFault, from_status
-from nodeagent.cluster.client.node_follower import _event_of
-from nodeagent.cluster.client.node_view import is_newer, view_of
+from nodeagent.cluster.client.node_view import is_newer, read_node
 from nodeagent.cluster.drain.owners import claims, other_allocator
-from nodeagent.cluster.drain.pods import pod_of
+from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.plan_sources.annotation import offer
 from nodeagent.cluster.plan_sources.nos.grammar import (
     mode_of,
@@ -28,7 +27,8 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     requested_profiles,
     status_keys,
 )
-from nodeagent.cluster.slice_publisher import slice_of
+from nodeagent.cluster.reflector import read_event
+from nodeagent.cluster.slice_publisher import read_slice
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.strict_json import parse_json
 from nodeagent.views.status_annotation import StatusAnnotation, status_content, status_text
@@ -172,7 +172,7 @@ _NODE_REFERENCE = NodeReference("gpu-0", UID)
 
 def _node(text: bytes, _: Path) -> None:
     """And all that is made of its annotations and labels."""
-    view = view_of(parse_json(text))
+    view = read_node(text)
     mode_of(view.labels), claims(view, ()), other_allocator((), view.allocatable)
     _annotations(view.annotations)
     is_newer(view.resource_version, "4711")
@@ -205,17 +205,17 @@ def _claim(text: bytes, _: Path) -> None:
 
 
 def _slice(text: bytes, _: Path) -> None:
-    one = slice_of(parse_json(text))
+    one = read_slice(text).body
     compare(_SLICE, one)
     slice_writes((), [one, _SLICE], _NODE_REFERENCE)
     read_offer([one, _SLICE])
 
 
 def _watch(text: bytes, _: Path) -> None:
-    event = _event_of(parse_json(text))
+    event = read_event(text, "a watch")
     is_newer(event.version, "4711")
-    if event.node is not None:
-        view_of(event.node)
+    if event.type in ("ADDED", "MODIFIED"):
+        read_node(event.object)
 
 
 def _fault(text: bytes, _: Path) -> None:
@@ -256,7 +256,7 @@ def parsers() -> tuple[Parser, ...]:
         Parser("status annotation", _status_annotation, (), (status,), (status * 60,)),
         Parser(
             "pod",
-            lambda text, _: pod_of(parse_json(text)),
+            lambda text, _: read_pod(text),
             _REFUSALS,
             (json.dumps(_POD).encode(),),
             (

@@ -20,11 +20,16 @@ EVICTIONS = "components/evictions/rights.yaml"
 DELETION = "components/plugin-pod-deletion/rights.yaml"
 DRA = "components/dra/rights.yaml"
 
+
+def _watch(listed: Request) -> Request:
+    return requests.watch(listed, version="0", seconds=1)
+
+
 Right = tuple[str, str, str]  # namespace ("" for all), resource, verb
 # Everything that can be asked, with where the right to it is given.
 REQUESTS: dict[str, tuple[str, Callable[[], Request]]] = {
     "list_node": (BASE, lambda: requests.list_node("gpu-0")),
-    "watch_node": (BASE, lambda: requests.watch_node("gpu-0", version="0", seconds=1)),
+    "watch": (BASE, lambda: _watch(requests.list_node("gpu-0"))),
     "patch_node": (BASE, lambda: requests.patch_node("gpu-0", {})),
     "patch_node_status": (BASE, lambda: requests.patch_node_status("gpu-0", {})),
     "create_event": (BASE, lambda: requests.create_event({"metadata": {"namespace": "default"}})),
@@ -36,7 +41,6 @@ REQUESTS: dict[str, tuple[str, Callable[[], Request]]] = {
     "apply_claim_devices": (DRA, lambda: requests.apply_claim_devices("team-a", "x", {})),
     "get_claim": (DRA, lambda: requests.get_claim("team-a", "x")),
     "list_slices": (DRA, lambda: requests.list_slices("gpu-0")),
-    "watch_slices": (DRA, lambda: requests.watch_slices("gpu-0", version="0", seconds=1)),
     "create_slice": (DRA, lambda: requests.create_slice({})),
     "replace_slice": (DRA, lambda: requests.replace_slice("x", {})),
     "delete_slice": (DRA, lambda: requests.delete_slice("x")),
@@ -46,6 +50,7 @@ REQUESTS: dict[str, tuple[str, Callable[[], Request]]] = {
 ALSO: tuple[tuple[str, Callable[[], Request]], ...] = (
     (DRA, lambda: requests.create_event({"metadata": {"namespace": "team-a"}})),
     (DRA, lambda: requests.patch_event("x", {}, "team-a")),
+    (DRA, lambda: _watch(requests.list_slices("gpu-0"))),
 )
 # `nodeagent check` asks for what an administrator's account may see; what it may, any account may
 # ask.

@@ -151,14 +151,14 @@ class Conversation:
         }.items():
             await self.send(what, agent.patch_node(NODE, {"metadata": metadata}))
         await self.send("patch of no Node", agent.patch_node("nothing", patch))
-        watch = agent.watch_node(NODE, version=old, seconds=1)
+        watch = agent.watch(agent.list_node(NODE), version=old, seconds=1)
         await self.send("watch of a Node", watch, timeoutSeconds="1")
         first = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-        watch = agent.watch_node(NODE, version="", seconds=1)
+        watch = agent.watch(agent.list_node(NODE), version="", seconds=1)
         await self.send("watch with what is there", watch, **first)
         await self.admin("DELETE", f"{NODES}/{NODE}")
         version = after["metadata"]["resourceVersion"]
-        gone = agent.watch_node(NODE, version=version, seconds=1)
+        gone = agent.watch(agent.list_node(NODE), version=version, seconds=1)
         await self.send("watch of a Node that goes", gone)
 
     async def _events(self) -> None:
@@ -218,7 +218,8 @@ class Conversation:
         await self.send("deletion of no slice", agent.delete_slice("recorded-slice"))
         since = listed["metadata"]["resourceVersion"]
         await self.send(
-            "watch of ResourceSlices", agent.watch_slices(NODE, version=since, seconds=1)
+            "watch of ResourceSlices",
+            agent.watch(agent.list_slices(NODE), version=since, seconds=1),
         )
 
     async def _claims(self) -> None:

@@ -11,13 +11,13 @@ from contextlib import suppress
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.credentials import credentials_of
-from nodeagent.cluster.client.node_view import NodeView, view_of
+from nodeagent.cluster.client.node_view import NodeView, read_node
 from nodeagent.cluster.client.requests import DRA_GROUP, Right
 from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.cluster.drain.owners import owned_by_others
-from nodeagent.cluster.drain.pods import pod_of
+from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.guard import is_guarded
 from nodeagent.cluster.plan_sources.nos.source import place_of
 from nodeagent.cluster.plan_sources.registry import check_source
@@ -64,8 +64,7 @@ async def _findings(
     credentials = credentials_of(settings.kubeconfig, settings.context)
     async with ClusterAccess(credentials, answer_within=_ANSWER) as access:
         try:
-            listed = await access.listed(requests.list_node(name))
-            view = view_of(listed.first) if listed.items else None
+            view = (await access.listed(requests.list_node(name), read_node)).first
         except faults.ClusterFault as fault:
             return [_unreadable_node(fault)], None
         found = [ok("API server", f"{access.server} answers and accepts the account")]
@@ -146,11 +145,8 @@ async def _rights(
 
 
 async def _may(access: ClusterAccess, right: Right) -> bool:
-    request = requests.review_access(right)
-    status = (await access.send(request)).get("status")
-    if not isinstance(status, dict):
-        raise faults.strange_answer(request.purpose, "it is not a review")
-    return status.get("allowed") is True
+    review = await access.ask(requests.review_access(right), requests.read_review)
+    return review.status.allowed
 
 
 def _needed(settings: KubernetesSettings, *, claims: bool) -> Iterator[tuple[Right, str, str]]:
@@ -185,7 +181,7 @@ async def _runtime_class(access: ClusterAccess) -> list[PreflightFinding]:
     """
     check = "RuntimeClass"
     try:
-        if await access.find(requests.get_runtime_class(_RUNTIME_CLASS)) is not None:
+        if await access.find(requests.get_runtime_class(_RUNTIME_CLASS), read_object) is not None:
             return [ok(check, f"{_RUNTIME_CLASS} is there")]
     except faults.NotAllowed:
         return []
@@ -203,7 +199,7 @@ async def _owners(
 ) -> list[PreflightFinding]:
     check, pods, found = "other managers", None, []
     try:
-        pods = await access.each(requests.list_pods(view.name), pod_of)
+        pods = (await access.listed(requests.list_pods(view.name), read_pod)).items
     except faults.ClusterFault as fault:
         message = f"only labels can show them: {fault.message}"
         found.append(warning(check, message, _remedy_of(fault)))

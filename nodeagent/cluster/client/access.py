@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
 from msgspec import Raw
-from msgspec import json as msgspec_json
+from msgspec.json import Decoder
 
 from nodeagent import __version__
 from nodeagent.cluster.client import faults
@@ -33,10 +33,11 @@ from nodeagent.cluster.client.credentials import (
 from nodeagent.cluster.client.faults import ClusterFault, CredentialsUnusable, NotAuthenticated
 from nodeagent.cluster.client.requests import JsonObject, Request
 from nodeagent.own_thread import OwnThread
-from nodeagent.strict_json import parse_json
 from nodeagent.structs import Struct, read_in_threads
 
 Made = TypeVar("Made")
+Read = Callable[[bytes], Made]
+"""Decodes one object; raises ValueError."""
 
 # All in seconds, see tcp(7). A probe after 15 s of silence and every 10 s from then on; with
 # TCP_USER_TIMEOUT set, the first probe due after that time ends the connection: at 35 s.
@@ -53,14 +54,14 @@ _KEPT: Final = 75.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Generic[Made]):
     """The objects that a list holds, and the version to watch from."""
 
-    items: list[JsonObject]
+    items: tuple[Made, ...]
     version: str
 
     @property
-    def first(self) -> JsonObject | None:
+    def first(self) -> Made | None:
         """The only one of a list by name; None where there is none of that name."""
         return self.items[0] if self.items else None
 
@@ -75,20 +76,19 @@ class _ObjectList(Struct):
     items: list[Raw] | None = None
 
 
-async def parsed(text: bytes) -> Any:
-    """The JSON; raises ValueError. In a thread where it takes more than a few milliseconds."""
-    if len(text) <= _AT_ONCE:
-        return parse_json(text)
-    return await asyncio.to_thread(parse_json, text)
+_OBJECT_LIST: Final = Decoder(_ObjectList)
+_OBJECT: Final = Decoder(JsonObject)
 
 
-def _each(request: Request, text: bytes, read: Callable[[Any], Made]) -> tuple[Made, ...]:
-    try:
-        items = msgspec_json.decode(text, type=_ObjectList).items or ()
-        return tuple(read(parse_json(bytes(one))) for one in items)
-    except (ValueError, RecursionError) as error:
-        strange = f"it is not a list of {request.kind}"
-        raise faults.strange_answer(request.purpose, strange) from error
+def read_object(text: bytes) -> JsonObject:
+    """Any object; raises ValueError."""
+    return _OBJECT.decode(text)
+
+
+def _list_of(text: bytes, read: Read[Made]) -> Listed[Made]:
+    found = _OBJECT_LIST.decode(text)
+    items = tuple(read(bytes(item)) for item in found.items or ())
+    return Listed(items, found.metadata.resource_version)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,50 +135,58 @@ class ClusterAccess:
 
     # --- the verbs --------------------------------------------------------------------------------
 
-    async def send(self, request: Request) -> JsonObject:
+    async def send(self, request: Request) -> None:
+        await self.ask(request, read_object)
+
+    async def ask(self, request: Request, read: Read[Made]) -> Made:
+        """What `read` makes of the answer; in a thread where that takes more than milliseconds."""
         response = await self._answered(request)
         text = await self._read(request, response)
         try:
-            answer = await parsed(text)
-        except ValueError as error:
-            raise faults.strange_answer(request.purpose, "it is not JSON") from error
-        if not isinstance(answer, dict):
-            raise faults.strange_answer(request.purpose, "it is not an object")
-        return answer
+            if len(text) <= _AT_ONCE:
+                return read(text)
+            return await asyncio.to_thread(read, text)
+        except (ValueError, RecursionError) as error:
+            raise faults.strange_answer(request.purpose, str(error)) from error
 
-    async def find(self, request: Request) -> JsonObject | None:
+    async def find(self, request: Request, read: Read[Made]) -> Made | None:
         """One object; None when the API server says that there is none of this name."""
         try:
-            return await self.send(request)
+            return await self.ask(request, read)
         except faults.ObjectMissing as fault:
             if fault.is_named:
                 return None
             raise
 
-    async def listed(self, request: Request) -> Listed:
-        match {"items": None, **await self.send(request)}:
-            case {"items": list() | None as items, "metadata": {"resourceVersion": str(version)}}:
-                return Listed(items or [], version)
-        raise faults.strange_answer(request.purpose, f"it is not a list of {request.kind}")
-
-    async def each(self, request: Request, read: Callable[[Any], Made]) -> tuple[Made, ...]:
-        """What `read` makes of each object that a list holds. In a thread, one after another: all
-        of a long list take hundreds of milliseconds, and many times its memory.
-        """
-        response = await self._answered(request)
-        text = await self._read(request, response)
-        return await asyncio.to_thread(_each, request, text, read)
+    async def listed(self, request: Request, read: Read[Made]) -> Listed[Made]:
+        """What `read` makes of each object. All of a long list take hundreds of milliseconds."""
+        return await self.ask(request, lambda text: _list_of(text, read))
 
     @asynccontextmanager
-    async def watch(self, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def watch(self, request: Request) -> AsyncIterator[aiohttp.StreamReader]:
         """The answer to a watch, a line for each event as it comes."""
         response = await self._answered(request)
         try:
             if response.content_type != "application/json":
                 raise faults.strange_answer(request.purpose, "it is not JSON")
-            yield response
+            yield response.content
         finally:
             response.close()  # not released: what is left of a watch is never worth reading
+
+    async def next_line(
+        self, request: Request, stream: aiohttp.StreamReader, *, silence: float
+    ) -> bytes:
+        """The next line of a watch; empty when the server ends it, or nothing comes for so many
+        seconds. Raises `ConnectionCut`.
+        """
+        waiting = asyncio.timeout(silence)
+        try:
+            async with waiting:
+                return await stream.readline()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            if waiting.expired():
+                return b""
+            raise self._error(request, error, cut=True) from error
 
     # --- sending ----------------------------------------------------------------------------------
 

@@ -12,12 +12,13 @@ from http import HTTPStatus
 from typing import Final
 
 import aiohttp
+from msgspec import json
 
 from nodeagent.errors import NodeagentError
-from nodeagent.strict_json import parse_json
+from nodeagent.structs import Struct
 
-_LONGEST_REASON = 500  # characters of a server's own words that are worth repeating
-_LONGEST_WAIT = 300.0  # seconds; a server that wants more is asked again nevertheless
+_MAX_REASON = 500  # characters of a server's own words that are worth repeating
+_MAX_WAIT = 300.0  # seconds; a server that wants more is asked again nevertheless
 
 
 class ClusterFault(NodeagentError):
@@ -99,18 +100,39 @@ _KINDS: Final[Mapping[int, type[ClusterFault]]] = {
 }
 
 
+class _Cause(Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class _Details(Struct):
+    name: str = ""
+    causes: list[_Cause] | None = None
+
+
+class _Status(Struct):
+    """The API server's own answer to what it refuses."""
+
+    message: str = ""
+    details: _Details | None = None
+
+
+_STATUS: Final = json.Decoder(_Status)
+
+
 def from_status(
-    status: int, body: bytes | str, *, purpose: str, headers: Mapping[str, str] | None = None
+    status: int, body: bytes, *, purpose: str, headers: Mapping[str, str] | None = None
 ) -> ClusterFault:
     """The fault that an answer with this HTTP status stands for; `purpose` is the request's."""
     answer = _answer(body)
+    details = answer.details or _Details()
     message = f"the API server refused {purpose}: {_reason(status, answer)}"
     kind = _KINDS.get(status, RequestRefused if 400 <= status < 500 else ClusterUnreachable)
-    if budget := _budget(answer) if status == HTTPStatus.TOO_MANY_REQUESTS else "":
+    if budget := _budget(details) if status == HTTPStatus.TOO_MANY_REQUESTS else "":
         kind, message = DisruptionRefused, f"{message}: {budget}"
     fault = kind(message, remedy=kind.usual_remedy, retry_after=_retry_after(headers))
     if isinstance(fault, ObjectMissing):
-        fault.is_named = bool(_details(answer).get("name"))
+        fault.is_named = bool(details.name)
     return fault
 
 
@@ -160,10 +182,9 @@ def _what_happened(error: Exception, *, cut: bool) -> str:
             return f"the connection failed ({type(error).__name__})"
 
 
-def _reason(status: int, answer: Mapping[str, object]) -> str:
+def _reason(status: int, answer: _Status) -> str:
     """The server's own words where it is an API server that speaks, else the status' name."""
-    words = _words(answer.get("message"))
-    if words:
+    if words := _words(answer.message):
         return f"{words} ({status})"
     try:
         return f"{HTTPStatus(status).phrase} ({status})"
@@ -171,36 +192,28 @@ def _reason(status: int, answer: Mapping[str, object]) -> str:
         return f"status {status}"
 
 
-def _budget(answer: Mapping[str, object]) -> str:
+def _budget(details: _Details) -> str:
     """The server's message on the disruption budget that refuses; "" when none does."""
-    causes = _details(answer).get("causes")
-    for cause in causes if isinstance(causes, list) else ():
-        if isinstance(cause, dict) and cause.get("reason") == "DisruptionBudget":
-            return _words(cause.get("message")) or "a disruption budget"
+    for cause in details.causes or ():
+        if cause.reason == "DisruptionBudget":
+            return _words(cause.message) or "a disruption budget"
     return ""
 
 
-def _details(answer: Mapping[str, object]) -> Mapping[str, object]:
-    details = answer.get("details")
-    return details if isinstance(details, dict) else {}
-
-
-def _answer(body: bytes | str) -> dict[str, object]:
+def _answer(body: bytes) -> _Status:
+    """Empty for what is no API server's, such as the page of a proxy."""
     try:
-        answer = parse_json(body)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+        return _STATUS.decode(body)
+    except (ValueError, RecursionError):
+        return _Status()
 
 
-def _words(text: object) -> str:
+def _words(text: str) -> str:
     """A server's message, so that it can be printed."""
-    if not isinstance(text, str):
-        return ""
-    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_REASON])
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_REASON])
 
 
 def _retry_after(headers: Mapping[str, str] | None) -> float | None:
     """The seconds asked for; a date in their place is not worth its clock's troubles."""
     words = headers.get("Retry-After", "") if headers else ""
-    return min(float(words), _LONGEST_WAIT) if words.isascii() and words.isdigit() else None
+    return min(float(words), _MAX_WAIT) if words.isascii() and words.isdigit() else None

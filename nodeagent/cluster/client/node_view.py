@@ -1,5 +1,5 @@
-"""The part of a Node that concerns the agent: taken from the API server's JSON and checked, what is
-wanted of it, and the requests that mend the difference.
+"""The part of a Node that concerns the agent, what is wanted of it, and the requests that mend the
+difference.
 """
 
 from __future__ import annotations
@@ -10,49 +10,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar, cast
 
+from msgspec.json import Decoder
+
 from nodeagent.cluster.client import requests
-from nodeagent.cluster.client.faults import strange_answer
 from nodeagent.cluster.client.requests import Request
 from nodeagent.health.reporting import Condition
+from nodeagent.structs import Struct, read_in_threads
 
 T = TypeVar("T")
 _Keys = Mapping[str, str | None]
 
 UNHEALTHY: Final = "nodeagent.io/gpu-unhealthy"
 CHANGING: Final = "nodeagent.io/gpu-changing"
-Taint = Mapping[str, Any]  # as the API server writes it; of the agent's own these are the keys
-
-
-def parts_of(whole: object) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
-    """Metadata, spec and status of one thing; those that are missing are empty."""
-    found = object_in(whole)
-    metadata, spec, status = (object_in(found.get(key)) for key in ("metadata", "spec", "status"))
-    return metadata, spec, status
-
-
-def object_in(value: object) -> Mapping[str, Any]:
-    """An object, empty where there is none."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise TypeError
-    return value
-
-
-def objects_in(value: object) -> list[Mapping[str, Any]]:
-    """A list of objects, empty where there is none."""
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise TypeError
-    return [object_in(one) for one in value]
-
-
-def text_in(value: object) -> str:
-    """A text; it has to be there."""
-    if not isinstance(value, str):
-        raise TypeError
-    return value
+Taint = dict[str, Any]  # as the API server writes it; of the agent's own these are the keys
 
 
 _VERSION: Final = re.compile("[0-9]{1,20}")  # of 64 bits
@@ -85,29 +55,64 @@ class NodeView:
     changed_at: Mapping[str, str] = field(default_factory=dict, compare=False)  # by type
 
 
-def view_of(node: object) -> NodeView:
-    """The view of a Node in JSON; raises `ClusterUnreachable` for what is no Node."""
-    try:
-        metadata, spec, status = parts_of(node)
-        entries = objects_in(status.get("conditions"))
-        conditions = {e["type"]: e for e in entries if e.get("type") in CONDITIONS}
-        return NodeView(
-            name=text_in(metadata["name"]),
-            uid=text_in(metadata["uid"]),
-            resource_version=text_in(metadata["resourceVersion"]),
-            annotations=_chosen(metadata.get("annotations"), ANNOTATIONS),
-            labels=_chosen(metadata.get("labels"), LABELS),
-            unschedulable=spec.get("unschedulable") is True,
-            taints=tuple(objects_in(spec.get("taints"))),
-            allocatable=_chosen(status.get("allocatable"), _ALLOCATABLE),
-            conditions={kind: _condition(entry) for kind, entry in conditions.items()},
-            changed_at={
-                kind: text_in(entry.get("lastTransitionTime") or "")
-                for kind, entry in conditions.items()
-            },
-        )
-    except (KeyError, TypeError) as error:
-        raise strange_answer("a question about the Node", "it is no Node") from error
+class _Metadata(Struct, rename="camel"):
+    name: str
+    uid: str
+    resource_version: str
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+
+
+class _Spec(Struct, frozen=True):
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] | None = None
+
+
+class _Condition(Struct, rename="camel"):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class _Status(Struct, frozen=True):
+    allocatable: dict[str, str] | None = None
+    conditions: list[_Condition] | None = None
+
+
+@read_in_threads
+class _Node(Struct):
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+_NODE: Final = Decoder(_Node)
+
+
+def read_node(text: bytes) -> NodeView:
+    """The view of a Node in the API server's JSON; raises ValueError for what is no Node."""
+    node = _NODE.decode(text)
+    conditions = [one for one in node.status.conditions or () if one.type in CONDITIONS]
+    return NodeView(
+        name=node.metadata.name,
+        uid=node.metadata.uid,
+        resource_version=node.metadata.resource_version,
+        annotations=_chosen(node.metadata.annotations, ANNOTATIONS),
+        labels=_chosen(node.metadata.labels, LABELS),
+        unschedulable=node.spec.unschedulable,
+        taints=node.spec.taints or (),
+        allocatable=_chosen(node.status.allocatable, _ALLOCATABLE),
+        # Another word for the status is a mistake, and differs from every wanted one.
+        conditions={
+            one.type: Condition(
+                cast('Literal["True", "False", "Unknown"]', one.status), one.reason, one.message
+            )
+            for one in conditions
+        },
+        changed_at={one.type: one.last_transition_time or "" for one in conditions},
+    )
 
 
 def is_newer(version: str, than: str) -> bool:
@@ -125,17 +130,8 @@ def time_text(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _chosen(value: object, prefixes: tuple[str, ...]) -> Mapping[str, str]:
-    return {k: text_in(v) for k, v in object_in(value).items() if k.startswith(prefixes)}
-
-
-def _condition(entry: Mapping[str, Any]) -> Condition:
-    return Condition(
-        # Another word is a mistake; it differs from every wanted one, which is right.
-        cast('Literal["True", "False", "Unknown"]', text_in(entry["status"])),
-        text_in(entry.get("reason", "")),
-        text_in(entry.get("message", "")),
-    )
+def _chosen(texts: dict[str, str] | None, prefixes: tuple[str, ...]) -> Mapping[str, str]:
+    return {k: text for k, text in (texts or {}).items() if k.startswith(prefixes)}
 
 
 # --- what is wanted of it -------------------------------------------------------------------------

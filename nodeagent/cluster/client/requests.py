@@ -6,10 +6,14 @@ For each there is a right in manifests/, and no right is there without one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final, Literal
 from urllib.parse import quote
+
+from msgspec.json import Decoder
+
+from nodeagent.structs import Struct
 
 JsonObject = dict[str, Any]
 
@@ -23,8 +27,7 @@ _SLICES: Final = "resourceslices"
 class Request:
     """One request; `purpose` describes it in a few words.
 
-    `longer` is how many seconds the whole answer may take beyond the time in which it must begin;
-    `kind` is what a list holds, for people.
+    `longer` is how many seconds the whole answer may take beyond the time in which it must begin.
     """
 
     purpose: str
@@ -34,7 +37,6 @@ class Request:
     body: JsonObject | None = None
     content_type: str = "application/json"
     longer: float = 0.0
-    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,22 @@ class Right:
 
 def list_node(name: str) -> Request:
     """The one Node of this name, in a list whose version a watch can begin from."""
-    return Request(f"the list of Node {name}", "GET", _path("nodes"), _only(name), kind="Nodes")
+    query = {"fieldSelector": f"metadata.name={name}"}
+    return Request(f"the list of Node {name}", "GET", _path("nodes"), query)
 
 
-def watch_node(name: str, *, version: str, seconds: float) -> Request:
-    """The changes of one Node from `version` on; the server ends the watch after `seconds`."""
-    selector = _only(name)["fieldSelector"]
-    purpose = f"a watch of Node {name}"
-    return _watch(purpose, _path("nodes"), selector, version=version, seconds=seconds)
+def watch(listed: Request, *, version: str, seconds: float) -> Request:
+    """The changes from `version` on of what a list holds; the server ends it after `seconds`."""
+    whole = max(1, ceil(seconds))
+    query = {
+        **listed.query,
+        "watch": "true",
+        "resourceVersion": version,
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(whole),
+    }
+    purpose = listed.purpose.replace("the list", "a watch")
+    return replace(listed, purpose=purpose, query=query, longer=whole)
 
 
 def patch_node(name: str, body: JsonObject, *, dry_run: bool = False) -> Request:
@@ -78,7 +88,7 @@ def list_pods(node: str) -> Request:
     through all the pods of the cluster.
     """
     query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
-    return Request(f"the list of the pods on {node}", "GET", _path("pods"), query, kind="pods")
+    return Request(f"the list of the pods on {node}", "GET", _path("pods"), query)
 
 
 def get_pod(namespace: str, name: str) -> Request:
@@ -160,14 +170,7 @@ def list_slices(node: str) -> Request:
     """The ResourceSlices of one node, of all drivers."""
     query = {"fieldSelector": f"spec.nodeName={node}"}
     purpose = f"the list of {node}'s ResourceSlices"
-    return Request(purpose, "GET", _path(_SLICES, api=_RESOURCES), query, kind="ResourceSlices")
-
-
-def watch_slices(node: str, *, version: str, seconds: float) -> Request:
-    """Their changes from `version` on; the server ends the watch after `seconds`."""
-    selector = f"spec.nodeName={node}"
-    purpose, path = f"a watch of {node}'s ResourceSlices", _path(_SLICES, api=_RESOURCES)
-    return _watch(purpose, path, selector, version=version, seconds=seconds)
+    return Request(purpose, "GET", _path(_SLICES, api=_RESOURCES), query)
 
 
 def create_slice(body: JsonObject) -> Request:
@@ -208,14 +211,22 @@ def review_access(right: Right) -> Request:
     return Request("a question about our rights", "POST", path, body=body)
 
 
+class _ReviewStatus(Struct):
+    allowed: bool
+
+
+class _Review(Struct):
+    status: _ReviewStatus
+
+
+read_review: Final = Decoder(_Review).decode
+"""The answer to `review_access`."""
+
+
 def _path(plural: str, *below: str, namespace: str = "", api: str = "/api/v1") -> str:
     """Of all objects of a kind, or of one and its subresource `below`; names are escaped."""
     parts = (*(("namespaces", namespace) if namespace else ()), plural, *below)
     return "/".join((api, *(quote(part, safe="") for part in parts)))
-
-
-def _only(name: str) -> dict[str, str]:
-    return {"fieldSelector": f"metadata.name={name}"}
 
 
 def _patch(
@@ -223,15 +234,3 @@ def _patch(
 ) -> Request:
     query = {"dryRun": "All"} if dry_run else {}
     return Request(purpose, "PATCH", path, query, body, f"application/{kind}-patch+json")
-
-
-def _watch(purpose: str, path: str, selector: str, *, version: str, seconds: float) -> Request:
-    whole = max(1, ceil(seconds))
-    query = {
-        "fieldSelector": selector,
-        "watch": "true",
-        "resourceVersion": version,
-        "allowWatchBookmarks": "true",
-        "timeoutSeconds": str(whole),
-    }
-    return Request(purpose, "GET", path, query, longer=whole)

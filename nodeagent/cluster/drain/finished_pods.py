@@ -17,7 +17,7 @@ from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.drain.eviction import is_in_use, pod_of_user
 from nodeagent.cluster.drain.node import DrainedNode
-from nodeagent.cluster.drain.pods import pod_of
+from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.views.text import users
@@ -85,8 +85,8 @@ async def ended_pods(
     async def ended(pod: PodName) -> bool:
         try:
             async with at_once:
-                found = await access.find(requests.get_pod(pod.namespace, pod.name))
-            return found is not None and pod_of(found).ended
+                found = await access.find(requests.get_pod(pod.namespace, pod.name), read_pod)
+            return found is not None and found.ended
         except faults.ClusterFault as fault:
             log.debug("it is not known whether a pod has ended", error=fault.message)
             return False

@@ -18,10 +18,10 @@ import structlog
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_view import CHANGING, NodeView, taints_with, view_of
+from nodeagent.cluster.client.node_view import CHANGING, NodeView, read_node, taints_with
 from nodeagent.cluster.drain.changes import NodeChange
 from nodeagent.cluster.drain.owners import OtherManager, claims, owned_by_others
-from nodeagent.cluster.drain.pods import Pod, PodSelector, pod_of
+from nodeagent.cluster.drain.pods import Pod, PodSelector, read_pod
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 
@@ -98,10 +98,10 @@ class DrainedNode:
 
     async def read(self) -> NodeView:
         """The Node as it is now; raises `ClusterFault`."""
-        listed = await self.access.listed(requests.list_node(self.name))
-        if not listed.items:
+        view = (await self.access.listed(requests.list_node(self.name), read_node)).first
+        if view is None:
             raise faults.ObjectMissing(f"the cluster has no Node {self.name}")
-        return view_of(listed.first)
+        return view
 
     async def patch(self, view: NodeView, change: NodeChange) -> NodeView:
         """Send one patch; raises `WriteConflict` if the Node is another than `view` by now."""
@@ -119,7 +119,7 @@ class DrainedNode:
         if spec:
             body["spec"] = spec
         request = requests.patch_node(self.name, body)
-        patched = view_of(await self.access.send(request))
+        patched = await self.access.ask(request, read_node)
         what = "; ".join(change.words())
         self.report(EventType.NODE_CHANGED, f"the Node is changed: {what} ({change.reason})")
         return patched
@@ -153,7 +153,7 @@ class DrainedNode:
         self._listed_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(within):
-                pods = await self.access.each(requests.list_pods(self.name), pod_of)
+                pods = (await self.access.listed(requests.list_pods(self.name), read_pod)).items
             self.pods, self.pods_fault = pods, None
         except TimeoutError as error:
             self.pods_fault = faults.ClusterUnreachable(

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from nodeagent.cluster.client.faults import strange_answer
-from nodeagent.cluster.client.node_view import object_in, objects_in, parts_of, text_in
+from msgspec.json import Decoder
+
 from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.structs import Struct, read_in_threads
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-_KINDS: Final = ("initContainer", "container", "ephemeralContainer")
 _DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNORECASE)
 
 
@@ -84,52 +83,125 @@ class PodSelector:
 # --- a pod in JSON --------------------------------------------------------------------------------
 
 
-def pod_of(pod: object) -> Pod:
-    """The pod that this JSON describes; raises `ClusterUnreachable` for what is not a pod."""
-    try:
-        metadata, spec, status = parts_of(pod)
-        owners = objects_in(metadata.get("ownerReferences"))
-        return Pod(
-            namespace=text_in(metadata["namespace"]),
-            name=text_in(metadata["name"]),
-            uid=text_in(metadata["uid"]),
-            labels={k: text_in(v) for k, v in object_in(metadata.get("labels")).items()},
-            phase=text_in(status.get("phase", "")),
-            ended=_has_ended(status),
-            leaving=metadata.get("deletionTimestamp") is not None,
-            controller=next(
-                (text_in(o["kind"]) for o in owners if o.get("controller") is True), ""
-            ),
-            mirror=_MIRROR in object_in(metadata.get("annotations")),
-            selects=frozenset(_selected(spec)),
-            dynamic_mig=any(map(_DYNAMIC_MIG.search, _feature_gates(spec))),
-        )
-    except (KeyError, TypeError) as error:
-        raise strange_answer("a question about pods", "it is not a pod") from error
+class _Owner(Struct):
+    kind: str
+    controller: bool = False
 
 
-def _has_ended(status: Mapping[str, Any]) -> bool:
-    running = any(
-        "running" in object_in(container.get("state"))
-        for kind in _KINDS
-        for container in objects_in(status.get(f"{kind}Statuses"))
+class _Metadata(Struct, rename="camel"):
+    namespace: str
+    name: str
+    uid: str
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Expression(Struct):
+    key: str
+
+
+class _Term(Struct, rename="camel"):
+    match_expressions: list[_Expression] | None = None
+
+
+class _Terms(Struct, rename="camel"):
+    node_selector_terms: list[_Term] | None = None
+
+
+class _NodeAffinity(Struct, rename="camel"):
+    required_during_scheduling_ignored_during_execution: _Terms | None = None
+
+
+class _Affinity(Struct, rename="camel"):
+    node_affinity: _NodeAffinity | None = None
+
+
+class _Variable(Struct):
+    name: str
+    value: str | None = None
+
+
+class _Container(Struct):
+    env: list[_Variable] | None = None
+
+
+class _Spec(Struct, rename="camel", frozen=True):
+    node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
+    init_containers: list[_Container] | None = None
+    containers: list[_Container] | None = None
+    ephemeral_containers: list[_Container] | None = None
+
+
+class _ContainerStatus(Struct):
+    state: dict[str, Any] | None = None
+
+
+class _Status(Struct, rename="camel", frozen=True):
+    phase: str = ""
+    init_container_statuses: list[_ContainerStatus] | None = None
+    container_statuses: list[_ContainerStatus] | None = None
+    ephemeral_container_statuses: list[_ContainerStatus] | None = None
+
+
+@read_in_threads
+class _Pod(Struct):
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+_POD: Final = Decoder(_Pod)
+
+
+def read_pod(text: bytes) -> Pod:
+    """A pod in the API server's JSON; raises ValueError for what is not a pod."""
+    pod = _POD.decode(text)
+    metadata = pod.metadata
+    owners = (one.kind for one in metadata.owner_references or () if one.controller)
+    return Pod(
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        labels=metadata.labels or {},
+        phase=pod.status.phase,
+        ended=_has_ended(pod.status),
+        leaving=metadata.deletion_timestamp is not None,
+        controller=next(owners, ""),
+        mirror=_MIRROR in (metadata.annotations or {}),
+        selects=frozenset(_selected(pod.spec)),
+        dynamic_mig=any(map(_DYNAMIC_MIG.search, _feature_gates(pod.spec))),
     )
-    return status.get("phase") in ("Succeeded", "Failed") and not running
 
 
-def _selected(spec: Mapping[str, Any]) -> Iterator[str]:
+def _has_ended(status: _Status) -> bool:
+    containers = (
+        *(status.init_container_statuses or ()),
+        *(status.container_statuses or ()),
+        *(status.ephemeral_container_statuses or ()),
+    )
+    is_running = any("running" in (one.state or {}) for one in containers)
+    return status.phase in ("Succeeded", "Failed") and not is_running
+
+
+def _selected(spec: _Spec) -> Iterator[str]:
     """The labels that a node must have, or have in some way, for the pod to be on it."""
-    yield from object_in(spec.get("nodeSelector"))
-    affinity = object_in(object_in(spec.get("affinity")).get("nodeAffinity"))
-    for term in objects_in(object_in(affinity.get(_REQUIRED)).get("nodeSelectorTerms")):
-        for expression in objects_in(term.get("matchExpressions")):
-            yield text_in(expression["key"])
+    yield from spec.node_selector or {}
+    affinity = (spec.affinity or _Affinity()).node_affinity or _NodeAffinity()
+    required = affinity.required_during_scheduling_ignored_during_execution or _Terms()
+    for term in required.node_selector_terms or ():
+        for expression in term.match_expressions or ():
+            yield expression.key
 
 
-def _feature_gates(spec: Mapping[str, Any]) -> Iterator[str]:
-    for kind in _KINDS:
-        for container in objects_in(spec.get(f"{kind}s")):
-            for variable in objects_in(container.get("env")):
-                value = variable.get("value")
-                if variable.get("name") == "FEATURE_GATES" and isinstance(value, str):
-                    yield value
+def _feature_gates(spec: _Spec) -> Iterator[str]:
+    for container in (
+        *(spec.init_containers or ()),
+        *(spec.containers or ()),
+        *(spec.ephemeral_containers or ()),
+    ):
+        for variable in container.env or ():
+            if variable.name == "FEATURE_GATES" and variable.value is not None:
+                yield variable.value

@@ -11,9 +11,10 @@ from typing import Any
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_follower import FollowIntervals, NodeFollower
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.keeper import WriteIntervals
+from nodeagent.cluster.node import KeptNode
+from nodeagent.cluster.reflector import WatchIntervals
 from tests.machine_load import stretched
 from tests.simulated_cluster import agent
 from tests.simulated_cluster.api_server import ApiServer
@@ -21,7 +22,7 @@ from tests.simulated_cluster.api_server import ApiServer
 PLAN = "nodeagent.io/plan"
 STATUS = "nodeagent.io/status"
 # Short, but with the same proportions: a first wait far below the longest, health above both.
-QUICK = FollowIntervals(
+QUICK = WatchIntervals(
     watch=(30.0, 30.0),
     silence=20.0,
     retry=(0.02, 0.16),
@@ -69,7 +70,7 @@ class Follower:
         access: ClusterAccess,
         name: str = "n",
         *,
-        intervals: FollowIntervals = QUICK,
+        intervals: WatchIntervals = QUICK,
         clock: Callable[[], float] | None = None,
         jitter: Callable[[], float] = lambda: 0.5,
         on_view: Callable[[NodeView | None], None] = lambda _: None,
@@ -79,12 +80,12 @@ class Follower:
         self.draws = 0
         self._jitter = jitter
         self.on_view = on_view
-        self.follower = NodeFollower(
+        self.follower = KeptNode(
             access,
             name,
             on_view=self._saw,
-            on_fault=self.faults.append,
-            intervals=intervals,
+            on_following=self.faults.append,
+            watches=intervals,
             jitter=self._drawn,
             clock=clock or asyncio.get_running_loop().time,
         )

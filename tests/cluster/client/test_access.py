@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig
-from nodeagent.cluster.drain.pods import pod_of
+from nodeagent.cluster.client.node_view import read_node
+from nodeagent.cluster.drain.pods import read_pod
 from tests.cluster.client.rig import Follower, kubeconfig, running, until
 from tests.cluster.client.test_credentials import kubeconfig as kubeconfig_of_user
 from tests.simulated_cluster.api_server import ApiServer
@@ -82,11 +83,13 @@ async def test_two_requests_that_are_refused_at_once_read_the_token_once(
     """Both go on with the new token."""
     server.tokens["old"] = "agent"
     async with ClusterAccess(kubeconfig(tmp_path, server.url, token="old")) as access:
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
         server.revoke("old")
         server.tokens["new"] = "agent"
         (tmp_path / "token").write_text("new")
-        lists = await asyncio.gather(*(access.listed(requests.list_node("n")) for _ in range(5)))
+        lists = await asyncio.gather(
+            *(access.listed(requests.list_node("n"), read_node) for _ in range(5))
+        )
     assert all(listed.first for listed in lists)
     assert [request.who for request in server.requests].count("new") == 5
 
@@ -97,9 +100,9 @@ async def test_a_request_after_the_end_is_a_fault_of_the_cluster(
     """Work on a claim outlives the call that asked for it, and may outlive the connection."""
     server.tokens["t"] = "agent"
     async with ClusterAccess(kubeconfig(tmp_path, server.url, token="t")) as access:
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
     with pytest.raises(faults.ClusterUnreachable):
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
 
 
 async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
@@ -109,12 +112,12 @@ async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
     server.tokens["t"] = "agent"
     way = kubeconfig(tmp_path, server.url, token="t")
     async with ClusterAccess(way, reread_every=0.0) as access:
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
         (tmp_path / "token").unlink()
-        assert (await access.listed(requests.list_node("n"))).first
+        assert (await access.listed(requests.list_node("n"), read_node)).first
         server.revoke("t")
         with pytest.raises(faults.NotAuthenticated) as refused:
-            await access.listed(requests.list_node("n"))
+            await access.listed(requests.list_node("n"), read_node)
     assert "Unauthorized (401)" in str(refused.value)
 
 
@@ -133,10 +136,10 @@ async def test_a_program_for_credentials_that_hangs_is_a_fault_and_no_second_one
     async with ClusterAccess(Kubeconfig(path), answer_within=0.2) as access:
         for _ in range(2):
             with pytest.raises(faults.CredentialsUnusable, match=r"within 0\.2 s"):
-                await access.listed(requests.list_node("n"))
+                await access.listed(requests.list_node("n"), read_node)
         ends.touch()
         access.answer_within = 30.0
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
     assert server.requests[-1].who == "new"
     assert (tmp_path / "ends.started").read_text() == "\n"
 
@@ -145,7 +148,7 @@ async def test_a_node_that_does_not_exist_is_an_empty_list(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """With the version to wait for it from."""
-    listed = await access.listed(requests.list_node("other"))
+    listed = await access.listed(requests.list_node("other"), read_node)
     assert listed.first is None
     assert listed.version == server.node("n")["metadata"]["resourceVersion"]
 
@@ -158,7 +161,7 @@ async def test_an_answer_that_drags_on_is_given_up(
     server.faults.next(1, Dribble(60.0))
     before = asyncio.get_running_loop().time()
     with pytest.raises(faults.ConnectionCut, match="no answer in time"):
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
     assert asyncio.get_running_loop().time() - before < 30.0
 
 
@@ -168,8 +171,8 @@ async def test_an_answer_that_is_too_large_is_not_read(server: ApiServer, tmp_pa
     server.add_pod("fat", node="n", spec={"containers": [fat]})
     async with ClusterAccess(kubeconfig(tmp_path, server.url), largest=20_000) as access:
         with pytest.raises(faults.ClusterUnreachable, match="more than 20000 bytes"):
-            await access.listed(requests.list_pods("n"))
-        assert (await access.listed(requests.list_node("n"))).first
+            await access.listed(requests.list_pods("n"), read_pod)
+        assert (await access.listed(requests.list_node("n"), read_node)).first
 
 
 class _Pods(BaseHTTPRequestHandler):
@@ -222,15 +225,15 @@ async def test_a_long_list_does_not_stop_the_loop(tmp_path: Path) -> None:
         way = kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}")
         try:
             async with ClusterAccess(way) as access:
-                await access.find(requests.get_pod("n", "p"))  # what is made once
+                await access.find(requests.get_pod("n", "p"), read_object)  # what is made once
                 async with running(turning()):
-                    names = await access.each(requests.list_pods("n"), lambda pod: pod_of(pod).name)
-                    assert await access.find(requests.get_pod("n", "p"))
+                    listed = await access.listed(requests.list_pods("n"), read_pod)
+                    assert await access.find(requests.get_pod("n", "p"), read_object)
                     await asyncio.sleep(0)  # so that the last turn counts, too
         finally:
             server.shutdown()
             serving.join()
-    assert names == tuple(f"p{number}" for number in range(30))
+    assert [pod.name for pod in listed.items] == [f"p{number}" for number in range(30)]
     assert longest < at_once / 3
 
 
@@ -238,7 +241,7 @@ async def test_a_server_that_cannot_be_found(tmp_path: Path) -> None:
     """The message names the server and says in words what is wrong, without a user or password."""
     async with ClusterAccess(kubeconfig(tmp_path, "http://me:pw@127.0.0.1:9/path")) as access:
         with pytest.raises(faults.ClusterUnreachable) as refused:
-            await access.listed(requests.list_node("n"))
+            await access.listed(requests.list_node("n"), read_node)
     assert refused.value.message == (
         "http://127.0.0.1:9 does not answer the list of Node n: Connection refused"
     )
@@ -257,14 +260,15 @@ def test_the_end_waits_for_no_program_for_credentials(tmp_path: Path) -> None:
 import asyncio
 from pathlib import Path
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.credentials import Kubeconfig
+from nodeagent.cluster.client.node_view import read_node
 
 async def ask():
     async with ClusterAccess(Kubeconfig(Path({str(path)!r})), answer_within=0.1) as access:
         while not Path({str(tmp_path / "started")!r}).exists():
             try:
-                await access.listed(requests.list_node("n"))
+                await access.listed(requests.list_node("n"), read_node)
             except faults.CredentialsUnusable:
                 pass
 

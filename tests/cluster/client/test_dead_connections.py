@@ -20,7 +20,8 @@ from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.faults import ConnectionCut
-from nodeagent.cluster.client.node_follower import FollowIntervals
+from nodeagent.cluster.client.node_view import read_node
+from nodeagent.cluster.reflector import WatchIntervals
 from tests.cluster.client.rig import PLAN, QUICK, Follower, kubeconfig, running, until
 from tests.simulated_cluster.agent import NAME
 from tests.simulated_cluster.api_server import ApiServer
@@ -64,7 +65,7 @@ def connections(port: int) -> Iterator[socket.socket]:
 
 def test_the_times_together(tmp_path: Path) -> None:
     """The watch after a silent one is answered, or the server is not reachable."""
-    intervals = FollowIntervals()
+    intervals = WatchIntervals()
     access = ClusterAccess(kubeconfig(tmp_path, "http://127.0.0.1:1"))
     assert intervals.silence + access.answer_within <= STOPPED_IN_TIME
 
@@ -76,7 +77,7 @@ async def test_connections_are_probed_by_the_kernel(
     seen = Follower(access)
     async with running(seen.follower.run()):
         await until(lambda: server.faults.watching)
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
         found = 0
         for connection in connections(server.port):
             if connection.getsockname()[1] == server.port:

@@ -8,7 +8,7 @@ import aiohttp
 
 from nodeagent.cluster.client import faults
 
-STATUS = json.dumps({"kind": "Status", "message": "the server's\nown words", "code": 0})
+STATUS = json.dumps({"kind": "Status", "message": "the server's\nown words", "code": 0}).encode()
 
 
 def test_each_status_has_its_kind() -> None:
@@ -43,7 +43,7 @@ def test_a_foreign_page_is_not_repeated() -> None:
     page = faults.from_status(502, b"<html>token=abc</html>", purpose="this")
     assert page.message == "the API server refused this: Bad Gateway (502)"
     assert faults.from_status(799, b"[1]", purpose="this").message.endswith(": status 799")
-    long = faults.from_status(422, json.dumps({"message": "x" * 9000}), purpose="this")
+    long = faults.from_status(422, json.dumps({"message": "x" * 9000}).encode(), purpose="this")
     assert len(long.message) < 600
 
 

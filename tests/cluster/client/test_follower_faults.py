@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import FollowIntervals
+from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.structs import replace
 from tests.cluster.client.rig import (
     PLAN,
@@ -100,7 +100,7 @@ async def test_a_frozen_watch_is_noticed_and_replaced(
 async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_path: Path) -> None:
     """With the times of the product: by the watch that follows a silent one."""
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        seen = Follower(access, intervals=FollowIntervals())
+        seen = Follower(access, intervals=WatchIntervals())
         async with running(seen.follower.run()):
             await follows(server, seen, "one")
             server.faults.next(10**6, Freeze())

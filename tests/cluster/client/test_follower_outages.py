@@ -9,7 +9,8 @@ import pytest
 
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import FollowIntervals
+from nodeagent.cluster.client.node_view import read_node
+from nodeagent.cluster.reflector import WatchIntervals
 from tests.cluster.client.rig import (
     PLAN,
     Follower,
@@ -74,11 +75,11 @@ async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_
     way = kubeconfig(tmp_path, server.url, token="old")
     clock = asyncio.get_running_loop().time
     async with ClusterAccess(way, reread_every=0.2, clock=clock) as access:
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
         (tmp_path / "token").write_text("new")
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
         await asyncio.sleep(0.25)
-        await access.listed(requests.list_node("n"))
+        await access.listed(requests.list_node("n"), read_node)
     assert [request.who for request in server.requests] == ["old", "old", "new"]
 
 
@@ -150,7 +151,7 @@ async def test_a_cluster_from_a_backup_is_followed_though_its_watch_was_only_cut
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Its versions are lower than those known: the next list goes on from them."""
-    seen = Follower(access, intervals=FollowIntervals())
+    seen = Follower(access, intervals=WatchIntervals())
     async with running(seen.follower.run()):
         server.store.version += 1000
         await follows(server, seen, "one")

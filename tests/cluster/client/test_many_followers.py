@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import FollowIntervals
-from nodeagent.cluster.client.node_view import Wanted
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.keeper import WriteIntervals
-from nodeagent.cluster.node_writer import NodeWriter
+from nodeagent.cluster.node import KeptNode
+from nodeagent.cluster.reflector import WatchIntervals
 from tests.cluster.client.rig import PLAN, STATUS, Follower, kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -44,16 +44,14 @@ async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAc
     """Nor is there one from the patch to the status that names it."""
     clock = asyncio.get_running_loop().time
     intervals = WriteIntervals(interval=0.0)
-    writer = NodeWriter(access, "n", intervals=intervals, clock=clock)
-    seen = Follower(access)
 
-    def answer() -> None:
-        writer.observe(seen.views[-1])
-        writer.want(Wanted({STATUS: f"done {seen.plan}"}))
+    def answer(view: NodeView | None) -> None:
+        if view is not None:
+            node.want(Wanted({STATUS: f"done {view.annotations.get(PLAN)}"}))
 
-    seen.on_view = lambda _: answer()
+    node = KeptNode(access, "n", on_view=answer, writes=intervals)
     took = []
-    async with running(seen.follower.run(), writer.run()):
+    async with running(node.run()):
         await until(lambda: server.faults.watching)
         for number in range(200):
             begin = clock()
@@ -80,7 +78,7 @@ async def test_a_fleet_comes_back_spread_out(tmp_path: Path) -> None:
             for member in range(20):
                 name = f"n{group}-{member}"
                 server.add_node(name)
-                fleet.append(Follower(access, name, intervals=FollowIntervals(), jitter=chance))
+                fleet.append(Follower(access, name, intervals=WatchIntervals(), jitter=chance))
         await stack.enter_async_context(running(*(seen.follower.run() for seen in fleet)))
         await until(lambda: len(server.faults.watching) == FLEET)
         assert len(server.requests) == 2 * FLEET

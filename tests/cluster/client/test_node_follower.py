@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import FollowIntervals
+from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.structs import replace
 from tests.cluster.client.rig import (
     PLAN,
@@ -65,7 +65,7 @@ async def test_an_hour_without_a_change(tmp_path: Path, progress: bool) -> None:
         ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
     ):
         server.add_node("n")
-        seen = Follower(access, intervals=FollowIntervals())
+        seen = Follower(access, intervals=WatchIntervals())
         async with running(seen.follower.run()):
             for minutes in range(0, 60, 5):
                 await asyncio.sleep(300.0)

@@ -14,8 +14,8 @@ from nodeagent.cluster.client.node_view import (
     Wanted,
     difference,
     patch_of,
+    read_node,
     too_large,
-    view_of,
 )
 from nodeagent.health.reporting import Condition
 
@@ -105,7 +105,7 @@ def test_the_patch_gives_what_is_wanted_and_leaves_the_rest(
 ) -> None:
     """Merged into the Node, wanted keys are as wanted, all others as before."""
     wanted, before = Wanted(want_a, want_l), view(annotations, labels)
-    after = view_of(merged(as_json(before), sent_for(wanted, before)))
+    after = read_node(json.dumps(merged(as_json(before), sent_for(wanted, before))).encode())
     for there, want, now in (
         (annotations, want_a, after.annotations),
         (labels, want_l, after.labels),
@@ -138,7 +138,7 @@ def test_conditions_are_written_by_type_and_only_where_they_differ(
         e["type"]: e for e in entries
     }
     whole["status"]["conditions"] = list(by_type.values())
-    after = view_of(json.loads(json.dumps(whole)))
+    after = read_node(json.dumps(whole).encode())
     assert dict(after.conditions) == {**there, **want}
     for entry in entries:
         same = entry["type"] in there and there[entry["type"]].status == entry["status"]

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_view import Wanted
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.keeper import WriteIntervals
-from nodeagent.cluster.node_writer import NodeWriter
-from tests.cluster.client.rig import QUICK_WRITES, STATUS, Follower, running, until
+from nodeagent.cluster.node import KeptNode
+from tests.cluster.client.rig import QUICK, QUICK_WRITES, STATUS, running, until
 from tests.machine_load import stretched
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request
@@ -30,26 +30,28 @@ class Written:
         intervals: WriteIntervals = QUICK_WRITES,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        self.views: list[NodeView | None] = []
         self.faults: list[ClusterFault | None] = []
         self.contests: list[tuple[str, ...]] = []
         self.now = NOON
-        self.writer = NodeWriter(
+        self.node = KeptNode(
             access,
             "n",
-            on_fault=self.faults.append,
+            on_view=self.views.append,
+            on_writing=self.faults.append,
             on_contest=self.contests.append,
-            intervals=intervals,
+            watches=QUICK,
+            writes=intervals,
             clock=clock or asyncio.get_running_loop().time,
             jitter=lambda: 0.5,
             wall=lambda: self.now,
         )
-        self.seen = Follower(access, on_view=self.writer.observe)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[NodeWriter]:
-        async with running(self.seen.follower.run(), self.writer.run()):
-            await until(lambda: self.seen.views)
-            yield self.writer
+    async def running(self) -> AsyncIterator[KeptNode]:
+        async with running(self.node.run()):
+            await until(lambda: self.views)
+            yield self.node
 
 
 def writes(server: ApiServer) -> list[Request]:
@@ -69,7 +71,7 @@ def wanted(text: str) -> Wanted:
     return Wanted({STATUS: text})
 
 
-async def settled(server: ApiServer, writer: NodeWriter, text: str) -> None:
+async def settled(server: ApiServer, writer: KeptNode, text: str) -> None:
     """The status becomes this, and nothing is left to be written."""
     await until(lambda: status(server) == text)
     async with asyncio.timeout(stretched(30)):

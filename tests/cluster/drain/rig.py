@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_follower import NodeFollower
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.drain.node import DrainIntervals
+from nodeagent.cluster.node import KeptNode
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, PlanDocument
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
@@ -128,7 +128,7 @@ async def agent(
             report=report,
             intervals=intervals,
         )
-        follower = NodeFollower(access, NODE, on_view=around.observe, intervals=QUICK)
+        follower = KeptNode(access, NODE, on_view=around.observe, watches=QUICK)
         async with running(follower.run(), around.run()):
             if server.port:
                 await until(lambda: server.faults.watching)

@@ -12,9 +12,10 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import structlog
+from msgspec.json import Decoder
 
 from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
@@ -33,6 +34,7 @@ from nodeagent.errors import UsageError
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
+from nodeagent.structs import Struct
 from nodeagent.text import shown
 from nodeagent.views.node_state import NodeState
 
@@ -155,6 +157,13 @@ def _key(view: NodeView) -> str | None:
     return view.labels.get(CONFIGURATION_LABEL) or None
 
 
+class _ConfigMap(Struct):
+    data: dict[str, str] | None = None
+
+
+_CONFIG_MAP: Final = Decoder(_ConfigMap)
+
+
 class NosConfiguration:
     """One key of one ConfigMap; `changed` is called when `found` is another.
 
@@ -222,13 +231,8 @@ class NosConfiguration:
     async def _texts(self) -> Mapping[str, str] | None:
         """All texts of the ConfigMap by key; None when there is none of this name."""
         request = requests.get_config_map(self._namespace, self._name)
-        found = await self._access.find(request)
-        if found is None:
-            return None
-        data = found.get("data") or {}
-        if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
-            raise faults.strange_answer(request.purpose, "it is not a ConfigMap")
-        return data
+        found = await self._access.find(request, _CONFIG_MAP.decode)
+        return None if found is None else found.data or {}
 
     def _not_read(self, key: str, fault: faults.ClusterFault) -> Trouble:
         """What a person has to mend is a refusal; the rest passes."""

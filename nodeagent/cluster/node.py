@@ -1,0 +1,160 @@
+"""The agent's Node: follows it, and keeps annotations, labels, conditions and taints as wanted.
+
+Only the difference is sent. Metadata, status and taints take a request each: they are three keys of
+one keeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from nodeagent.cluster.client import requests
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.client.node_view import (
+    ANNOTATIONS,
+    CONDITIONS,
+    LABELS,
+    NodeView,
+    Wanted,
+    difference,
+    patch_of,
+    read_node,
+    too_large,
+)
+from nodeagent.cluster.keeper import Keeper, WriteIntervals
+from nodeagent.cluster.reflector import INTERVALS, Reflector, WatchIntervals
+
+_WRITES: Final = WriteIntervals()
+_MAX_BYTES: Final = 128 * 1024  # of an annotation; all writers together have 256 KiB
+Part = Literal["metadata", "status", "taints"]
+
+
+class KeptNode:
+    """Follows the Node `name`, and keeps it as wanted, while `run` runs.
+
+    `on_view` gets the view at first and whenever it is another one, and None when there is no such
+    Node; a re-created Node is reported as None and then the new one. `on_following` and
+    `on_writing` get a fault when that breaks, and None when it goes on. `on_contest` gets the keys
+    that another program sets back again and again. All are called in the loop and must not take
+    long. `wall` gives the time of day in UTC, for conditions.
+    """
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        name: str,
+        *,
+        on_view: Callable[[NodeView | None], object],
+        on_following: Callable[[ClusterFault | None], object] = lambda _: None,
+        on_writing: Callable[[ClusterFault | None], object] = lambda _: None,
+        on_contest: Callable[[tuple[str, ...]], object] = lambda _: None,
+        watches: WatchIntervals = INTERVALS,
+        writes: WriteIntervals = _WRITES,
+        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
+        jitter: Callable[[], float] = random.random,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._access = access
+        self._name = name
+        self._on_view = on_view
+        self._wall = wall
+        self._reported: NodeView | None = None
+        self._followed = Reflector(
+            access,
+            requests.list_node(name),
+            read_node,
+            on_change=lambda _: self._report(),
+            on_fault=on_following,
+            intervals=watches,
+            clock=clock,
+            jitter=jitter,
+        )
+        self._keeper = Keeper[Part, Wanted](
+            self,
+            writes,
+            on_fault=on_writing,
+            on_contest=lambda part: on_contest(part.keys),
+            clock=clock,
+            jitter=jitter,
+        )
+
+    @property
+    def view(self) -> NodeView | None:
+        """None while there is no such Node, or it was not seen yet."""
+        return self._followed.objects.get(self._name)
+
+    @property
+    def is_reachable(self) -> bool:
+        return self._followed.is_reachable
+
+    @property
+    def following_fault(self) -> ClusterFault | None:
+        """Why the Node cannot be followed now."""
+        return self._followed.fault
+
+    @property
+    def fault(self) -> ClusterFault | None:
+        """Why the Node cannot be followed, or something that is wanted is not written."""
+        return self._followed.fault or self._keeper.fault
+
+    @property
+    def contested(self) -> tuple[str, ...]:
+        """The keys that another program keeps setting to something else; empty when none does."""
+        return tuple(key for part in self._keeper.contested for key in part.keys)
+
+    def want(self, wanted: Wanted) -> dict[str, int]:
+        """Want this from now on, in place of what was wanted before.
+
+        Annotations that are too large are left out, and returned with their bytes. Raises
+        ValueError for a key or a condition that views leave out.
+        """
+        unseen = [k for k in wanted.annotations if not k.startswith(ANNOTATIONS)]
+        unseen += [k for k in wanted.labels if not k.startswith(LABELS)]
+        unseen += wanted.conditions.keys() - CONDITIONS
+        if unseen:
+            raise ValueError(f"wanted but never seen: {', '.join(unseen)}")
+        left_out = too_large(wanted.annotations, _MAX_BYTES)
+        kept = {key: text for key, text in wanted.annotations.items() if key not in left_out}
+        self._keeper.want("metadata", Wanted(kept, wanted.labels))
+        self._keeper.want("status", Wanted(conditions=wanted.conditions))
+        self._keeper.want("taints", Wanted(taints=wanted.taints))
+        return left_out
+
+    async def settled(self) -> None:
+        """Wait until there is nothing that could be written now."""
+        await self._keeper.settled()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._followed.run(), name="follow the Node")
+            parts.create_task(self._keeper.run(), name="write the Node")
+
+    def _report(self) -> None:
+        before, view = self._reported, self.view
+        is_another = before is None or view is None or before.uid != view.uid
+        self._reported = view
+        self._keeper.changed(anew=is_another)
+        if before is not None and view is not None and is_another:
+            self._on_view(None)
+        self._on_view(view)
+
+    # --- as the keeper's adapter ------------------------------------------------------------------
+
+    def difference(self, _: Part, wanted: Wanted) -> Wanted | None:
+        return difference(wanted, self.view) if self.view else None
+
+    async def send(self, _: Part, part: Wanted) -> None:
+        before = self.view or NodeView()
+        request = patch_of(self._name, part, before, self._wall())
+        view = await self._access.ask(request, read_node)
+        if self.view and self.view.uid == view.uid and self._followed.learn(view, before):
+            self._report()
+
+    async def look(self) -> None:
+        """What is followed shows no version that differs only in what views leave out."""
+        await self._followed.list()
