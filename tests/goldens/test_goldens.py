@@ -22,6 +22,8 @@ def test_as_recorded(case: Case) -> None:
         pytest.skip(f"recorded with Python {case.python}")
     recorded = case.path.read_text(encoding="utf-8")
     found = case.record(recorded)
+    if "Starved" in found and "Starved" not in recorded:
+        pytest.skip("the machine is so busy that the agent says so in all that is compared")
     name = str(case.path.relative_to(RECORDED))
     lines = difflib.unified_diff(
         recorded.splitlines(), found.splitlines(), name, "now", lineterm=""
