@@ -62,7 +62,7 @@ def _first_line(text: str) -> str:
 SLICE = "nodeagent-mps.slice"
 _MOST_OPEN_FILES = 524_288  # systemd's own hard limit
 _PAUSE = 0.02  # seconds between two looks at a unit that is about to change
-_END_KNOWN = 1.0  # seconds in which systemd, too, must have seen an end
+_END_KNOWN = 5.0  # seconds for systemd to see an end, too, and to answer on a busy machine
 # Nothing that systemd would read as its own: no blank, quote, %, $ or backslash. How these are
 # escaped differs between its versions and its settings.
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=.,:/~-]*")
