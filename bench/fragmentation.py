@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from bench.tables import show
 from nodeagent.claims.names import Place, places
 from nodeagent.claims.offering.counters import CounterScheme, fits
-from nodeagent.claims.offering.offer import OfferContext, make_offer
-from nodeagent.claims.offering.wanted import Mode
+from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.offering.pool_offer import OfferContext, pool_offer
 from nodeagent.plan.observed import Gpu
 from tests.claims.boards import KINDS, NODE, legal_sets
 from tests.plan.cards import card
@@ -33,7 +33,7 @@ def run() -> None:
     for board in KINDS:
         gpu = card(board)
         known = places(gpu)
-        published = make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, 0)).devices
+        published = pool_offer(gpu, OfferContext(NODE, GpuRules(), 0)).devices
         ours = [known[device.name] for device in published if device.name in known]
         ascending = sorted(ours, key=lambda place: (place.profile.name, place.placement.start))
         for load, share in LOADS.items():

@@ -17,11 +17,11 @@ from nodeagent.app.shared import Shared
 from nodeagent.claims.files.cdi_files import TOOLKIT_DIRS, ToolkitEdits
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
+from nodeagent.claims.offering.gpu_rules import Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
-from nodeagent.claims.offering.offer import Offer
 from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import NodeReference
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.reporting.attempts import ClaimUnread, Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
 from nodeagent.claims.reporting.device_status import read_shown
@@ -106,7 +106,7 @@ class ClaimsService:
             capabilities=simulation.capabilities if simulation else capabilities,
             toolkit=Edits if simulation else ToolkitEdits(TOOLKIT_DIRS).read,
             daemons=ClaimDaemons(settings.mps.user, mps.run_dir, private_shm, poll_mps),
-            terms=lambda gpu: self._offers.terms(
+            rules=lambda gpu: self._offers.rules(
                 gpu, goals_of(states.newest.plan), self.claims.records
             ),
             nvidia=settings.dra.nvidia_configs,
@@ -271,7 +271,7 @@ class ClaimsService:
                 await asyncio.sleep(SETTLING)
                 self._changed.clear()
 
-    def _note_reasons(self, offers: Iterable[Offer]) -> None:
+    def _note_reasons(self, offers: Iterable[PoolOffer]) -> None:
         found = tuple(offer.reason for offer in offers if offer.reason)
         for reason in found:
             if reason not in self.less_offered:

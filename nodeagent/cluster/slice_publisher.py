@@ -18,10 +18,15 @@ import structlog
 from msgspec.json import Decoder
 
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.offering.api_limits import SliceRefused
-from nodeagent.claims.offering.offer import Offer
-from nodeagent.claims.offering.publication import CreateSlice, DeleteSlice, SliceWrite, slice_writes
-from nodeagent.claims.offering.resource_slices import Dropped, NodeReference, compare, read_offer
+from nodeagent.claims.offering.pool_offer import PoolOffer
+from nodeagent.claims.offering.resource_slices import (
+    Dropped,
+    NodeReference,
+    UnreadableSlice,
+    compare,
+    read_offer,
+)
+from nodeagent.claims.offering.slice_diff import CreateSlice, DeleteSlice, SliceWrite, slice_writes
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.faults import ClusterFault
@@ -108,7 +113,7 @@ class SlicePublisher:
         self._access = access
         self._node = node
         self._on_change = on_change
-        self._offers: dict[str, Offer] | None = None  # by pool; None: what is there stays
+        self._offers: dict[str, PoolOffer] | None = None  # by pool; None: what is there stays
         self._due: set[str] = set()  # pools that have to be compared with what is there
         self._lost: dict[str, Problem] = {}  # what the server did not keep, by pool
         self._listed = asyncio.Event()
@@ -121,14 +126,14 @@ class SlicePublisher:
             intervals=watches,
             jitter=jitter,
         )
-        self._keeper = Keeper[str, Offer](
+        self._keeper = Keeper[str, PoolOffer](
             self, writes, on_fault=lambda _: self._report(), jitter=jitter
         )
         self.problem: Problem | None = None
         self.others: frozenset[str] = frozenset()
         self.keeps_taints = True
 
-    def publish(self, offers: Sequence[Offer]) -> None:
+    def publish(self, offers: Sequence[PoolOffer]) -> None:
         """Make the node's slices be these offers. Before the first, what is there stays."""
         before, self._offers = self._offers or {}, {offer.pool: offer for offer in offers}
         pools = before.keys() | self._offers.keys()
@@ -145,7 +150,7 @@ class SlicePublisher:
             self._due |= (self._offers or {}).keys()
             self._keeper.changed(anew=True)
 
-    async def published(self) -> tuple[Offer, ...]:
+    async def published(self) -> tuple[PoolOffer, ...]:
         """What an earlier agent left, once the API server answers; what is in no form that this
         agent writes is left out.
         """
@@ -166,7 +171,7 @@ class SlicePublisher:
             return
         there = {one.pool for one in self._own()}
         for pool in there | self._offers.keys():
-            self._keeper.want(pool, self._offers.get(pool) or Offer(pool, {}, ()))
+            self._keeper.want(pool, self._offers.get(pool) or PoolOffer(pool, {}, ()))
         for pool in self._keeper.keys - there - self._offers.keys():
             self._keeper.forget(pool)
             self._due.discard(pool)
@@ -188,12 +193,12 @@ class SlicePublisher:
 
     # --- as the keeper's adapter ------------------------------------------------------------------
 
-    def difference(self, pool: str, offer: Offer) -> Offer | None:
+    def difference(self, pool: str, offer: PoolOffer) -> PoolOffer | None:
         """Comparing takes too long to be done here, so it is done as a part of the writing."""
         is_known = self._followed.is_listed and self._node.uid
         return offer if is_known and pool in self._due else None
 
-    async def send(self, pool: str, offer: Offer) -> None:
+    async def send(self, pool: str, offer: PoolOffer) -> None:
         self._due.discard(pool)
         try:
             lost = await self._write_all(offer)
@@ -212,14 +217,11 @@ class SlicePublisher:
     async def look(self) -> None:
         await self._followed.list()
 
-    async def _write_all(self, offer: Offer) -> list[Dropped]:
+    async def _write_all(self, offer: PoolOffer) -> list[Dropped]:
         """Bring a pool's slices to its offer; what the server lost of it."""
         found = [one.body for one in self._own() if one.pool == offer.pool]
-        try:
-            # In a thread: those of a GPU take ten milliseconds to compare.
-            writes = await asyncio.to_thread(slice_writes, (offer,), found, self._node)
-        except SliceRefused as error:
-            raise faults.RequestRefused(error.message, remedy=error.remedy) from error
+        # In a thread: those of a GPU take ten milliseconds to compare.
+        writes = await asyncio.to_thread(slice_writes, (offer,), found, self._node)
         lost: list[Dropped] = []
         for write in writes:
             lost += await self._write(write)
@@ -282,7 +284,7 @@ class SlicePublisher:
         return next(iter(self._lost.values()), None)
 
 
-def _readable(slices: Iterable[PublishedSlice]) -> Iterator[Offer]:
+def _readable(slices: Iterable[PublishedSlice]) -> Iterator[PoolOffer]:
     """The offers of the pools."""
     pools: dict[str, list[JsonObject]] = {}
     for one in slices:
@@ -290,7 +292,7 @@ def _readable(slices: Iterable[PublishedSlice]) -> Iterator[Offer]:
     for pool, found in pools.items():
         try:
             offer = read_offer(found)
-        except SliceRefused as error:
+        except UnreadableSlice as error:
             log.warning("published slices are not gone on from", pool=pool, why=error.message)
             continue
         if offer:

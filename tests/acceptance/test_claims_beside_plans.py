@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.offering.offer import WITHDRAWN
+from nodeagent.claims.offering.pool_offer import WITHDRAWN
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import plan_text
 from tests.acceptance.test_claims import Cluster, asks, cluster, folder, listing

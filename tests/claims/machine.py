@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.claims.files.cdi_files import ToolkitEdits
-from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.reporting.reserved_for import ReservedFor
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
@@ -163,7 +163,7 @@ class Home:
         owners: GpuOwners,
         observe: Callable[[], Awaitable[ObservedNode]],
         daemons: ClaimDaemons | None = None,
-        terms: Callable[[Gpu], Terms] = lambda _: Terms(),
+        rules: Callable[[Gpu], GpuRules] = lambda _: GpuRules(),
     ) -> NodeClaims:
         """An agent's, not loaded."""
         return NodeClaims(
@@ -174,7 +174,7 @@ class Home:
             capabilities=capabilities,
             toolkit=self.toolkit,
             daemons=daemons or ClaimDaemons("1000", self.folder / "run", False, no_daemons),
-            terms=terms,
+            rules=rules,
         )
 
     @asynccontextmanager
@@ -223,8 +223,8 @@ class Home:
             driver=driver,
             beside=lambda *goal: claims.beside(*goal),  # noqa: PLW0108  # made below
         )
-        terms = Terms(share=share)
-        claims = self.node_claims(rig.owners, observe, daemons, lambda _: terms)
+        rules = GpuRules(share=share)
+        claims = self.node_claims(rig.owners, observe, daemons, lambda _: rules)
         await claims.load()
         async with running(rig):
             rig.plan.offer(NoPlan("no plan"))

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from nodeagent.claims.model import ClaimRefused
+from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
-from nodeagent.claims.offering.terms import Terms
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError, StillInUse
@@ -38,11 +37,11 @@ async def planned(
     async def observe() -> ObservedNode:
         return rig.state.observed
 
-    def terms(gpu: Gpu) -> Terms:
-        return offers.terms(gpu, goals_of(rig.state.plan), claims.records)
+    def rules(gpu: Gpu) -> GpuRules:
+        return offers.rules(gpu, goals_of(rig.state.plan), claims.records)
 
     rig = Rig(home.folder, beside=lambda *goal: claims.beside(*goal))  # noqa: PLW0108  # made below
-    claims = home.node_claims(rig.owners, observe, terms=terms)
+    claims = home.node_claims(rig.owners, observe, rules=rules)
     await claims.load()
     async with running(rig):
         text = plan_text(mig, "[0]")

@@ -9,16 +9,17 @@ from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
 from nodeagent.claims.offering.devices import GpuFacts
+from nodeagent.claims.offering.gpu_rules import Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
-from nodeagent.claims.offering.offer import (
+from nodeagent.claims.offering.pool_offer import (
     OCCUPIED,
     UNHEALTHY,
     WITHDRAWAL,
     WITHDRAWN,
-    Offer,
+    PoolOffer,
 )
+from nodeagent.claims.offering.refusals import refusal
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.planner import plan
@@ -41,7 +42,7 @@ def make(
     goal: DesiredGpu | None = None,
     records: Sequence[ClaimRecord] = (),
     now: int = NOON,
-) -> dict[str, Offer]:
+) -> dict[str, PoolOffer]:
     """By pool."""
     goals = {GPU.uuid: goal} if goal else {}
     facts = {GPU.uuid: GpuFacts("580.65.06")}
@@ -49,19 +50,19 @@ def make(
     return {offer.pool: offer for offer in made}
 
 
-def published(*offers: Offer) -> list[Offer]:
+def published(*offers: PoolOffer) -> list[PoolOffer]:
     """As an API server gives them back."""
     node = NodeReference(NODE, "11111111-2222-3333-4444-555555555555")
     read = [read_offer(resource_slices(offer, node, 7)) for offer in offers]
     return [offer for offer in read if offer]
 
 
-def tainted(offer: Offer, key: str) -> set[str]:
+def tainted(offer: PoolOffer, key: str) -> set[str]:
     """The names of the devices with a taint of that key."""
     return {d.name for d in offer.devices if key in {t.key for t in d.taints}}
 
 
-def names(offer: Offer) -> set[str]:
+def names(offer: PoolOffer) -> set[str]:
     """Of all its devices."""
     return {device.name for device in offer.devices}
 
@@ -122,7 +123,7 @@ def test_another_program_hands_out_the_gpus() -> None:
     offers.closed = "NVIDIA's DRA driver is here"
     closed = make(offers, GPU, records=[held])[POOL]
     assert tainted(closed, WITHDRAWN) == names(before)
-    assert offers.terms(GPU, {}, ()).closed == "NVIDIA's DRA driver is here"
+    assert offers.rules(GPU, {}, ()).closed == "NVIDIA's DRA driver is here"
     later = make(offers, GPU, records=[held], now=NOON + WITHDRAWAL)[POOL]
     assert names(later) == {"mig-2g-20gb-0"}
     offers.closed = ""
@@ -171,7 +172,7 @@ def test_mode_static() -> None:
     assert names(found[POOL]) == {"mig-3g-40gb-4"}
     assert names(found[pool_name(NODE, "GPU-2")]) == {"gpu"}
     assert all(not offer.totals for offer in found.values())
-    assert offers.terms(GPU, {GPU.uuid: GOAL}, ()).is_fixed("mig-3g-40gb-4")
+    assert offers.rules(GPU, {GPU.uuid: GOAL}, ()).is_fixed("mig-3g-40gb-4")
 
 
 def test_shares() -> None:
@@ -183,10 +184,10 @@ def test_shares() -> None:
         found = make(offers, gpu, goal=plan_goal)[POOL]
         assert (names(found), tainted(found, WITHDRAWN)) == (everything, set())
         goals = {GPU.uuid: plan_goal} if plan_goal else {}
-        assert offers.terms(gpu, goals, ()).refusal(gpu, "mps-8gi-4") == ""
+        assert refusal(offers.rules(gpu, goals, ()), gpu, "mps-8gi-4") == ""
     for changed in (replace(goal, time_slice=sliced), replace(goal, dra=False)):
         assert tainted(make(offers, gpu, goal=changed)[POOL], WITHDRAWN) == everything - {"gpu"}
-        assert offers.terms(gpu, {GPU.uuid: changed}, ()).refusal(gpu, "mps-8gi-4")
+        assert refusal(offers.rules(gpu, {GPU.uuid: changed}, ()), gpu, "mps-8gi-4")
 
 
 def test_goals_are_those_of_the_plan_in_force() -> None:

@@ -11,20 +11,21 @@ from hypothesis import strategies as st
 
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import Amounts, CounterScheme
-from nodeagent.claims.offering.offer import (
+from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned
+from nodeagent.claims.offering.pool_offer import (
     OCCUPIED,
     WITHDRAWAL,
     WITHDRAWN,
-    Offer,
     OfferContext,
-    make_offer,
+    PoolOffer,
+    pool_offer,
 )
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.claims.offering.wanted import FixedInstance, Mode, Planned
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Access, Gpu, HealthLimits
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS, NODE, DeviceSet, legal_sets, mig_off, with_devices
+from tests.claims.slice_limits import check_slices
 from tests.plan.cards import card
 
 START = 1_800_000_000
@@ -79,15 +80,15 @@ def test_over_time(data: st.DataObject) -> None:
         plan = _planned(gpu, data.draw(st.sampled_from(KINDS_OF_PLAN)), fixed)
         mode = data.draw(st.sampled_from([Mode.DYNAMIC, Mode.DYNAMIC, Mode.STATIC, Mode.OFF]))
         now += data.draw(st.sampled_from([0, 1, WITHDRAWAL - 1, WITHDRAWAL]))
-        context = OfferContext(NODE, mode, now, plan, held, offer)
-        following = make_offer(gpu, context)
+        context = OfferContext(NODE, GpuRules(mode, plan), now, held, offer)
+        following = pool_offer(gpu, context)
         _check_transition(offer, following, context)
         _check_content(gpu, following)
-        assert make_offer(gpu, replace(context, previous=following)) == following
+        assert pool_offer(gpu, replace(context, previous=following)) == following
         offer = following
 
 
-def _check_transition(before: Offer | None, after: Offer, context: OfferContext) -> None:
+def _check_transition(before: PoolOffer | None, after: PoolOffer, context: OfferContext) -> None:
     published = {device.name: device for device in after.devices}
     for device in before.devices if before else ():
         if device.name in context.held:
@@ -98,12 +99,13 @@ def _check_transition(before: Offer | None, after: Offer, context: OfferContext)
     assert after.due is None or after.due > context.now
 
 
-def _check_content(gpu: Gpu, offer: Offer) -> None:
+def _check_content(gpu: Gpu, offer: PoolOffer) -> None:
     names = [device.name for device in offer.devices]
     assert len(set(names)) == len(names)
     assert WHOLE_GPU not in names[:-1]
     assert all(d.consumes.get(c, 0) <= n for d in offer.devices for c, n in offer.totals.items())
     slices = resource_slices(offer, NODE_REFERENCE, 1)
+    check_slices(slices)
     read = read_offer(slices)
     assert read == (offer if offer.devices else None)
     assert gpu.uuid.lower() in offer.pool
@@ -120,7 +122,7 @@ def test_what_is_allocated_can_be_made(data: st.DataObject) -> None:
     gpu = replace(gpu, access=Access.OK, mig=card(board).mig, health_limits=HealthLimits())
     held -= {WHOLE_GPU}
     plan = _planned(gpu, "layout", fixed)
-    offer = make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, START, plan, held))
+    offer = pool_offer(gpu, OfferContext(NODE, GpuRules(planned=plan), START, held))
     there = frozenset(
         name
         for name, place in places(gpu).items()
@@ -148,7 +150,7 @@ def test_order_against_fragmentation(board: str) -> None:
     ascending order, where each size is asked for with as much memory in all.
     """
     gpu = card(board)
-    offer = make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, START))
+    offer = pool_offer(gpu, OfferContext(NODE, GpuRules(), START))
     ours = [device.name for device in offer.devices if device.name != WHOLE_GPU]
     ascending = sorted(ours, key=lambda name: places(gpu)[name].placement.start)
     turned_away = _turned_away(board, ours)

@@ -10,11 +10,10 @@ import pytest
 
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
+from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.offering.terms import Terms
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.desired import DesiredGpu
@@ -62,8 +61,8 @@ class Day:
         noted = PlannedPlaces(planned_places_file(self.home.folder / FILE_NAME))
         noted.load()
 
-        def terms(gpu: Gpu) -> Terms:
-            return self.offers.terms(gpu, goals_of(rig.state.plan), claims.records)
+        def rules(gpu: Gpu) -> GpuRules:
+            return self.offers.rules(gpu, goals_of(rig.state.plan), claims.records)
 
         def beside(goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
             return noted.as_before(claims.beside(goal, gpu), gpu)
@@ -72,7 +71,7 @@ class Day:
             return rig.state.observed
 
         rig = Rig(self.home.folder, beside=beside)
-        claims = self.home.node_claims(rig.owners, observe, terms=terms)
+        claims = self.home.node_claims(rig.owners, observe, rules=rules)
         await claims.load()
         async with running(rig):
             await self._plan(rig, self.text)

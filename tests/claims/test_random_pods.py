@@ -20,9 +20,9 @@ import pytest
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, Place, places
 from nodeagent.claims.offering.devices import OfferedDevice
-from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import StillInUse
 from nodeagent.simulation import SimulatedNode, simulated
@@ -63,7 +63,7 @@ class Pods:
         self._node, self._home, self._rng = node, home, random.Random(seed)
         self._running: dict[int, Pod] = {}
         self._forced: dict[int, Pod] = {}
-        self._offer: Offer | None = None
+        self._offer: PoolOffer | None = None
         self._pools: Mapping[str, Pool] = {}
         self._places: Mapping[str, Place] = {}
         self._published: Mapping[str, OfferedDevice] = {}
@@ -101,7 +101,7 @@ class Pods:
         self._check(claims)
         [gpu] = (await claims.observe()).gpus
         held = frozenset(pod.device for pod in self._all())
-        offer = make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, 0, None, held, self._offer))
+        offer = pool_offer(gpu, OfferContext(NODE, GpuRules(), 0, held, self._offer))
         assert self._offer in (None, offer)
         self._offer, self._places = offer, places(gpu)
         self._published = {device.name: device for device in offer.devices}

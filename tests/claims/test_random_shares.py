@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.names import WHOLE_GPU, share_named
-from nodeagent.claims.offering.offer import OfferContext, make_offer
+from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.offering.pool_offer import OfferContext, pool_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.offering.terms import Terms
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import StillInUse
@@ -84,7 +83,7 @@ class Day:
                 owners,
                 hardware.observe,
                 ClaimDaemons("1000", Path("/run/nodeagent"), False, no_daemons),
-                lambda _: Terms(share=share),
+                lambda _: GpuRules(share=share),
             )
             await claims.load()
             for pod in self._running:
@@ -106,7 +105,7 @@ class Day:
             await self._end(claims, self._rng.choice(self._running))
             return
         held = frozenset(pod.device for pod in self._running)
-        offer = make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, 0, held=held, share=share))
+        offer = pool_offer(gpu, OfferContext(NODE, GpuRules(share=share), 0, held=held))
         pools = complete_pools(resource_slices(offer, NodeReference(NODE, "uid"), 1))
         wanted = of_type("gpu" if self._rng.random() < 0.3 else "mps")
         found = first_fit(pools, {(offer.pool, device) for device in held}, wanted)

@@ -10,23 +10,25 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from nodeagent.claims.offering.api_limits import Json, SliceRefused
 from nodeagent.claims.offering.devices import OfferedDevice
-from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.offering.resource_slices import (
     Dropped,
+    Json,
     NodeReference,
+    UnreadableSlice,
     compare,
     quantity,
     read_offer,
     read_quantity,
     resource_slices,
 )
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.plan.observed import HealthLimits
 from nodeagent.simulation.boards import board_names
 from nodeagent.structs import replace
 from tests.claims.boards import NODE
+from tests.claims.slice_limits import check_slices
 from tests.plan.cards import card
 
 NODE_REFERENCE = NodeReference(NODE, "2b0e7b6a-0000-1111-2222-333344445555")
@@ -37,9 +39,9 @@ def published(board: str, *, unhealthy: int = 0, generation: int = 1) -> tuple[J
     return resource_slices(_offer(board, unhealthy), NODE_REFERENCE, generation)
 
 
-def _offer(board: str, unhealthy: int = 0) -> Offer:
+def _offer(board: str, unhealthy: int = 0) -> PoolOffer:
     gpu = replace(card(board), health_limits=HealthLimits(slices=unhealthy))
-    return make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, 1_800_000_000))
+    return pool_offer(gpu, OfferContext(NODE, GpuRules(), 1_800_000_000))
 
 
 def test_two_slices() -> None:
@@ -110,8 +112,10 @@ def test_two_slices() -> None:
 
 @pytest.mark.parametrize("board", board_names())
 def test_every_board(board: str) -> None:
-    """Of every board they are JSON, small enough, and read back as they were."""
-    text = json.dumps(published(board, unhealthy=2))
+    """Of every board they are what an API server takes, small, and read back as they were."""
+    slices = published(board, unhealthy=2)
+    check_slices(slices)
+    text = json.dumps(slices)
     assert len(text) < 40_000
     assert read_offer(json.loads(text)) == _offer(board, 2)
 
@@ -126,7 +130,7 @@ def test_schemas(version: str) -> None:
 
 def test_nothing_offered() -> None:
     """No slices, and nothing read from none."""
-    empty = Offer(f"{NODE}/gpu-x", {}, ())
+    empty = PoolOffer(f"{NODE}/gpu-x", {}, ())
     assert resource_slices(empty, NODE_REFERENCE, 1) == ()
     assert read_offer([]) is None
 
@@ -142,7 +146,7 @@ def test_static_devices_have_no_counters() -> None:
 def test_many_devices_take_several_slices() -> None:
     """At most 64 in one, in order."""
     devices = tuple(OfferedDevice(f"mig-{n}", {}, {}, {"me": 1}) for n in range(150))
-    offer = Offer(f"{NODE}/gpu-x", {"me": 1}, devices)
+    offer = PoolOffer(f"{NODE}/gpu-x", {"me": 1}, devices)
     slices = resource_slices(offer, NODE_REFERENCE, 1)
     assert [len(s["spec"].get("devices", ())) for s in slices] == [0, 64, 64, 22]
     assert {s["spec"]["pool"]["resourceSliceCount"] for s in slices} == {4}
@@ -173,7 +177,7 @@ def test_reads_only_its_own(change: Callable[[dict[str, Any]], object]) -> None:
     """What the agent would not have written is refused with the slice's name."""
     slices = copy.deepcopy(published("a30"))
     change(slices[1]["spec"])
-    with pytest.raises(SliceRefused, match="a30-counters, or another of its pool, is not as this"):
+    with pytest.raises(UnreadableSlice, match="a30-counters, or another of its pool, is"):
         read_offer(slices)
 
 

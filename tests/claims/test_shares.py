@@ -11,11 +11,17 @@ import pytest
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
-from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice
-from nodeagent.claims.offering.offer import WITHDRAWN, Offer, OfferContext, make_offer
+from nodeagent.claims.offering.devices import GpuFacts
+from nodeagent.claims.offering.gpu_rules import (
+    MAX_SHARES,
+    GpuRules,
+    Mode,
+    Planned,
+    offered_names,
+)
+from nodeagent.claims.offering.pool_offer import WITHDRAWN, OfferContext, PoolOffer, pool_offer
+from nodeagent.claims.offering.refusals import admit
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.claims.offering.terms import Terms
-from nodeagent.claims.offering.wanted import MOST_SHARES, Mode, Planned, wanted_devices
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.plan.desired import MigDisabled, MigEnabled
@@ -40,11 +46,11 @@ GIB = 1 << 30
 SHARE = 8 * GIB
 L40S, T4, H100 = card("l40s"), card("t4"), mig_off(card("h100-80gb"))
 DISABLED = Planned(MigDisabled("gpus[0].mig"), path="gpus[0]")
-SHARED = OfferContext(NODE, Mode.DYNAMIC, 0, share=SHARE)
+SHARED = OfferContext(NODE, GpuRules(share=SHARE), 0)
 Json = dict[str, Any]
 
 
-def names(offer: Offer) -> list[str]:
+def names(offer: PoolOffer) -> list[str]:
     """In the order in which they are published."""
     return [device.name for device in offer.devices]
 
@@ -54,7 +60,7 @@ def shares(count: int, size: str = "8gi") -> list[str]:
     return [f"mps-{size}-{number}" for number in range(count)]
 
 
-def consumed(offer: Offer) -> dict[str, dict[str, int]]:
+def consumed(offer: PoolOffer) -> dict[str, dict[str, int]]:
     """What each device takes from the counters."""
     return {device.name: dict(device.consumes) for device in offer.devices}
 
@@ -67,7 +73,7 @@ def test_a_gpu_without_mig(gpu: Gpu, count: int) -> None:
     """It is offered in as many as its memory holds, and last as a whole; by the one counter of its
     memory only one of the two can be allocated.
     """
-    offer = make_offer(gpu, SHARED)
+    offer = pool_offer(gpu, SHARED)
     assert names(offer) == [*shares(count), WHOLE_GPU]
     assert offer.totals == {"memory": gpu.memory}
     taken = consumed(offer)
@@ -77,7 +83,7 @@ def test_a_gpu_without_mig(gpu: Gpu, count: int) -> None:
 
 def test_a_gpu_with_mig_that_the_plan_keeps_outside_it() -> None:
     """Its slices are all the whole GPU's; shares take none."""
-    offer = make_offer(H100, replace(SHARED, planned=DISABLED))
+    offer = pool_offer(H100, replace(SHARED, rules=GpuRules(planned=DISABLED, share=SHARE)))
     assert names(offer) == [*shares(9), WHOLE_GPU]
     totals = {**CounterScheme.of(H100).totals, "memory": H100.memory}
     assert offer.totals == consumed(offer)[WHOLE_GPU] == totals
@@ -103,20 +109,22 @@ def test_gpus_without_shares(gpu: Gpu, changes: Json) -> None:
     """Those that claims cut, that the plan shares or keeps back, and those that cannot have them:
     they are offered as without the setting.
     """
-    context = replace(SHARED, **changes)
-    assert make_offer(gpu, context) == make_offer(gpu, replace(context, share=0))
-    assert not [name for name in names(make_offer(gpu, context)) if name.startswith("mps-")]
+    context = replace(SHARED, rules=replace(GpuRules(share=SHARE), **changes))
+    assert pool_offer(gpu, context) == pool_offer(
+        gpu, replace(context, rules=replace(context.rules, share=0))
+    )
+    assert not [name for name in names(pool_offer(gpu, context)) if name.startswith("mps-")]
 
 
 def test_no_more_shares_than_a_daemon_has_clients() -> None:
     """However small they are."""
-    offer = make_offer(L40S, replace(SHARED, share=GIB // 2))
-    assert names(offer) == [*shares(MOST_SHARES, "512mi"), WHOLE_GPU]
+    offer = pool_offer(L40S, replace(SHARED, rules=GpuRules(share=GIB // 2)))
+    assert names(offer) == [*shares(MAX_SHARES, "512mi"), WHOLE_GPU]
 
 
 def test_what_a_share_says_of_itself() -> None:
     """Whose part it is and how much of it; else the same as the GPU."""
-    offer = make_offer(L40S, replace(SHARED, facts=GpuFacts("580.65.06", "13.0")))
+    offer = pool_offer(L40S, replace(SHARED, facts=GpuFacts("580.65.06", "13.0")))
     first, *_, whole = offer.devices
     mine, common = dict(first.attributes), dict(whole.attributes)
     assert mine.pop("gpu.nvidia.com/type") == "mps"
@@ -129,7 +137,7 @@ def test_what_a_share_says_of_itself() -> None:
 @pytest.mark.parametrize("version", ["1.36", "1.37"])
 def test_published(version: str) -> None:
     """They are what Kubernetes' own schemas want, and read back as they were."""
-    offer = make_offer(L40S, replace(SHARED, share=GIB))
+    offer = pool_offer(L40S, replace(SHARED, rules=GpuRules(share=GIB)))
     slices = json.loads(json.dumps(resource_slices(offer, NodeReference(NODE, "uid"), 1)))
     for one in slices:
         kubernetes_validate.validate(one, version, strict=True)
@@ -139,17 +147,17 @@ def test_published(version: str) -> None:
 # --- beside what claims have ----------------------------------------------------------------------
 
 
-def held(gpu: Gpu, context: OfferContext, *devices: str) -> Offer:
+def held(gpu: Gpu, context: OfferContext, *devices: str) -> PoolOffer:
     """What is offered after these were claimed."""
-    first = make_offer(gpu, context)
-    return make_offer(gpu, replace(context, previous=first, held=frozenset(devices)))
+    first = pool_offer(gpu, context)
+    return pool_offer(gpu, replace(context, previous=first, held=frozenset(devices)))
 
 
-def later(gpu: Gpu, context: OfferContext, before: Offer, *devices: str) -> Offer:
+def later(gpu: Gpu, context: OfferContext, before: PoolOffer, *devices: str) -> PoolOffer:
     """What is offered when the withdrawals are over that begin with this context."""
     changed = replace(context, held=frozenset(devices), previous=before)
-    between = make_offer(gpu, changed)
-    return make_offer(gpu, replace(changed, now=context.now + 600, previous=between))
+    between = pool_offer(gpu, changed)
+    return pool_offer(gpu, replace(changed, now=context.now + 600, previous=between))
 
 
 def test_another_size_beside_claims() -> None:
@@ -157,7 +165,7 @@ def test_another_size_beside_claims() -> None:
     together they are no more than there is.
     """
     before = held(L40S, SHARED, "mps-8gi-1")  # from 8 to 16 GiB
-    offer = later(L40S, replace(SHARED, share=12 * GIB), before, "mps-8gi-1")
+    offer = later(L40S, replace(SHARED, rules=GpuRules(share=12 * GIB)), before, "mps-8gi-1")
     assert names(offer) == ["mps-8gi-1", "mps-12gi-2", WHOLE_GPU]  # 12gi-0 and 12gi-1 touch it
     assert WITHDRAWN in {t.key for d in offer.devices for t in d.taints if d.name == "mps-8gi-1"}
     taken = consumed(offer)
@@ -167,7 +175,7 @@ def test_another_size_beside_claims() -> None:
 def test_a_share_excludes_the_whole_when_the_setting_is_gone() -> None:
     """A scheduler still has to know it."""
     before = held(L40S, SHARED, "mps-8gi-0")
-    offer = later(L40S, replace(SHARED, share=0), before, "mps-8gi-0")
+    offer = later(L40S, replace(SHARED, rules=GpuRules(share=0)), before, "mps-8gi-0")
     assert consumed(offer) == {
         "mps-8gi-0": {"memory": SHARE},
         WHOLE_GPU: {"memory": L40S.memory},
@@ -176,75 +184,77 @@ def test_a_share_excludes_the_whole_when_the_setting_is_gone() -> None:
 
 def test_a_share_excludes_the_parts_when_the_plan_is_gone() -> None:
     """No MIG device is offered on that GPU until it is released."""
-    planned = replace(SHARED, planned=DISABLED)
+    planned = replace(SHARED, rules=GpuRules(planned=DISABLED, share=SHARE))
     before = held(H100, planned, "mps-8gi-0")
     offer = later(H100, SHARED, before, "mps-8gi-0")
     assert names(offer) == ["mps-8gi-0", WHOLE_GPU]
     assert consumed(offer)[WHOLE_GPU]["memory"] == H100.memory
-    assert set(names(make_offer(H100, replace(SHARED, previous=offer)))) >= set(places(H100))
+    assert set(names(pool_offer(H100, replace(SHARED, previous=offer)))) >= set(places(H100))
 
 
 def test_a_whole_gpu_that_was_claimed_before_there_were_shares() -> None:
     """It takes from no counter of memory and cannot be changed, so that there are none yet."""
-    before = held(L40S, replace(SHARED, share=0), WHOLE_GPU)
-    offer = make_offer(L40S, replace(SHARED, held=frozenset({WHOLE_GPU}), previous=before))
+    before = held(L40S, replace(SHARED, rules=GpuRules(share=0)), WHOLE_GPU)
+    offer = pool_offer(L40S, replace(SHARED, held=frozenset({WHOLE_GPU}), previous=before))
     assert names(offer) == [WHOLE_GPU]
-    assert names(make_offer(L40S, replace(SHARED, previous=offer))) == [*shares(5), WHOLE_GPU]
+    assert names(pool_offer(L40S, replace(SHARED, previous=offer))) == [*shares(5), WHOLE_GPU]
 
 
 def test_slices_that_were_lost() -> None:
     """What is held is published as it was, also when the setting is gone by now."""
     for device in ("mps-8gi-3", WHOLE_GPU):
         before = held(L40S, SHARED, device)
-        assert make_offer(L40S, replace(SHARED, held=frozenset({device}))) == before
-    unset = make_offer(L40S, replace(SHARED, share=0, held=frozenset({"mps-8gi-3"})))
+        assert pool_offer(L40S, replace(SHARED, held=frozenset({device}))) == before
+    unset = pool_offer(
+        L40S, replace(SHARED, rules=GpuRules(share=0), held=frozenset({"mps-8gi-3"}))
+    )
     assert consumed(unset) == {"mps-8gi-3": {"memory": SHARE}, WHOLE_GPU: {"memory": L40S.memory}}
     gone = Gpu(-1, L40S.uuid, access=Access.LOST)
-    assert make_offer(gone, replace(SHARED, held=frozenset({"mps-8gi-3"}))).devices == ()
+    assert pool_offer(gone, replace(SHARED, held=frozenset({"mps-8gi-3"}))).devices == ()
 
 
 # --- who may have one -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("terms", "gpu", "why"),
+    ("rules", "gpu", "why"),
     [
-        (Terms(share=4 * GIB), L40S, "the setting dra.share is 4Gi"),
-        (Terms(), L40S, "the setting dra.share is not set"),
-        (Terms(Mode.STATIC, share=SHARE), L40S, "dra.mode static nothing is made"),
-        (Terms(share=SHARE), card("h100-80gb"), "is in MIG mode"),
-        (Terms(share=SHARE), H100, "for MIG devices, as long as no plan says mig: disabled"),
+        (GpuRules(share=4 * GIB), L40S, "the setting dra.share is 4Gi"),
+        (GpuRules(), L40S, "the setting dra.share is not set"),
+        (GpuRules(Mode.STATIC, share=SHARE), L40S, "dra.mode static nothing is made"),
+        (GpuRules(share=SHARE), card("h100-80gb"), "is in MIG mode"),
+        (GpuRules(share=SHARE), H100, "for MIG devices, as long as no plan says mig: disabled"),
         (
-            Terms(planned=replace(DISABLED, room=False), share=SHARE),
+            GpuRules(planned=replace(DISABLED, room=False), share=SHARE),
             H100,
             "gpus[0] of the plan says dra: false",
         ),
         (
-            Terms(planned=replace(DISABLED, mps=True), share=SHARE),
+            GpuRules(planned=replace(DISABLED, mps=True), share=SHARE),
             H100,
             "gpus[0] of the plan says how the GPU is shared",
         ),
         (
-            Terms(share=SHARE),
+            GpuRules(share=SHARE),
             replace(L40S, compute_capability=(6, 1)),
             "cannot limit MPS clients",
         ),
     ],
 )
-def test_shares_that_are_not_offered_any_more(terms: Terms, gpu: Gpu, why: str) -> None:
+def test_shares_that_are_not_offered_any_more(rules: GpuRules, gpu: Gpu, why: str) -> None:
     """The claim is refused with the reason."""
     result = mig_result(device="mps-8gi-0")
     with pytest.raises(ClaimRefused) as refused:
-        terms.admit(result, gpu, ClaimReference("team", "trainer"))
+        admit(rules, result, gpu, ClaimReference("team", "trainer"))
     assert "claim team/trainer does not get mps-8gi-0 of GPU 0" in refused.value.message
     assert why in refused.value.message
 
 
 def test_a_share_is_the_claims_also_on_a_planned_gpu() -> None:
     """While the GPU as a whole is the plan's, which says how that is shared."""
-    terms = Terms(planned=DISABLED, share=SHARE)
-    assert terms.admit(mig_result(device="mps-8gi-8"), H100, ClaimReference("team", "a")) is False
-    assert terms.admit(mig_result(device=WHOLE_GPU), H100, ClaimReference("team", "a")) is True
+    rules = GpuRules(planned=DISABLED, share=SHARE)
+    assert admit(rules, mig_result(device="mps-8gi-8"), H100, ClaimReference("team", "a")) is False
+    assert admit(rules, mig_result(device=WHOLE_GPU), H100, ClaimReference("team", "a")) is True
 
 
 def claimed(device: str, mps: WantedMps | None = A, **result: Any) -> ClaimedDevice:
@@ -296,6 +306,4 @@ def test_a_share_and_its_configuration() -> None:
 def test_not_known_is_not_offered() -> None:
     """A GPU of which the compute capability is not known may be one that cannot limit clients."""
     unknown = replace(L40S, compute_capability=(0, 0))
-    nothing: dict[str, OfferedDevice] = {}
-    found = wanted_devices(unknown, Mode.DYNAMIC, None, GpuFacts(), nothing, share=SHARE)
-    assert set(found.devices) == {WHOLE_GPU}
+    assert offered_names(unknown, GpuRules(share=SHARE)).names == (WHOLE_GPU,)

@@ -8,9 +8,13 @@ from typing import Any
 
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.offering.api_limits import SliceRefused
-from nodeagent.claims.offering.publication import slice_writes
-from nodeagent.claims.offering.resource_slices import NodeReference, compare, read_offer
+from nodeagent.claims.offering.resource_slices import (
+    NodeReference,
+    UnreadableSlice,
+    compare,
+    read_offer,
+)
+from nodeagent.claims.offering.slice_diff import slice_writes
 from nodeagent.claims.reporting.device_status import read_shown
 from nodeagent.claims.reporting.reserved_for import read_reserved_for
 from nodeagent.claims.serving.allocation import read_allocation
@@ -281,7 +285,9 @@ def parsers() -> tuple[Parser, ...]:
                 ),
             ),
         ),
-        Parser("ResourceSlice", _slice, (*_REFUSALS, SliceRefused), (json.dumps(_SLICE).encode(),)),
+        Parser(
+            "ResourceSlice", _slice, (*_REFUSALS, UnreadableSlice), (json.dumps(_SLICE).encode(),)
+        ),
         Parser(
             "watch event",
             _watch,

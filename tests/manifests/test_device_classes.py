@@ -12,9 +12,9 @@ import yaml
 from cel_expr_python import cel
 
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, mig_device_name, places
-from nodeagent.claims.offering.offer import OfferContext, make_offer
+from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.offering.pool_offer import OfferContext, pool_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.claims.serving.configuration import read_configuration
 from nodeagent.cluster.drain.device_plugin import resource_of
@@ -46,7 +46,7 @@ def class_of(profile: str) -> str:
 def published(board: str) -> list[dict[str, Any]]:
     """The devices of such a GPU outside MIG mode, which is offered as a whole and in parts."""
     gpu = mig_off(card(board)) if load_board(board).has_mig else card(board)
-    offer = make_offer(gpu, OfferContext(NODE, Mode.DYNAMIC, 0, share=8 << 30))
+    offer = pool_offer(gpu, OfferContext(NODE, GpuRules(share=8 << 30), 0))
     slices = resource_slices(offer, NodeReference(NODE, "uid"), 1)
     return [device for one in slices for device in one["spec"].get("devices", ())]
 

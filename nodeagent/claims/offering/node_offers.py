@@ -14,10 +14,9 @@ from nodeagent.claims.goals import reserved_on
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
 from nodeagent.claims.offering.devices import GpuFacts
-from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
+from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.planned import planned
-from nodeagent.claims.offering.terms import Terms
-from nodeagent.claims.offering.wanted import Mode
+from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import NodePlan
@@ -45,21 +44,21 @@ class NodeOffers:
         self._node = node
         self._mode = mode
         self._share = share
-        self._previous: Mapping[str, Offer] = {}  # by pool
-        self._made: tuple[object, tuple[Offer, ...]] = (None, ())  # of what, and which
+        self._previous: Mapping[str, PoolOffer] = {}  # by pool
+        self._made: tuple[object, tuple[PoolOffer, ...]] = (None, ())  # of what, and which
         self.closed = ""
         self.keeps_taints = True
 
-    def go_on_from(self, published: Iterable[Offer]) -> None:
+    def go_on_from(self, published: Iterable[PoolOffer]) -> None:
         """Take what is published now for what this agent offered last."""
         self._previous = {offer.pool: offer for offer in published}
         self._made = (None, ())
 
-    def terms(self, gpu: Gpu, goals: Goals, records: Iterable[ClaimRecord]) -> Terms:
-        """What counts for claims on the GPU now."""
+    def rules(self, gpu: Gpu, goals: Goals, records: Iterable[ClaimRecord]) -> GpuRules:
+        """What of the GPU claims may have now."""
         goal = goals.get(gpu.uuid)
         by_plan = planned(goal, gpu, reserved_on(gpu.uuid, records)) if goal else None
-        return Terms(self._mode, by_plan, self.closed, self._share)
+        return GpuRules(self._mode, by_plan, self.closed, self._share)
 
     def make(
         self,
@@ -70,7 +69,7 @@ class NodeOffers:
         now: int,
         facts: Mapping[str, GpuFacts] = _NO_FACTS,
         unreadable: Sequence[UnreadableRecord] = (),
-    ) -> tuple[Offer, ...]:
+    ) -> tuple[PoolOffer, ...]:
         """What is offered `now`, in seconds since 1970; `facts` by UUID. Records that cannot be
         read hold back their GPUs.
         """
@@ -79,21 +78,17 @@ class NodeOffers:
         # A withdrawal ends by time alone, and a pool without devices is offered once.
         if of == before and all(offer.devices and offer.due is None for offer in made):
             return made
-        mode = Mode.OFF if self.closed else self._mode
-        context = OfferContext(
-            self._node, mode, now, keeps_taints=self.keeps_taints, share=self._share
-        )
-        offers: dict[str, Offer] = {}
+        nothing = OfferContext(self._node, GpuRules(Mode.OFF), now, keeps_taints=self.keeps_taints)
+        offers: dict[str, PoolOffer] = {}
         for gpu in gpus:
             if gpu.uuid:
                 own = replace(
-                    context,
-                    planned=self.terms(gpu, goals, records).planned,
+                    nothing,
+                    rules=self.rules(gpu, goals, records),
                     facts=facts.get(gpu.uuid, GpuFacts()),
                     held_back=_held_back(gpu, unreadable),
                 )
                 offers[pool_name(self._node, gpu.uuid)] = self._offer(gpu, own, records)
-        nothing = replace(context, mode=Mode.OFF)
         for pool in self._previous.keys() - offers.keys():
             gone = Gpu(-1, pool.rpartition("/")[2], access=Access.LOST, access_reason=_GONE)
             offers[pool] = self._offer(gone, nothing, records)
@@ -101,11 +96,11 @@ class NodeOffers:
         self._made = of, tuple(offers.values())
         return self._made[1]
 
-    def _offer(self, gpu: Gpu, context: OfferContext, records: Iterable[ClaimRecord]) -> Offer:
+    def _offer(self, gpu: Gpu, context: OfferContext, records: Iterable[ClaimRecord]) -> PoolOffer:
         pool = pool_name(self._node, gpu.uuid)
         results = (device.result for record in records for device in record.devices)
         held = frozenset(result.device for result in results if result.pool == pool)
-        return make_offer(gpu, replace(context, held=held, previous=self._previous.get(pool)))
+        return pool_offer(gpu, replace(context, held=held, previous=self._previous.get(pool)))
 
 
 def _held_back(gpu: Gpu, unreadable: Iterable[UnreadableRecord]) -> Problem | None:

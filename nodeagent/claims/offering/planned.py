@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.claims.goals import reserved_on
 from nodeagent.claims.model import ClaimRecord
-from nodeagent.claims.offering.wanted import FixedInstance, Planned
+from nodeagent.claims.offering.gpu_rules import FixedInstance, Planned
 from nodeagent.plan.desired import (
     DesiredGpu,
     Layout,

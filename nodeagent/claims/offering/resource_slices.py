@@ -15,22 +15,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.offering.api_limits import (
-    MOST_DEVICES_WITH_COUNTERS,
-    Json,
-    SliceRefused,
-    check_slices,
-)
 from nodeagent.claims.offering.devices import AttributeValue, OfferedDevice, Taint, Version
-from nodeagent.claims.offering.offer import Offer
+from nodeagent.claims.offering.pool_offer import PoolOffer
+from nodeagent.errors import NodeagentError
 
 API_VERSION = "resource.k8s.io/v1"
 COUNTER_SET = "gpu"  # there is one in each pool
+MAX_DEVICES = 64  # in a slice, where they have counters or taints; else twice as many
 _EFFECT = "NoSchedule"  # of all taints
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _QUANTITY = re.compile(r"([0-9]{1,19})([KMGTPE]i|[kMGTPE]|)")
+
+
+Json = Mapping[str, Any]
+
+
+class UnreadableSlice(NodeagentError):
+    """A ResourceSlice of this driver is not as this agent writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,10 @@ class NodeReference:
     uid: str
 
 
-def resource_slices(offer: Offer, node: NodeReference, generation: int) -> tuple[Json, ...]:
-    """The objects in the order in which they have to be written; none when nothing is offered.
-
-    Raises SliceRefused when the API server would refuse one.
-    """
+def resource_slices(offer: PoolOffer, node: NodeReference, generation: int) -> tuple[Json, ...]:
+    """The objects in the order in which they have to be written; none when nothing is offered."""
     devices = [_device_json(device) for device in offer.devices]
-    parts = [
-        devices[first : first + MOST_DEVICES_WITH_COUNTERS]
-        for first in range(0, len(devices), MOST_DEVICES_WITH_COUNTERS)
-    ]
+    parts = [devices[first : first + MAX_DEVICES] for first in range(0, len(devices), MAX_DEVICES)]
     contents: list[tuple[str, Json]] = [
         (f"devices-{number:02}", {"devices": part}) for number, part in enumerate(parts)
     ]
@@ -58,9 +55,7 @@ def resource_slices(offer: Offer, node: NodeReference, generation: int) -> tuple
         counters = {"name": COUNTER_SET, "counters": _counters_json(offer.totals)}
         contents.insert(0, ("counters", {"sharedCounters": [counters]}))
     pool = {"name": offer.pool, "generation": generation, "resourceSliceCount": len(contents)}
-    slices = tuple(_slice_json(node, pool, name, content) for name, content in contents)
-    check_slices(slices)
-    return slices
+    return tuple(_slice_json(node, pool, name, content) for name, content in contents)
 
 
 def _slice_json(node: NodeReference, pool: Json, name: str, content: Json) -> Json:
@@ -136,11 +131,11 @@ def read_quantity(text: str) -> int:
 # --- what was published ---------------------------------------------------------------------------
 
 
-def read_offer(slices: Iterable[Json]) -> Offer | None:
+def read_offer(slices: Iterable[Json]) -> PoolOffer | None:
     """The offer that these slices of one pool were made of; None when there are none.
 
-    Those of an earlier generation do not count. Raises SliceRefused for what this agent would not
-    have written.
+    Those of an earlier generation do not count. Raises UnreadableSlice for what this agent would
+    not have written.
     """
     known = sorted(slices, key=lambda one: str(one["metadata"]["name"]))
     if not known:
@@ -153,11 +148,11 @@ def read_offer(slices: Iterable[Json]) -> Offer | None:
             for counters in spec.get("sharedCounters", ()):
                 totals |= _read_amounts(counters["counters"])
         devices = tuple(_read_device(d) for spec in specs for d in spec.get("devices", ()))
-        return Offer(str(specs[0]["pool"]["name"]), totals, devices)
+        return PoolOffer(str(specs[0]["pool"]["name"]), totals, devices)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         name = known[0]["metadata"]["name"]
         message = f"ResourceSlice {name}, or another of its pool, is not as this agent writes it"
-        raise SliceRefused(f"{message}: {error!r}") from error
+        raise UnreadableSlice(f"{message}: {error!r}") from error
 
 
 def _read_device(device: Json) -> OfferedDevice:

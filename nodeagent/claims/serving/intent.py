@@ -7,7 +7,8 @@ from collections.abc import Callable
 from nodeagent.claims.files.cdi import device_id
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
 from nodeagent.claims.names import GpuShare, Place, locate
-from nodeagent.claims.offering.terms import Terms
+from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.offering.refusals import admit
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import Transient, UnknownDevice
@@ -20,7 +21,7 @@ def intended(
     observed: ObservedNode,
     daemons: ClaimDaemons,
     *,
-    terms: Callable[[Gpu], Terms],
+    rules: Callable[[Gpu], GpuRules],
     node: str,
     boot_id: str,
 ) -> ClaimRecord:
@@ -41,7 +42,7 @@ def intended(
                 f"{claim} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
                 remedy=f"`nodeagent status --gpu {gpu.index}` shows what is wrong with it",
             )
-        fixed = terms(gpu).admit(result, gpu, claim)
+        fixed = admit(rules(gpu), result, gpu, claim)
         place = part if isinstance(part, Place) else None
         profile, mps = place.profile if place else None, None
         entry = result.configuration if isinstance(result.configuration, MpsEntry) else None

@@ -26,8 +26,8 @@ from nodeagent.claims.files.records import (
 )
 from nodeagent.claims.goals import to_prepare, to_release, unchanged
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimHeldUp, ClaimRecord, Phase
+from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.planned import beside_records
-from nodeagent.claims.offering.terms import Terms
 from nodeagent.claims.reporting.claim_pods import ClaimPods
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.claims.serving.allocation import read_allocation
@@ -82,8 +82,8 @@ class NodeClaims:
     """Every method that changes something may be called again, and side by side for other claims.
 
     `owners`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
-    borders; `observe` reads the node, `daemons` says what its MPS is, and `terms` what counts for
-    claims on a GPU as observed. With `nvidia` configurations of NVIDIA's driver are honoured.
+    borders; `observe` reads the node, `daemons` says what its MPS is, and `rules` what of a
+    GPU as observed claims may have. With `nvidia` configurations of NVIDIA's driver are honoured.
     `pods` are those of all claims, as far as others observe them.
     """
 
@@ -97,12 +97,12 @@ class NodeClaims:
         capabilities: Capabilities,
         toolkit: Callable[[], Edits],
         daemons: ClaimDaemons,
-        terms: Callable[[Gpu], Terms] = lambda _: Terms(),
+        rules: Callable[[Gpu], GpuRules] = lambda _: GpuRules(),
         nvidia: bool = False,
     ) -> None:
         self.places = places
         self.pods = ClaimPods()
-        self._terms = terms
+        self._rules = rules
         self._nvidia = nvidia
         self._owners = owners
         self.fetch = fetch
@@ -253,7 +253,7 @@ class NodeClaims:
             allocation,
             observed,
             self._daemons,
-            terms=self._terms,
+            rules=self._rules,
             node=places.node,
             boot_id=places.boot_id,
         )

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeagent.claims.offering.api_limits import Json, SliceRefused
-from nodeagent.claims.offering.offer import Offer
+from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import (
+    Json,
     NodeReference,
+    UnreadableSlice,
     compare,
     read_offer,
     resource_slices,
@@ -47,12 +48,9 @@ SliceWrite = CreateSlice | UpdateSlice | DeleteSlice
 
 
 def slice_writes(
-    offers: Iterable[Offer], found: Sequence[Json], node: NodeReference
+    offers: Iterable[PoolOffer], found: Sequence[Json], node: NodeReference
 ) -> tuple[SliceWrite, ...]:
-    """The writes that lead from this node's slices `found` to the offers; none when they are so.
-
-    Raises SliceRefused for an offer that the API server would refuse.
-    """
+    """The writes that lead from this node's slices `found` to the offers; none when they are so."""
     by_pool: dict[str, list[Json]] = {}
     for one in found:
         by_pool.setdefault(str(one["spec"]["pool"]["name"]), []).append(one)
@@ -66,7 +64,9 @@ def slice_writes(
     return tuple(writes)
 
 
-def _pool_writes(offer: Offer, present: Sequence[Json], node: NodeReference) -> list[SliceWrite]:
+def _pool_writes(
+    offer: PoolOffer, present: Sequence[Json], node: NodeReference
+) -> list[SliceWrite]:
     generation = max((one["spec"]["pool"]["generation"] for one in present), default=0)
     known = {str(one["metadata"]["name"]): one for one in present}
     same = resource_slices(offer, node, generation)
@@ -91,7 +91,7 @@ def _is_as(sent: Json, found: Json | None) -> bool:
         return False
     try:
         return read_offer([sent]) == read_offer([found])
-    except SliceRefused:
+    except UnreadableSlice:
         return False
 
 

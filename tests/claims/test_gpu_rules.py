@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import pytest
 
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice
-from nodeagent.claims.offering.wanted import FixedInstance, Mode, Planned, Wanted, wanted_devices
+from nodeagent.claims.offering.gpu_rules import (
+    FixedInstance,
+    GpuRules,
+    Mode,
+    Planned,
+    offered_names,
+)
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu, MigMode
+from nodeagent.plan.problems import Problem
 from nodeagent.simulation.boards import board_names, load_board
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS, MIG_BOARDS, legal_sets, mig_off
@@ -27,12 +35,22 @@ def planned(*fixed: tuple[str, int], room: bool = True) -> Planned:
     return Planned(LAYOUT, tuple(FixedInstance(*place) for place in fixed), room)
 
 
+@dataclass(frozen=True)
+class Found:
+    """The devices as they are published, and why they are fewer."""
+
+    devices: dict[str, OfferedDevice]
+    reason: Problem | None
+
+
 def wanted(
     gpu: Gpu, mode: Mode, plan: Planned | None = None, uncounted: Collection[str] = ()
-) -> Wanted:
+) -> Found:
     """Of a node whose driver has a version; claims hold the `uncounted` ones."""
     held = {name: OfferedDevice(name, {}, {}) for name in uncounted}
-    return wanted_devices(gpu, mode, plan, GpuFacts("580.65.06", "13.0"), held)
+    found = offered_names(gpu, GpuRules(mode, plan), held)
+    facts = GpuFacts("580.65.06", "13.0")
+    return Found({name: found.device(gpu, name, facts) for name in found.names}, found.reason)
 
 
 def names(

@@ -1,4 +1,4 @@
-"""What one GPU publishes: the devices wanted, and those that cannot go yet, with their taints.
+"""What one GPU publishes: the devices that it offers and those that cannot go yet, with taints.
 
 - A device that a claim has a record of stays as it was published: a scheduler counts by what is
   published now, and would hand out again what is not.
@@ -26,14 +26,7 @@ from nodeagent.claims.names import (
 )
 from nodeagent.claims.offering.counters import MEMORY, Amounts, CounterScheme, fits
 from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice, Taint
-from nodeagent.claims.offering.wanted import (
-    Mode,
-    Planned,
-    Wanted,
-    has_shares,
-    published_form,
-    wanted_devices,
-)
+from nodeagent.claims.offering.gpu_rules import GpuRules, Mode, OfferedNames, offered_names
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
@@ -46,7 +39,7 @@ WITHDRAWAL = 600  # seconds from the taint to the end of a device
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PoolOffer:
     """What is published of one GPU. `totals` are the counters', empty where no device has any.
 
     `reason` says why less is offered than the mode promises, if it is. At `due`, in seconds since
@@ -64,62 +57,58 @@ class Offer:
 class OfferContext:
     """What an offer follows from, beside the GPU as it is observed.
 
-    `planned` is None where no plan names the GPU. `held` are the names of this GPU's devices that
+    `held` are the names of this GPU's devices that
     claims have records of. `previous` is what was published last; what is not in it goes without
     notice. `now` in seconds since 1970. `held_back` says why nothing new may be made on the GPU
-    now, if that is so. Without `keeps_taints` the
-    API server drops taints, so that what would have one is not published, but for what claims hold.
-    `share`: bytes of an MPS share, 0: there are none.
+    now, if that is so. Without `keeps_taints` the API server drops taints, so that what would have
+    one is not published, but for what claims hold.
     """
 
     node: str
-    mode: Mode
+    rules: GpuRules
     now: int
-    planned: Planned | None = None
     held: frozenset[str] = frozenset()
-    previous: Offer | None = None
+    previous: PoolOffer | None = None
     facts: GpuFacts = field(default_factory=GpuFacts)
     held_back: Problem | None = None
     keeps_taints: bool = True
-    share: int = 0
 
     @property
     def fixed(self) -> frozenset[str]:
         """The names of the devices that a planned layout fixes."""
-        return frozenset(i.device for i in self.planned.fixed) if self.planned else frozenset()
+        return frozenset(instance.device for instance in self.rules.plan_instances)
 
 
-def make_offer(gpu: Gpu, context: OfferContext) -> Offer:
+def pool_offer(gpu: Gpu, context: OfferContext) -> PoolOffer:
     """What the GPU, of which the UUID is known, offers now."""
     previous = context.previous.devices if context.previous else ()
     before = {device.name: device for device in previous}
     held = _held_devices(gpu, context, before)
-    wanted = _wanted(gpu, context, before, held)
+    offered, reason = _offered_devices(gpu, context, before, held)
     left = _left_by_foreign(gpu, context)
     devices: list[OfferedDevice] = []
     ends: list[int] = []
-    for name, device in {**before, **wanted.devices, **held}.items():
+    for name, device in {**before, **offered, **held}.items():
         earlier = {t.key: t.added for t in before[name].taints} if name in before else {}
         keys = _taint_keys(gpu, device, left, context)
-        if name not in wanted.devices:
+        if name not in offered:
             keys.append(WITHDRAWN)
-        # Since when it was there; not in the future, should the clock have been put back.
+        # Since when it is tainted; not in the future, should the clock have been put back.
         now = context.now
         taints = tuple(Taint(key, min(earlier.get(key, now), now)) for key in keys)
         ended = [t.added + WITHDRAWAL for t in taints if t.key == WITHDRAWN and name not in held]
         if any(end <= context.now for end in ended):
             continue
-        if not context.keeps_taints:
-            if not taints or name in held:
-                devices.append(replace(device, taints=()))
-            continue
-        ends += ended
-        devices.append(replace(device, taints=taints))
-    return Offer(
+        if context.keeps_taints:
+            ends += ended
+            devices.append(replace(device, taints=taints))
+        elif not taints or name in held:
+            devices.append(replace(device, taints=()))
+    return PoolOffer(
         pool_name(context.node, gpu.uuid),
         _totals(gpu, devices, context.previous),
         _ordered(gpu, devices, context.fixed),
-        context.held_back or wanted.reason,
+        context.held_back or reason,
         min(ends, default=None),
     )
 
@@ -128,29 +117,29 @@ def _held_devices(
     gpu: Gpu, context: OfferContext, before: Mapping[str, OfferedDevice]
 ) -> dict[str, OfferedDevice]:
     """As they were published; those that are not any more, as the mode has them."""
-    counted = context.mode is Mode.DYNAMIC
-    shared = has_shares(gpu, context.mode, context.planned, context.share)
+    rules = context.rules
+    counted = rules.mode is Mode.DYNAMIC and not rules.is_off
+    form = OfferedNames(counted=counted, shared=rules.has_shares(gpu))
     return {
-        name: before.get(name)
-        or published_form(gpu, name, context.facts, counted=counted, shared=shared)
+        name: before.get(name) or form.device(gpu, name, context.facts)
         for name in sorted(context.held)
         if name in before or name == WHOLE_GPU or part_named(gpu, name)
     }
 
 
-def _wanted(
+def _offered_devices(
     gpu: Gpu,
     context: OfferContext,
     before: Mapping[str, OfferedDevice],
     held: Mapping[str, OfferedDevice],
-) -> Wanted:
-    if gpu.access is not Access.OK and context.mode is not Mode.OFF:
+) -> tuple[Mapping[str, OfferedDevice], Problem | None]:
+    """By name, and why they are fewer than the mode promises."""
+    if gpu.access is not Access.OK and not context.rules.is_off:
         # What is known of it now may be nothing at all.
         staying = {n: d for n, d in before.items() if WITHDRAWN not in (t.key for t in d.taints)}
-        return Wanted(staying, _silent(gpu))
-    return wanted_devices(
-        gpu, context.mode, context.planned, context.facts, held, share=context.share
-    )
+        return staying, _silent(gpu)
+    offered = offered_names(gpu, context.rules, held)
+    return {n: offered.device(gpu, n, context.facts) for n in offered.names}, offered.reason
 
 
 def _silent(gpu: Gpu) -> Problem:
@@ -160,7 +149,7 @@ def _silent(gpu: Gpu) -> Problem:
 
 
 def _totals(
-    gpu: Gpu, devices: Iterable[OfferedDevice], previous: Offer | None
+    gpu: Gpu, devices: Iterable[OfferedDevice], previous: PoolOffer | None
 ) -> Mapping[str, int]:
     """Those of all counters that some device takes from, also by an earlier scheme."""
     needed = {counter for device in devices for counter in device.consumes}
@@ -198,8 +187,8 @@ def _taint_keys(
     """
     limits, place = gpu.health_limits, places(gpu).get(device.name)
     found: list[str] = []
-    sick = limits.whole or limits.slices & (place.placement.mask if place else -1)
-    if sick or gpu.access is not Access.OK:
+    unhealthy = limits.whole or limits.slices & (place.placement.mask if place else -1)
+    if unhealthy or gpu.access is not Access.OK:
         found.append(UNHEALTHY)
     free = left is None or (place and fits(CounterScheme.of(gpu).consumption(place), left))
     if context.held_back or not free:

@@ -1,4 +1,4 @@
-"""Which devices a GPU shall offer, by the mode, the plan and the card.
+"""Which devices a GPU offers to claims, by the mode, the plan and the card.
 
 - A GPU that no plan names is for claims as a whole and, in mode `dynamic`, in parts. Where changing
   MIG mode needs a reset (Ampere) it is so only in the mode it is in.
@@ -37,7 +37,7 @@ from nodeagent.plan.remedies import idle_reset_remedy
 from nodeagent.plan.resolve_mps import VOLTA
 
 # Clients that one MPS daemon serves at once; 60 from CUDA 13.1 on, which is not known here.
-MOST_SHARES: Final = 48
+MAX_SHARES: Final = 48
 
 
 class Mode(StrEnum):
@@ -89,67 +89,95 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The devices by name, and why they are fewer than the mode promises (None: they are not)."""
+class GpuRules:
+    """What of one GPU claims may have.
 
-    devices: Mapping[str, OfferedDevice]
-    reason: Problem | None = None
+    `planned` is None where no plan names it. `closed` says why nothing is offered at all, "": it
+    is. `share`: bytes of an MPS share, 0: there are none.
+    """
+
+    mode: Mode = Mode.DYNAMIC
+    planned: Planned | None = None
+    closed: str = ""
+    share: int = 0
+
+    @property
+    def is_off(self) -> bool:
+        return self.mode is Mode.OFF or bool(self.closed)
+
+    @property
+    def plan_instances(self) -> tuple[FixedInstance, ...]:
+        return self.planned.fixed if self.planned else ()
+
+    def is_fixed(self, device: str) -> bool:
+        """Whether a claim only uses the device, which is neither made nor changed for it."""
+        by_plan = self.planned is not None and self.planned.fixes(device)
+        return self.mode is Mode.STATIC or by_plan
+
+    def has_shares(self, gpu: Gpu) -> bool:
+        """Whether the GPU is offered in MPS shares: nothing else is made of it, and MPS can limit
+        its clients.
+        """
+        if self.is_off or self.mode is not Mode.DYNAMIC or not 0 < self.share <= gpu.memory:
+            return False
+        if gpu.in_mig_mode or gpu.compute_capability < VOLTA:
+            return False
+        planned = self.planned
+        if planned is None:
+            return gpu.mig is None
+        alone = not (planned.mps or planned.time_slice)
+        return isinstance(planned.mig, MigDisabled) and planned.room and alone
 
 
 @dataclass(frozen=True, slots=True)
-class WantedNames:
-    """The names of the devices; `counted` and `shared` as `published_form` takes them."""
+class OfferedNames:
+    """The names of the devices, and why they are fewer than the mode promises (None: they are not).
+
+    `counted`: MIG devices and the whole GPU take from the counters; `shared`: there may be shares
+    of the GPU, whose memory is counted in any case.
+    """
 
     names: tuple[str, ...] = ()
     counted: bool = False
     shared: bool = False
     reason: Problem | None = None
 
-
-def wanted_devices(
-    gpu: Gpu,
-    mode: Mode,
-    planned: Planned | None,
-    facts: GpuFacts,
-    held: Mapping[str, OfferedDevice],
-    *,
-    share: int = 0,
-) -> Wanted:
-    """As they are published; the arguments are those of `wanted_names`."""
-    wanted = wanted_names(gpu, mode, planned, held, share=share)
-    counted, shared = wanted.counted, wanted.shared
-    return Wanted(
-        {
-            name: published_form(gpu, name, facts, counted=counted, shared=shared)
-            for name in wanted.names
-        },
-        wanted.reason,
-    )
+    def device(self, gpu: Gpu, name: str, facts: GpuFacts) -> OfferedDevice:
+        """The GPU's device of that name as it is published; it has to be one of `places`, a share
+        or the whole GPU.
+        """
+        if share := share_named(name):
+            return mps_share(gpu, facts, share, {MEMORY: share.memory})
+        scheme = CounterScheme.of(gpu)
+        if name == WHOLE_GPU:
+            slices = scheme.totals if self.counted else {}
+            memory = {MEMORY: gpu.memory} if self.shared else {}
+            return whole_gpu(gpu, facts, {**slices, **memory})
+        place = places(gpu)[name]
+        return mig_device(gpu, facts, place, scheme.consumption(place) if self.counted else {})
 
 
-def wanted_names(
-    gpu: Gpu,
-    mode: Mode,
-    planned: Planned | None,
-    held: Mapping[str, OfferedDevice],
-    *,
-    share: int = 0,
-) -> WantedNames:
-    """`held` are the devices that claims have, as they are published: nothing is offered in the way
-    of one that does not take from the counters. `share`: bytes of an MPS share, 0: there are none.
+_NOTHING_HELD: Final[Mapping[str, OfferedDevice]] = {}
+
+
+def offered_names(
+    gpu: Gpu, rules: GpuRules, held: Mapping[str, OfferedDevice] = _NOTHING_HELD
+) -> OfferedNames:
+    """`held` are the devices that claims have, as they are published: nothing is offered that
+    conflicts with one that does not take from the counters.
     """
-    if mode is Mode.OFF:
-        return WantedNames()
-    fixed = planned.fixed if planned else ()
+    if rules.is_off:
+        return OfferedNames()
+    fixed = rules.plan_instances
     uncounted = [name for name, device in held.items() if not device.consumes]
-    held_shares = [one for one in map(share_named, held) if one]
+    held_shares = [share for share in map(share_named, held) if share]
     pinned = {*(instance.device for instance in fixed), *uncounted} - {WHOLE_GPU}
     reason: Problem | None = None
-    counted = mode is Mode.DYNAMIC and bool(gpu.profiles)
+    counted = rules.mode is Mode.DYNAMIC and bool(gpu.profiles)
     if counted and (difference := mismatch(gpu, frozenset(pinned))):
         counted, reason = False, _inexact(gpu, difference)
     makes = counted and (gpu.in_mig_mode or not gpu.mode_change_needs_reset)
-    whole, parts = _whole_and_parts(gpu, planned, makes=makes)
+    whole, parts = _whole_and_parts(gpu, rules.planned, makes=makes)
     known = places(gpu)
     names = [i.device for i in fixed if not i.kept_back and i.device in known]
     if parts and makes:
@@ -158,11 +186,11 @@ def wanted_names(
         reason = _reset_required(gpu)
     if whole and not pinned:
         names.append(WHOLE_GPU)
-    shares = has_shares(gpu, mode, planned, share)
+    shares = rules.has_shares(gpu)
     # What is held and does not take memory, excludes shares without a scheduler knowing it.
     if shares and all(MEMORY in device.consumes for device in held.values()):
-        names += _shares(gpu, share, held_shares)
-    return WantedNames(tuple(names), counted, shares or bool(held_shares), reason)
+        names += _shares(gpu, rules.share, held_shares)
+    return OfferedNames(tuple(names), counted, shares or bool(held_shares), reason)
 
 
 def _inexact(gpu: Gpu, difference: str) -> Problem:
@@ -188,25 +216,11 @@ def _whole_and_parts(gpu: Gpu, planned: Planned | None, *, makes: bool) -> tuple
             assert_never(planned.mig)
 
 
-def has_shares(gpu: Gpu, mode: Mode, planned: Planned | None, share: int) -> bool:
-    """Whether the GPU is offered in MPS shares: nothing else is made of it, and MPS can limit its
-    clients.
-    """
-    if mode is not Mode.DYNAMIC or not 0 < share <= gpu.memory:
-        return False
-    if gpu.in_mig_mode or gpu.compute_capability < VOLTA:
-        return False
-    if planned is None:
-        return gpu.mig is None
-    alone = not (planned.mps or planned.time_slice)
-    return isinstance(planned.mig, MigDisabled) and planned.room and alone
-
-
 def _shares(gpu: Gpu, memory: int, held: Collection[GpuShare]) -> list[str]:
     """As many of these as the GPU has room for. Those of another size, from before the setting was
     changed, keep their place until they are released.
     """
-    found = (GpuShare(memory, number) for number in range(min(gpu.memory // memory, MOST_SHARES)))
+    found = (GpuShare(memory, number) for number in range(min(gpu.memory // memory, MAX_SHARES)))
     others = [one for one in held if one.memory != memory]
     return [one.name for one in found if not any(map(one.overlaps, others))]
 
@@ -223,19 +237,3 @@ def _beside(gpu: Gpu, pinned: Collection[str], *, whole_taken: bool) -> list[str
         for name, place in known.items()
         if name not in pinned and fits(scheme.consumption(place), left)
     ]
-
-
-def published_form(
-    gpu: Gpu, name: str, facts: GpuFacts, *, counted: bool, shared: bool
-) -> OfferedDevice:
-    """The GPU's device of that name, which has to be one of `places`, a share or the whole GPU.
-    `shared`: there may be shares of it, which are counted in any case.
-    """
-    if share := share_named(name):
-        return mps_share(gpu, facts, share, {MEMORY: share.memory})
-    scheme = CounterScheme.of(gpu)
-    if name == WHOLE_GPU:
-        slices = scheme.totals if counted else {}
-        return whole_gpu(gpu, facts, {**slices, MEMORY: gpu.memory} if shared else slices)
-    place = places(gpu)[name]
-    return mig_device(gpu, facts, place, scheme.consumption(place) if counted else {})

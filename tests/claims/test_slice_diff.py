@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.offering.devices import Taint
-from nodeagent.claims.offering.offer import Offer, OfferContext, make_offer
-from nodeagent.claims.offering.publication import (
+from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
+from nodeagent.claims.offering.resource_slices import NodeReference, read_offer
+from nodeagent.claims.offering.slice_diff import (
     CreateSlice,
     DeleteSlice,
     SliceWrite,
     UpdateSlice,
     slice_writes,
 )
-from nodeagent.claims.offering.resource_slices import NodeReference, read_offer
-from nodeagent.claims.offering.wanted import Mode
 from nodeagent.structs import replace
 from tests.plan.cards import card
 
@@ -62,10 +62,10 @@ class Server:
         return pools
 
 
-def offer_of(board: str, number: int = 0) -> Offer:
+def offer_of(board: str, number: int = 0) -> PoolOffer:
     """An empty card's, for claims as a whole."""
     gpu = replace(card(board), uuid=f"GPU-{number}", index=number)
-    return make_offer(gpu, OfferContext("gpu-node-0", Mode.DYNAMIC, now=1_700_000_000))
+    return pool_offer(gpu, OfferContext("gpu-node-0", GpuRules(), now=1_700_000_000))
 
 
 def assert_consistent(server: Server) -> None:
@@ -75,7 +75,7 @@ def assert_consistent(server: Server) -> None:
         assert {spec["pool"]["resourceSliceCount"] for spec in specs} == {len(specs)}
 
 
-def tainted(offer: Offer, number: int) -> Offer:
+def tainted(offer: PoolOffer, number: int) -> PoolOffer:
     """One device has a taint."""
     taint = Taint("gpu.nodeagent.io/unhealthy", 1_700_000_100)
     devices = list(offer.devices)

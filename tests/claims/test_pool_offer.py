@@ -8,16 +8,16 @@ import pytest
 
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice, Taint
-from nodeagent.claims.offering.offer import (
+from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned
+from nodeagent.claims.offering.pool_offer import (
     OCCUPIED,
     UNHEALTHY,
     WITHDRAWAL,
     WITHDRAWN,
-    Offer,
     OfferContext,
-    make_offer,
+    PoolOffer,
+    pool_offer,
 )
-from nodeagent.claims.offering.wanted import FixedInstance, Mode, Planned
 from nodeagent.plan.desired import Layout, MigDisabled
 from nodeagent.plan.observed import Access, Gpu, HealthLimits
 from nodeagent.plan.problems import Code, Problem
@@ -26,7 +26,7 @@ from tests.claims.boards import KINDS, NODE, legal_sets, mig_off, with_devices
 from tests.plan.cards import card
 
 NOON = 1_800_000_000  # seconds since 1970
-DYNAMIC = OfferContext(NODE, Mode.DYNAMIC, NOON)
+DYNAMIC = OfferContext(NODE, GpuRules(), NOON)
 DISABLED = Planned(MigDisabled("gpus[0].mig"))
 
 
@@ -37,17 +37,17 @@ def fixed(gpu: Gpu, *names: str, room: bool = True) -> Planned:
     return Planned(Layout((), "gpus[0].mig"), instances, room)
 
 
-def names(offer: Offer) -> list[str]:
+def names(offer: PoolOffer) -> list[str]:
     """In the order in which they are published."""
     return [device.name for device in offer.devices]
 
 
-def tainted(offer: Offer, key: str) -> set[str]:
+def tainted(offer: PoolOffer, key: str) -> set[str]:
     """The names of the devices with a taint of that key."""
     return {d.name for d in offer.devices if key in {t.key for t in d.taints}}
 
 
-def device(offer: Offer, name: str) -> OfferedDevice:
+def device(offer: PoolOffer, name: str) -> OfferedDevice:
     """The one of that name."""
     return next(d for d in offer.devices if d.name == name)
 
@@ -62,7 +62,7 @@ def touching(gpu: Gpu, mask: int) -> set[str]:
 
 def test_order_of_an_h100() -> None:
     """Small profiles first, of each the highest slices first, the whole GPU last."""
-    offer = make_offer(card("h100-80gb"), DYNAMIC)
+    offer = pool_offer(card("h100-80gb"), DYNAMIC)
     assert offer.pool == f"{NODE}/gpu-h100-80gb"
     assert names(offer) == [
         *(f"mig-1g-10gb-{n}" for n in range(6, -1, -1)),
@@ -80,20 +80,20 @@ def test_order_of_an_h100() -> None:
 def test_order(board: str) -> None:
     """The same on each kind of board, whatever the order of the driver's profiles."""
     gpu = card(board)
-    offer = make_offer(gpu, DYNAMIC)
+    offer = pool_offer(gpu, DYNAMIC)
     found = [places(gpu)[n] for n in names(offer) if n != WHOLE_GPU]
     assert [p.placement.size for p in found] == sorted(p.placement.size for p in found)
     for one, other in itertools.pairwise(found):
         if one.profile == other.profile:
             assert one.placement.start > other.placement.start
     turned = replace(gpu, profiles=gpu.profiles[::-1])
-    assert names(make_offer(turned, DYNAMIC)) == names(offer)
+    assert names(pool_offer(turned, DYNAMIC)) == names(offer)
 
 
 def test_fixed_devices_come_first_of_their_profile() -> None:
     """They are there already, and take no room that is free."""
     gpu = card("h100-80gb")
-    offer = make_offer(gpu, replace(DYNAMIC, planned=fixed(gpu, "mig-1g-10gb-2")))
+    offer = pool_offer(gpu, replace(DYNAMIC, rules=GpuRules(planned=fixed(gpu, "mig-1g-10gb-2"))))
     assert names(offer)[:3] == ["mig-1g-10gb-2", "mig-1g-10gb-6", "mig-1g-10gb-5"]
 
 
@@ -104,30 +104,32 @@ def test_unhealthy_slices() -> None:
     """Devices that touch one are tainted, the others are not; it ends when the GPU is well."""
     gpu = card("h100-80gb")
     sick = replace(gpu, health_limits=HealthLimits(slices=0b1001))
-    offer = make_offer(sick, DYNAMIC)
+    offer = pool_offer(sick, DYNAMIC)
     assert tainted(offer, UNHEALTHY) == touching(gpu, 0b1001)
     assert device(offer, "mig-1g-10gb-3").taints == (Taint(UNHEALTHY, NOON),)
     later = replace(DYNAMIC, now=NOON + 60, previous=offer)
-    again = make_offer(sick, later)
+    again = pool_offer(sick, later)
     assert again == offer  # since when it is so stays
-    assert not tainted(make_offer(gpu, later), UNHEALTHY)
+    assert not tainted(pool_offer(gpu, later), UNHEALTHY)
 
 
 def test_unhealthy_gpu() -> None:
     """All of it."""
     gpu = replace(card("a30"), health_limits=HealthLimits(whole=True))
-    assert tainted(make_offer(gpu, DYNAMIC), UNHEALTHY) == set(places(gpu))
+    assert tainted(pool_offer(gpu, DYNAMIC), UNHEALTHY) == set(places(gpu))
 
 
 @pytest.mark.parametrize("access", [Access.UNKNOWN, Access.LOST])
 def test_a_gpu_that_does_not_answer(access: Access) -> None:
     """What was published stays, tainted, since nothing is known; what is on its way out goes."""
     gpu = card("h100-80gb")
-    first = make_offer(gpu, replace(DYNAMIC, planned=fixed(gpu, "mig-1g-10gb-0")))
-    second = make_offer(gpu, replace(DYNAMIC, planned=fixed(gpu, "mig-1g-10gb-1"), previous=first))
+    first = pool_offer(gpu, replace(DYNAMIC, rules=GpuRules(planned=fixed(gpu, "mig-1g-10gb-0"))))
+    second = pool_offer(
+        gpu, replace(DYNAMIC, rules=GpuRules(planned=fixed(gpu, "mig-1g-10gb-1")), previous=first)
+    )
     gone = replace(gpu, access=access, access_reason="it hangs", profiles=(), instances=())
     context = replace(DYNAMIC, now=NOON + 60, previous=second)
-    silent = make_offer(gone, context)
+    silent = pool_offer(gone, context)
     assert set(names(silent)) == set(names(second))
     assert silent.totals == second.totals
     assert silent.reason is not None
@@ -135,32 +137,32 @@ def test_a_gpu_that_does_not_answer(access: Access) -> None:
     assert silent.reason.gpu == gpu.uuid
     assert tainted(silent, UNHEALTHY) == set(names(second))
     assert tainted(silent, WITHDRAWN) == tainted(second, WITHDRAWN)
-    later = make_offer(gone, replace(context, now=NOON + WITHDRAWAL, previous=silent))
+    later = pool_offer(gone, replace(context, now=NOON + WITHDRAWAL, previous=silent))
     assert set(names(later)) == set(names(second)) - tainted(second, WITHDRAWN)
-    assert make_offer(gone, DYNAMIC).devices == ()
+    assert pool_offer(gone, DYNAMIC).devices == ()
 
 
 def test_an_instance_without_a_record() -> None:
     """It is left alone; what cannot be beside it is tainted until it is gone."""
     gpu = card("h100-80gb")
     there = with_devices(gpu, ["mig-1g-10gb-me-4", "mig-2g-20gb-0"])
-    offer = make_offer(there, DYNAMIC)
+    offer = pool_offer(there, DYNAMIC)
     media = {n for n, p in places(gpu).items() if "+me" in p.profile.name}
     assert tainted(offer, OCCUPIED) == touching(gpu, 0b10011) | media
     assert device(offer, "mig-1g-10gb-me-4").taints == (Taint(OCCUPIED, NOON),)
     for recorded in (
         replace(DYNAMIC, held=frozenset({"mig-1g-10gb-me-4", "mig-2g-20gb-0"})),
-        replace(DYNAMIC, planned=fixed(gpu, "mig-1g-10gb-me-4", "mig-2g-20gb-0")),
+        replace(DYNAMIC, rules=GpuRules(planned=fixed(gpu, "mig-1g-10gb-me-4", "mig-2g-20gb-0"))),
     ):
-        assert not tainted(make_offer(there, recorded), OCCUPIED)
-    assert not tainted(make_offer(gpu, replace(DYNAMIC, previous=offer)), OCCUPIED)
+        assert not tainted(pool_offer(there, recorded), OCCUPIED)
+    assert not tainted(pool_offer(gpu, replace(DYNAMIC, previous=offer)), OCCUPIED)
 
 
 def test_another_instance_in_a_fixed_place() -> None:
     """The fixed device cannot be there, so it is tainted, too."""
     gpu = card("a30")
     there = with_devices(gpu, ["mig-2g-12gb-0"])
-    offer = make_offer(there, replace(DYNAMIC, planned=fixed(gpu, "mig-1g-6gb-1")))
+    offer = pool_offer(there, replace(DYNAMIC, rules=GpuRules(planned=fixed(gpu, "mig-1g-6gb-1"))))
     assert "mig-1g-6gb-1" in tainted(offer, OCCUPIED)
 
 
@@ -169,7 +171,7 @@ def test_an_instance_of_an_unknown_kind() -> None:
     gpu = card("rtx-pro-6000")
     (instance,) = with_devices(gpu, ["mig-2g-48gb-6"]).instances
     there = replace(gpu, instances=(replace(instance, profile="2g.48gb+new"),))
-    assert tainted(make_offer(there, DYNAMIC), OCCUPIED) == touching(gpu, instance.placement.mask)
+    assert tainted(pool_offer(there, DYNAMIC), OCCUPIED) == touching(gpu, instance.placement.mask)
 
 
 def test_held_back() -> None:
@@ -178,7 +180,7 @@ def test_held_back() -> None:
     held_back = Problem(
         code=Code.STATE_FILE, message="a record cannot be read", remedy="mend it", gpu=gpu.uuid
     )
-    offer = make_offer(gpu, replace(DYNAMIC, held_back=held_back))
+    offer = pool_offer(gpu, replace(DYNAMIC, held_back=held_back))
     assert tainted(offer, OCCUPIED) == set(names(offer)) == set(places(gpu))
     assert offer.reason == held_back
 
@@ -189,17 +191,17 @@ def test_held_back() -> None:
 def test_tainted_first_withdrawn_later() -> None:
     """A device that is no longer wanted takes ten minutes to go."""
     gpu = card("h100-80gb")
-    first = make_offer(gpu, DYNAMIC)
+    first = pool_offer(gpu, DYNAMIC)
     plan = fixed(gpu, "mig-4g-40gb-0")
-    context = replace(DYNAMIC, planned=plan)
+    context = replace(DYNAMIC, rules=GpuRules(planned=plan))
     beside = {"mig-4g-40gb-0", *(touching(gpu, 0b11110000) - touching(gpu, 0b1111))}
-    second = make_offer(gpu, replace(context, previous=first))
+    second = pool_offer(gpu, replace(context, previous=first))
     assert set(names(second)) == set(names(first))
     assert tainted(second, WITHDRAWN) == set(names(first)) - beside
     assert second.due == NOON + WITHDRAWAL
-    almost = make_offer(gpu, replace(context, previous=second, now=NOON + WITHDRAWAL - 1))
+    almost = pool_offer(gpu, replace(context, previous=second, now=NOON + WITHDRAWAL - 1))
     assert almost == second
-    done = make_offer(gpu, replace(context, previous=almost, now=NOON + WITHDRAWAL))
+    done = pool_offer(gpu, replace(context, previous=almost, now=NOON + WITHDRAWAL))
     assert set(names(done)) == beside
     assert done.due is None
 
@@ -207,35 +209,36 @@ def test_tainted_first_withdrawn_later() -> None:
 def test_wanted_again_in_time() -> None:
     """The taint goes, and a later withdrawal takes ten minutes again."""
     gpu = card("h100-80gb")
-    first = make_offer(gpu, DYNAMIC)
-    second = make_offer(gpu, replace(DYNAMIC, planned=DISABLED, previous=first))
-    third = make_offer(gpu, replace(DYNAMIC, previous=second, now=NOON + 599))
+    first = pool_offer(gpu, DYNAMIC)
+    whole = GpuRules(planned=DISABLED)
+    second = pool_offer(gpu, replace(DYNAMIC, rules=whole, previous=first))
+    third = pool_offer(gpu, replace(DYNAMIC, previous=second, now=NOON + 599))
     assert third == first
-    fourth = make_offer(gpu, replace(DYNAMIC, planned=DISABLED, previous=third, now=NOON + 900))
+    fourth = pool_offer(gpu, replace(DYNAMIC, rules=whole, previous=third, now=NOON + 900))
     assert fourth.due == NOON + 900 + WITHDRAWAL
 
 
 def test_switched_off() -> None:
     """Everything is withdrawn, but for what claims hold."""
     gpu = card("h100-80gb")
-    off = replace(DYNAMIC, mode=Mode.OFF, held=frozenset({"mig-2g-20gb-4"}))
-    assert make_offer(gpu, replace(off, held=frozenset())).devices == ()
-    offer = make_offer(gpu, DYNAMIC)
+    off = replace(DYNAMIC, rules=GpuRules(Mode.OFF), held=frozenset({"mig-2g-20gb-4"}))
+    assert pool_offer(gpu, replace(off, held=frozenset())).devices == ()
+    offer = pool_offer(gpu, DYNAMIC)
     for now in (NOON, NOON + WITHDRAWAL):
-        offer = make_offer(gpu, replace(off, previous=offer, now=now))
+        offer = pool_offer(gpu, replace(off, previous=offer, now=now))
     (left,) = offer.devices
     assert left.name == "mig-2g-20gb-4"
     assert offer.due is None  # it waits for the claim, not for a time
-    released = make_offer(gpu, replace(off, held=frozenset(), previous=offer, now=NOON + 601))
+    released = pool_offer(gpu, replace(off, held=frozenset(), previous=offer, now=NOON + 601))
     assert released.devices == ()
 
 
 def test_a_clock_that_was_put_back() -> None:
     """A withdrawal never takes more than ten minutes from now."""
     gpu = card("h100-80gb")
-    context = replace(DYNAMIC, planned=DISABLED)
-    offer = make_offer(gpu, replace(context, previous=make_offer(gpu, DYNAMIC)))
-    earlier = make_offer(gpu, replace(context, previous=offer, now=NOON - 86_400))
+    context = replace(DYNAMIC, rules=GpuRules(planned=DISABLED))
+    offer = pool_offer(gpu, replace(context, previous=pool_offer(gpu, DYNAMIC)))
+    earlier = pool_offer(gpu, replace(context, previous=offer, now=NOON - 86_400))
     assert earlier.due == NOON - 86_400 + WITHDRAWAL
 
 
@@ -246,23 +249,23 @@ def test_a_clock_that_was_put_back() -> None:
 def test_a_device_with_a_record_never_changes(board: str) -> None:
     """Whatever becomes of plan, mode, driver and health: but for its taints it stays as it was."""
     gpu = card(board)
-    first = make_offer(gpu, DYNAMIC)
+    first = pool_offer(gpu, DYNAMIC)
     held = max(legal_sets(board), key=lambda devices: (len(devices), sorted(devices)))
     other = replace(
         gpu, numa_node=3, health_limits=HealthLimits(whole=True), profiles=gpu.profiles[:2]
     )
     changes = [
-        replace(DYNAMIC, planned=DISABLED),
-        replace(DYNAMIC, planned=fixed(gpu, min(held), room=False)),
-        replace(DYNAMIC, mode=Mode.STATIC),
-        replace(DYNAMIC, mode=Mode.OFF),
+        replace(DYNAMIC, rules=GpuRules(planned=DISABLED)),
+        replace(DYNAMIC, rules=GpuRules(planned=fixed(gpu, min(held), room=False))),
+        replace(DYNAMIC, rules=GpuRules(Mode.STATIC)),
+        replace(DYNAMIC, rules=GpuRules(Mode.OFF)),
         replace(DYNAMIC, facts=GpuFacts("999.0", "99.0", "Other", "pci0000:ff")),
     ]
     for state in (gpu, mig_off(gpu), other, replace(gpu, access=Access.LOST, profiles=())):
         offer = first
         for step, change in enumerate(changes):
             now = NOON + step * (WITHDRAWAL + 1)
-            offer = make_offer(state, replace(change, held=held, previous=offer, now=now))
+            offer = pool_offer(state, replace(change, held=held, previous=offer, now=now))
             for name in held:
                 assert replace(device(offer, name), taints=()) == device(first, name)
             assert all(d.consumes.keys() <= offer.totals.keys() for d in offer.devices)
@@ -272,11 +275,11 @@ def test_held_devices_come_back_when_slices_were_lost() -> None:
     """Without anything published, a held device is published as the mode has it."""
     gpu = card("h100-80gb")
     held = frozenset({"mig-3g-40gb-4", "mig-not-of-this-card-0"})
-    offer = make_offer(gpu, replace(DYNAMIC, planned=DISABLED, held=held))
+    offer = pool_offer(gpu, replace(DYNAMIC, rules=GpuRules(planned=DISABLED), held=held))
     assert names(offer) == ["mig-3g-40gb-4", "gpu"]
     assert (
         device(offer, "mig-3g-40gb-4").consumes
-        == device(make_offer(gpu, DYNAMIC), "mig-3g-40gb-4").consumes
+        == device(pool_offer(gpu, DYNAMIC), "mig-3g-40gb-4").consumes
     )
 
 
@@ -284,10 +287,10 @@ def test_from_static_to_dynamic_beside_a_claim() -> None:
     """What was claimed without counters keeps others off its slices, until it is released."""
     gpu = card("h100-80gb")
     plan = fixed(gpu, "mig-1g-10gb-me-0", "mig-3g-40gb-4")
-    static = make_offer(gpu, replace(DYNAMIC, mode=Mode.STATIC, planned=plan))
+    static = pool_offer(gpu, replace(DYNAMIC, rules=GpuRules(Mode.STATIC, plan)))
     assert (static.totals, set(names(static))) == ({}, {"mig-1g-10gb-me-0", "mig-3g-40gb-4"})
     held = frozenset({"mig-1g-10gb-me-0"})
-    beside = make_offer(gpu, replace(DYNAMIC, held=held, previous=static))
+    beside = pool_offer(gpu, replace(DYNAMIC, held=held, previous=static))
     assert device(beside, "mig-1g-10gb-me-0") == replace(
         device(static, "mig-1g-10gb-me-0"),
         taints=(Taint(WITHDRAWN, NOON),),
@@ -298,5 +301,5 @@ def test_from_static_to_dynamic_beside_a_claim() -> None:
         for n, p in places(gpu).items()
         if not p.placement.mask & 1 and "+me" not in p.profile.name
     }
-    after = make_offer(gpu, replace(DYNAMIC, previous=beside, now=NOON + 5))
-    assert after == make_offer(gpu, DYNAMIC)
+    after = pool_offer(gpu, replace(DYNAMIC, previous=beside, now=NOON + 5))
+    assert after == pool_offer(gpu, DYNAMIC)
