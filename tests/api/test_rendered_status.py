@@ -40,13 +40,18 @@ class Node:
 
 
 def test_a_state_is_rendered_once() -> None:
-    """However often it is requested; separately for one GPU, and None for an unknown GPU."""
+    """However often it is requested; separately for one GPU, and None for an unknown GPU. A page
+    of one GPU grows no older than the one of all.
+    """
     node = Node()
     for _ in range(1000):
         assert node.shown() == node.shown("GPU-1") == 1
         node.now += 0.01
     assert node.rendered == 2
     assert node.status.page("GPU-none") is None
+    node.state += 1
+    node.now += 0.2
+    assert node.shown() == node.shown("GPU-1") == 2
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.0005, 0.11), (0.001, 0.11), (0.005, 0.55)])
