@@ -18,11 +18,11 @@ from bench.tables import percentile, show
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
-from nodeagent.execute.node_controller import LastObservation
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy
+from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import Hardware, no_daemons

@@ -11,11 +11,11 @@ import pynvml
 from bench import clear_all
 from bench.tables import show
 from bench.tours import all_pairs
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.plan.cards import Multiset, card, layouts, present, wanted
 

@@ -10,7 +10,6 @@ import sys
 import time
 
 from bench.processes import resident
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
@@ -18,6 +17,7 @@ from nodeagent.metrics.selection import default_selection
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import simulated
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.sampler import Intervals, Sampler

@@ -6,11 +6,11 @@ import asyncio
 import time
 
 from bench.tables import show
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import simulated
 from tests.plan.cards import Multiset, card, present, wanted
 

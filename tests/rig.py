@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from nodeagent.backoff import Backoff
-from nodeagent.execute.step_run import NodeDriver
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
@@ -23,6 +22,7 @@ from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.plan_update import FILE_NAME, PlanText, last_good_plan
 from nodeagent.reconcile.reconciler import Reconciler, Rules
+from nodeagent.reconcile.step_run import NodeDriver
 from nodeagent.signals import Signal
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words

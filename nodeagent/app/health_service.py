@@ -21,7 +21,6 @@ import structlog
 
 from nodeagent.documents.xids import xid_table
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu import kernel
 from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses
@@ -46,6 +45,7 @@ from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import HealthReadings, OwnChanges

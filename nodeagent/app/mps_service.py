@@ -11,7 +11,6 @@ import structlog
 from nodeagent.app.health_service import HealthService
 from nodeagent.app.shared import Shared
 from nodeagent.errors import DrainTimedOut
-from nodeagent.execute.node_controller import NodeController, compute_mode_check
 from nodeagent.gpu.driver import Driver
 from nodeagent.mps.clients.assess import Offence
 from nodeagent.mps.clients.watch import ClientWatch
@@ -23,6 +22,7 @@ from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.users import User
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.event_reporter import event_of
+from nodeagent.reconcile.node_controller import NodeController, compute_mode_check
 from nodeagent.structs import replace
 from nodeagent.views.devices import device_words, gpu_of, located
 from nodeagent.views.mps_problems import client_words, mps_problems

@@ -17,12 +17,12 @@ from typing import Any
 import structlog
 
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.writer_lock import FILE_NAME as LOCK_NAME
-from nodeagent.execute.writer_lock import OtherWriter, WriterLock
 from nodeagent.files.open_directory import make_open_directory
 from nodeagent.files.state import StateFile
 from nodeagent.mps.setup import MpsPlaces
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.writer_lock import FILE_NAME as LOCK_NAME
+from nodeagent.reconcile.writer_lock import OtherWriter, WriterLock
 from nodeagent.settings import Settings
 from nodeagent.signals import Signal
 

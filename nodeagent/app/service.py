@@ -21,7 +21,6 @@ from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.shared import Shared
 from nodeagent.backoff import Backoff
-from nodeagent.execute.writer_lock import WriterLock
 from nodeagent.files.state import StateFile
 from nodeagent.files.watch import changes
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
@@ -41,6 +40,7 @@ from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.plan_update import FILE_NAME as PLAN_NAME
 from nodeagent.reconcile.plan_update import last_good_plan
 from nodeagent.reconcile.reconciler import Reconciler, Rules
+from nodeagent.reconcile.writer_lock import WriterLock
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.telemetry.sampling_service import SamplingService

@@ -9,10 +9,10 @@ from typing import Self
 from nodeagent.app.paths import Paths
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import UsageError
-from nodeagent.execute.node_controller import LastObservation
 from nodeagent.processor_waits import RunningTime
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
+from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.signals import Signal
 from nodeagent.views.node_state import NodeState

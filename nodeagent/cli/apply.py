@@ -21,7 +21,6 @@ from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_u
 from nodeagent.cli.progress import ProgressLine, blocker_words, on_terminal, wait_for_blockers
 from nodeagent.cli.shared_node import changing
 from nodeagent.errors import DocumentError
-from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import (
@@ -37,6 +36,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import Step
+from nodeagent.reconcile.executor import execute
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.terminal.outcome_page import outcome_page, step_line

@@ -130,7 +130,7 @@ def writing(options: Namespace, settings: Settings) -> Iterator[None]:
     if is_throwaway(options):
         yield  # no other program sees this node
         return
-    from nodeagent.execute.writer_lock import writer_lock
+    from nodeagent.reconcile.writer_lock import writer_lock
 
     with writer_lock(lock_file(options, settings.run.dir), state_dir(options, settings)):
         yield
@@ -216,7 +216,7 @@ def as_judged(options: Namespace, settings: Settings, observed: ObservedNode) ->
 
 def lock_file(options: Namespace, run_dir: Path) -> Path:
     """The lock of the machine's GPUs, or that of a simulated node beside its state file."""
-    from nodeagent.execute.writer_lock import FILE_NAME
+    from nodeagent.reconcile.writer_lock import FILE_NAME
 
     if options.state is not None:
         return Path(f"{options.state}.{FILE_NAME}")

@@ -23,8 +23,8 @@ from nodeagent.settings import Settings
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
-    from nodeagent.execute.node_controller import NodeController, NodeReader
     from nodeagent.mps.setup import MpsPlaces
+    from nodeagent.reconcile.node_controller import NodeController, NodeReader
 
     ReadableNode: TypeAlias = Driver | NodeReader
     ChangeableNode: TypeAlias = Driver | NodeController
@@ -46,8 +46,8 @@ async def looking_at(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execute.node_controller import LastObservation, NodeReader
         from nodeagent.mps.adoption import survey
+        from nodeagent.reconcile.node_controller import LastObservation, NodeReader
 
         found = await survey(sharing.places.run_dir, programs=sharing.places.programs)
         async with NodeReader(driver, found.get, LastObservation()) as node:
@@ -68,13 +68,13 @@ async def changing(
             async with driver:
                 yield driver, Host()
             return
-        from nodeagent.execute.node_controller import (
+        from nodeagent.mps import setup as mps_setup
+        from nodeagent.mps.files.publisher import Publisher
+        from nodeagent.reconcile.node_controller import (
             LastObservation,
             NodeController,
             compute_mode_check,
         )
-        from nodeagent.mps import setup as mps_setup
-        from nodeagent.mps.files.publisher import Publisher
 
         observation = LastObservation()
         mps, places = settings.mps, sharing.places

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from nodeagent.errors import Transient
-from nodeagent.execute.executor import execute_gpu, side_by_side
-from nodeagent.execute.step_run import (
+from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, StepResult
+from nodeagent.reconcile.executor import execute_gpu, side_by_side
+from nodeagent.reconcile.step_run import (
     Execution,
     NodeDriver,
     OnProgress,
     only_adds,
     only_removes,
 )
-from nodeagent.plan.desired import DesiredGpu
-from nodeagent.plan.observed import Gpu, ObservedNode
-from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, StepResult
 from nodeagent.structs import replace
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeagent.backoff import Backoff
-from nodeagent.execute.step_problems import not_as_planned
 from nodeagent.plan.desired import DesiredGpu, WhenInUse
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.step_problems import not_as_planned
 from nodeagent.structs import replace
 from nodeagent.views.text import layout_words, users
 

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nodeagent.app.health_service import HealthPaths, HealthService
-from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import EventListener
 from nodeagent.gpu.event_listener import Timing as EventTiming
@@ -21,6 +20,7 @@ from nodeagent.metrics.node_metrics import health_samples
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
 from nodeagent.reconcile.event_log import EventLog
+from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.signals import Signal
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace

@@ -11,12 +11,12 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodeagent.app.metrics_service import MetricsService
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.planner import plan
+from nodeagent.reconcile.executor import execute
 from nodeagent.settings import load_settings
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService

@@ -12,8 +12,8 @@ from nodeagent.plan.plan import GpuOutcome, StepResult
 from nodeagent.plan.steps import StartMps, StopMps
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.execute.controller_rig import Agent, NodeRig, document, mig_devices
 from tests.mps.fleet_rig import status, until
+from tests.reconcile.controller_rig import Agent, NodeRig, document, mig_devices
 
 GIB = 1 << 30
 SHARES = "{devices: [0], mps: {shares: {small: {count: 2, memory: %s, threads: 20}}}}"

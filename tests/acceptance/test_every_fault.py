@@ -19,13 +19,13 @@ from itertools import islice
 import pytest
 
 from nodeagent.errors import DriverError
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import Code, SimulatedNode, simulated
 from tests.plan.cards import card, devices, wanted
 

@@ -19,13 +19,13 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DriverError
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepResult, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import Code, simulated
 from nodeagent.simulation.functions import documented_errors
 from tests.draws import long_run

@@ -20,9 +20,9 @@ from nodeagent.plan.steps import StopMps
 from nodeagent.simulation import Code
 from nodeagent.views.plan_report import outcome_json
 from tests.acceptance.mps_bench import AFTER, BEFORE, Bench, bench, problems
-from tests.execute.controller_rig import mig_devices
 from tests.machine_load import stretched
 from tests.mps.fleet_rig import quick, status, until
+from tests.reconcile.controller_rig import mig_devices
 
 CHANGING = (
     "nvmlDeviceSetComputeMode",

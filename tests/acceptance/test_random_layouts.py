@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import simulated
 from tests.plan.cards import layouts
 from tests.rig import open_driver

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nodeagent.app.health_service import HealthPaths, HealthService
-from nodeagent.execute.node_controller import LastObservation
 from nodeagent.health.findings import Moment
 from nodeagent.health.readings import NodeReading, XidEvent, XidSource
 from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.event_log import EventLog
+from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState

@@ -14,8 +14,8 @@ from nodeagent.app.paths import Paths
 from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.shared import Shared, source_of
 from nodeagent.errors import UsageError
-from nodeagent.execute.node_controller import LastObservation
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.settings import PlanSettings, load_settings
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase

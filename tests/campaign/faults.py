@@ -40,14 +40,14 @@ Faults = Mapping[str, tuple[Edit, ...]]
 FAULTS: Faults = {  # for days in one process
     "a change that failed is not undone": (
         Edit(
-            "execute/executor.py",
+            "reconcile/executor.py",
             "    if steps and not terms.stop.is_set():\n",
             "    if steps and terms.stop.is_set():\n",
         ),
     ),
     "what was done is not read back": (
         Edit(
-            "execute/executor.py",
+            "reconcile/executor.py",
             "        found += run.alone or _check_end(run.plan, seen, terms)\n",
             "        found += run.alone\n",
         ),
@@ -193,7 +193,7 @@ REAL_FAULTS: Faults = {
             "None",
         ),
         Edit(
-            "execute/node_controller.py",
+            "reconcile/node_controller.py",
             "            if device.uuid == step.device and device.usage.in_use:\n",
             "            if device.uuid == step.device and not device.usage:\n",
         ),
@@ -205,7 +205,7 @@ REAL_FAULTS: Faults = {
     ),
     "a step that failed is reported with its traceback": (
         Edit(
-            "execute/step_problems.py",
+            "reconcile/step_problems.py",
             'message=f"{what}: {error_sentence(error)}"',
             "message=what + ''.join(__import__('traceback').format_exception(error))",
         ),

@@ -22,9 +22,9 @@ from nodeagent.app.paths import Paths, Simulation
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.service import Agent
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.writer_lock import FILE_NAME, OtherWriter, WriterLock
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.setup import MpsPlaces
+from nodeagent.reconcile.writer_lock import FILE_NAME, OtherWriter, WriterLock
 from nodeagent.settings import Settings, load_settings
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.nvml_library import installed

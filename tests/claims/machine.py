@@ -18,8 +18,6 @@ from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.device_users import Allocations
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.node_controller import LastObservation, NodeReader
-from nodeagent.execute.step_run import NodeDriver
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.gpu.users import UsageReading, UsageSource
@@ -27,8 +25,10 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import Destruction, Step
 from nodeagent.plan.users import User
+from nodeagent.reconcile.node_controller import LastObservation, NodeReader
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.plan_update import NoPlan
+from nodeagent.reconcile.step_run import NodeDriver
 from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase as NodePhase

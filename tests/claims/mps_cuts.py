@@ -30,8 +30,8 @@ from tests.claims.borders import Border, watched_process
 from tests.claims.machine import UIDS, Home, laid_out, pool_of
 from tests.claims.samples import config_json, device_config
 from tests.claims.test_mps_claims import LIMITS, agent
-from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, NodeRig, modes
 from tests.machine_load import stretched
+from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, NodeRig, modes
 from tests.rig import SOON, Rig
 
 OWN = UIDS[0]

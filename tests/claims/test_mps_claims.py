@@ -25,9 +25,9 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.views.node_state import Phase as NodePhase
 from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, reserve
 from tests.claims.samples import config_json, device_config
-from tests.execute.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
 from tests.machine_load import stretched
 from tests.mps.fleet_rig import US, ready, status
+from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
 from tests.rig import SOON, Rig
 
 GIB = 1 << 30

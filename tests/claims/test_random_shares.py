@@ -16,11 +16,11 @@ from nodeagent.claims.offering.resource_slices import NodeReference, resource_sl
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import StillInUse
-from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import StartMps, Step, StopMps
+from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import NODE, Hardware, Home, PodsOfProcesses, no_daemons, reserve

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.execute.writer_lock import writer_lock
 from nodeagent.gpu.kernel import boot_id
+from nodeagent.reconcile.writer_lock import writer_lock
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.state_file import directory_beside
 from tests.claims.machine import Home, laid_out, pool_of

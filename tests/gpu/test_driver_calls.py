@@ -10,10 +10,10 @@ import asyncio
 from collections import Counter
 from fnmatch import fnmatchcase
 
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.planner import plan
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.machine_load import stretched
 from tests.plan.cards import Multiset, card, present, wanted

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 
 import pytest
 
-from nodeagent.execute.node_controller import LastObservation
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.reconcile.owner import Expected, GpuOwners, Part
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace

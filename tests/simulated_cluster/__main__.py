@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from nodeagent.claims.files.records import FOLDER
 from nodeagent.cli.run import check_free
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.writer_lock import FILE_NAME, writer_lock
+from nodeagent.reconcile.writer_lock import FILE_NAME, writer_lock
 from nodeagent.settings import Address
 from nodeagent.simulation.state_file import directory_beside
 from tests.simulated_cluster.agent import NAME, PLAN, STATUS, command, kubeconfig, status_of

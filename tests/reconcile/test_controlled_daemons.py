@@ -11,7 +11,8 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import SetComputeMode, StartMps
 from nodeagent.simulation import SimulatedNode
-from tests.execute.controller_rig import (
+from tests.mps.fleet_rig import status, until
+from tests.reconcile.controller_rig import (
     DEFAULT,
     EXCLUSIVE,
     NOTHING,
@@ -23,7 +24,6 @@ from tests.execute.controller_rig import (
     mig_devices,
     modes,
 )
-from tests.mps.fleet_rig import status, until
 
 LARGER = WHOLE.replace("4Gi", "8Gi")
 

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Protocol
 
 from nodeagent.errors import DriverError, GpuInUse, GpuLost, error_sentence
-from nodeagent.execute.step_problems import not_as_planned, step_failed
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, StepReport, StepResult, Verdict
@@ -34,6 +33,7 @@ from nodeagent.plan.steps import (
     StartMps,
     Step,
 )
+from nodeagent.reconcile.step_problems import not_as_planned, step_failed
 from nodeagent.structs import replace
 from nodeagent.uncancelled import end_of
 

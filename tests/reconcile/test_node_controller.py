@@ -8,7 +8,6 @@ import pytest
 
 from nodeagent.cluster.kubelet.device_users import KubeletUsage
 from nodeagent.errors import DriverError, GpuInUse, NodeagentError
-from nodeagent.execute.executor import execute
 from nodeagent.health.fencing import as_fenced, fences
 from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
 from nodeagent.mps.processes import CONTROL
@@ -17,9 +16,11 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode, SetMigMode, StartMps, Step, StopMps
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
-from tests.execute.controller_rig import (
+from tests.mps.fleet_rig import status, until
+from tests.reconcile.controller_rig import (
     DEFAULT,
     EXCLUSIVE,
     NOTHING,
@@ -32,7 +33,6 @@ from tests.execute.controller_rig import (
     mig_devices,
     modes,
 )
-from tests.mps.fleet_rig import status, until
 from tests.simulated_cluster.kubelet import Kubelet
 
 ONE = document("{devices: [0], mig: [{profile: 3g.40gb, mps: {replicas: 2}}, {profile: 3g.40gb}]}")

@@ -10,7 +10,7 @@ from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.state_file import STATE_VARIABLE
-from tests.execute.controller_rig import (
+from tests.reconcile.controller_rig import (
     DEFAULT,
     EXCLUSIVE,
     NOTHING,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
-from nodeagent.execute.executor import execute
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
 from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
@@ -30,6 +29,7 @@ from nodeagent.plan.steps import (
     StopMps,
     after,
 )
+from nodeagent.reconcile.executor import execute
 from nodeagent.structs import replace
 from nodeagent.views.text import layout_words
 from tests.plan.cards import card, divided, with_instances

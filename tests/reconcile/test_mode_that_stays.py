@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode, Placement
@@ -19,6 +18,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import Destruction, SetMigMode, Step
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
 from tests.machine_load import stretched

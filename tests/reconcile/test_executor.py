@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execute.executor import execute
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import Access, MigMode
@@ -16,6 +15,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import DestroyGpuInstance, Step
+from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import Switches, simulated
 from nodeagent.views.text import layout_words, step_words
 from tests.machine_load import stretched

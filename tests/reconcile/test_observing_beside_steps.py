@@ -7,8 +7,8 @@ import asyncio
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode
 from nodeagent.simulation import simulated
-from tests.execute.controller_rig import NodeRig
 from tests.mps.fleet_rig import until
+from tests.reconcile.controller_rig import NodeRig
 
 EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 

@@ -11,18 +11,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from nodeagent.execute.step_problems import (
-    not_as_planned,
-    not_restored,
-    undone_if_gone,
-)
-from nodeagent.execute.step_run import Execution, OnProgress, StepDriver, StepRun
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import inaccessible, layout_of
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step
+from nodeagent.reconcile.step_problems import (
+    not_as_planned,
+    not_restored,
+    undone_if_gone,
+)
+from nodeagent.reconcile.step_run import Execution, OnProgress, StepDriver, StepRun
 from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()

@@ -9,13 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.documents.reading import read_document
-from nodeagent.execute.executor import execute
-from nodeagent.execute.node_controller import (
-    HealthWatch,
-    LastObservation,
-    NodeController,
-    compute_mode_check,
-)
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.gpu.users import UsageSource
@@ -30,6 +23,13 @@ from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
+from nodeagent.reconcile.executor import execute
+from nodeagent.reconcile.node_controller import (
+    HealthWatch,
+    LastObservation,
+    NodeController,
+    compute_mode_check,
+)
 from nodeagent.settings import MpsSettings
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.execute.controller_rig import Agent, NodeRig
+from tests.reconcile.controller_rig import Agent, NodeRig
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.writer_lock import writer_lock
+from nodeagent.reconcile.writer_lock import writer_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from nodeagent.execute.writer_lock import writer_lock
+from nodeagent.reconcile.writer_lock import writer_lock
 with writer_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -27,7 +27,7 @@ WITHOUT_LOCKS = """
 import ctypes, struct, sys
 from pathlib import Path
 from nodeagent.errors import NodeagentError
-from nodeagent.execute.writer_lock import writer_lock
+from nodeagent.reconcile.writer_lock import writer_lock
 code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in (
     (0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (0x06, 0, 0, 0x50025), (0x06, 0, 0, 0x7FFF0000)
 )))

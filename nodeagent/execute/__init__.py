@@ -1,1 +1,0 @@
-"""Plans carried out: steps in order, GPUs side by side, one writer at a time."""
