@@ -206,8 +206,9 @@ REAL_FAULTS: Faults = {
     "a step that failed is reported with its traceback": (
         Edit(
             "reconcile/step_problems.py",
-            'message=f"{what}: {error_sentence(error)}"',
-            "message=what + ''.join(__import__('traceback').format_exception(error))",
+            "    what, why = step_words(step), error_sentence(error)\n",
+            "    what = step_words(step)\n"
+            "    why = ''.join(__import__('traceback').format_exception(error))\n",
         ),
     ),
     "the CDI file of a claim outlives it": (
