@@ -59,18 +59,6 @@ async def test_a_driver_that_does_not_count_its_gpus(tmp_path: Path) -> None:
         assert not w.is_reported("driverHangs")
 
 
-async def test_a_driver_that_is_unloaded(tmp_path: Path) -> None:
-    """It is not reported as a driver that hangs."""
-    async with world("h100-80gb:2", tmp_path) as w:
-        w.node.inject("nvmlDeviceGetCount*", error="DRIVER_NOT_LOADED", times=None)
-        await w.look()
-        assert w.is_reported("driverNotLoaded")
-        assert w.found("driverHangs") is None
-        w.node.clear_faults()
-        await w.look()
-        assert not w.is_reported("driverNotLoaded")
-
-
 async def test_a_gpu_that_another_is_put_in_place_of(tmp_path: Path) -> None:
     """Without a reboot: what was wrong with the first one is over, and it is not missing."""
     async with world("h100-80gb:1", tmp_path) as w:
@@ -186,16 +174,3 @@ async def test_a_sick_instance_leaves_its_sibling_alone(tmp_path: Path) -> None:
         )
         await w.look()
         assert {f.cause for f in w.part.state.findings} == {"migChanged", "xidReset"}
-
-
-async def test_the_driver_s_word_outranks_the_table(tmp_path: Path) -> None:
-    """An XID that calls for a reset, and a driver that asks for none once it was asked after it."""
-    async with world("h100-80gb:1", tmp_path) as w:
-        w.node.xid(0, 95)
-        await w.look()
-        assert w.part.fences(w.observed).gpus == {w.gpu}
-        await w.look(after=11.0)
-        finding = w.found("xidReset")
-        assert finding is not None
-        assert finding.severity.value == "healthy"
-        assert w.part.fences(w.observed).gpus == frozenset()

@@ -257,17 +257,6 @@ def test_every_row_has_its_reading() -> None:
     assert len(ROWS) == len(BY_CAUSE)
 
 
-@pytest.mark.parametrize("cause", RAISING)
-def test_raised_as_the_table_says(cause: str) -> None:
-    """The finding has the severity, action and check of its row, evidence and a beginning."""
-    node = _raised(cause)
-    finding, row = node.one(cause), BY_CAUSE[cause]
-    assert (finding.severity, finding.action) == (row.severity, row.action)
-    assert finding.check == row.check.value
-    assert finding.evidence.strip()
-    assert finding.since.uptime <= node.now
-
-
 @pytest.mark.parametrize("cause", MEASURED)
 def test_ended_by_a_reading(cause: str) -> None:
     """What is measured ends when a reading says that its cause is gone."""

@@ -121,13 +121,6 @@ def test_an_instance_of_unknown_place_fences_the_gpu() -> None:
     assert fences(node.state.findings, SPLIT).gpus == {GPU}
 
 
-def test_a_fence_ends_with_its_finding() -> None:
-    """After the reset everything is allowed again."""
-    node = _sick()
-    node.read(resets=frozenset({GPU}))
-    assert fences(node.state.findings, SPLIT) == Fences()
-
-
 def test_the_reason_is_reported() -> None:
     """To the planner with what helps, and to each device; without figures that change."""
     fenced = fences(_sick().state.findings, SPLIT)
@@ -183,15 +176,6 @@ def _wanted(*profiles: str) -> DesiredNode:
 
 def _findings() -> tuple[Finding, ...]:
     return _sick().state.findings
-
-
-def test_the_planner_places_beside_the_fence() -> None:
-    """A new instance goes where nothing is sick, though it would fit elsewhere."""
-    fenced = fences(_findings(), EMPTY)
-    answer = plan(_wanted("1g.10gb", "1g.10gb"), _marked(EMPTY, fenced))
-    steps = [s for s in answer.gpus[0].steps if isinstance(s, CreateGpuInstance)]
-    assert len(steps) == 2
-    assert all(_allows(fenced, GPU, step.placement) for step in steps)
 
 
 def test_the_planner_keeps_what_runs_behind_the_fence() -> None:

@@ -29,7 +29,6 @@ from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.status_report import health_shape
 from tests.health.rig import GPU, RIGHT, Node, gpu
-from tests.health.test_check_table import RAISING
 
 REMEDIES = HealthRemedies("gpu-node-0", in_cluster=True, observed=ObservedNode())
 
@@ -193,35 +192,6 @@ def test_an_xid_without_a_finding_is_reported() -> None:
     assert event.reason == "Xid"
     assert event.message == "GPU 0: XID 43 (GPU stopped processing)"
     assert news(node.xid(43, source=XidSource.KERNEL_LOG)) == ()
-
-
-@pytest.mark.parametrize("cause", RAISING)
-def test_every_finding_is_reported_everywhere(cause: str) -> None:
-    """Each cause is seen in JSON, in an event and in the metrics, and gone with the reboot."""
-    node = Node()
-    node.read(gpu(), known=frozenset({GPU}))
-    reported: list[HealthEvent] = []
-    read = node.read
-
-    def reporting(*args: Any, **values: Any) -> Any:
-        evaluation = read(*args, **values)
-        reported.extend(news(evaluation))
-        return evaluation
-
-    node.read = reporting  # type: ignore[method-assign]  # to see the events of every reading
-    RAISING[cause](node)
-    finding = node.one(cause)
-    assert [e.message for e in reported] == [reported[0].message]
-    report = health_json(of_gpu(node.state, finding.place.gpu))
-    assert [f["cause"] for f in report["findings"]] == [cause]
-    found = samples(node, agent_metrics.GPU_HEALTH).items()
-    figures = {check: n for (check, _, uuid), n in found if uuid == finding.place.gpu}
-    expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}.get(finding.severity.value)
-    assert figures.get(finding.check) == expected
-    assert (finding.check in figures) is (expected is not None)
-    assert any(cause in labels for labels in samples(node, agent_metrics.GPU_FINDING))
-    node.reboot()
-    assert not samples(node, agent_metrics.GPU_FINDING)
 
 
 def test_the_metrics() -> None:

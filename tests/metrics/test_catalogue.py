@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 
 import pynvml
 
 from nodeagent.metrics.catalogue import Field, Kind, Level, Tier, WithMig, catalogue
 from nodeagent.metrics.sources import (
-    ALL_LINKS,
-    EACH_LINK,
     Conversion,
     DeviceCall,
     FieldRate,
@@ -98,50 +95,6 @@ def _constants(  # noqa: C901 # one case for each kind of source
             pass  # events and what the exporter composes have no call of their own
 
 
-def test_attributes_exist_in_the_structures_that_calls_fill() -> None:
-    """What a row wants of a structure that pynvml is given to fill, the structure has."""
-    seen = 0
-    for name, source in _sources():
-        if isinstance(source, DeviceCall) and source.structure:
-            structure = getattr(pynvml, source.structure)
-            assert issubclass(structure, ctypes.Structure)
-            assert set(source.items) <= {entry[0] for entry in structure._fields_}, name
-            seen += 1
-    assert seen == 14
-
-
-def test_rows_that_ask_the_same_share_a_call() -> None:
-    """The four kinds of framebuffer are one call, two clocks are two."""
-    memory = [_row(f"DCGM_FI_DEV_FB_{kind}").whole for kind in ("FREE", "USED", "RESERVED")]
-    assert {(s.function, *s.arguments) for s in memory if isinstance(s, DeviceCall)} == {
-        ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2")
-    }
-    clocks = [_row(f"DCGM_FI_DEV_{kind}_CLOCK").whole for kind in ("SM", "MEM")]
-    assert len({s.arguments for s in clocks if isinstance(s, DeviceCall)}) == 2
-
-
-def test_conversions_of_several_numbers_get_as_many() -> None:
-    """A conversion that takes a tuple belongs to rows that name as many items, and no other."""
-    wants = {Conversion.VERSION_PAIR: 2, Conversion.USED_SHARE: 3}
-    for row in ROWS:
-        for source in (row.whole, row.part):
-            if isinstance(source, DeviceCall):
-                several = wants.get(source.conversion)
-                assert len(source.items) <= 1 if several is None else several, row.name
-
-
-def test_units_agree_with_conversions() -> None:
-    """Ratios, MiB, watts and rates are what their conversion makes of NVML's own units."""
-    for row in ROWS:
-        conversion = row.whole.conversion
-        if isinstance(row.whole, Gpm) and row.unit == "ratio":
-            assert conversion is Conversion.PERCENT_AS_RATIO, row.name
-        if row.unit == "MiB":
-            assert conversion is Conversion.WHOLE_MEBIBYTES, row.name
-        if row.unit == "W" or isinstance(row.whole, FieldRate):
-            assert conversion is Conversion.THOUSANDTH, row.name
-
-
 def test_what_there_is_with_mig() -> None:
     """Power stays with the GPU, memory is each instance's, utilization is made of GPM there."""
     power, memory = _row("DCGM_FI_DEV_POWER_USAGE"), _row("DCGM_FI_DEV_FB_USED")
@@ -156,19 +109,6 @@ def test_what_there_is_with_mig() -> None:
     utilization = _row("DCGM_FI_DEV_GPU_UTIL")
     assert utilization.with_mig is WithMig.GONE
     assert utilization.part == Gpm((1,), ("NVML_GPM_METRIC_GRAPHICS_UTIL",))
-
-
-def test_links_have_their_scope() -> None:
-    """Fields of one link, of all links, and of each link ask for that."""
-
-    def scope(name: str) -> object:
-        source = _row(name).whole
-        assert isinstance(source, FieldRate)
-        return source.scope
-
-    assert scope("DCGM_FI_DEV_NVLINK_BANDWIDTH_L14") == 14
-    assert scope("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL") == ALL_LINKS
-    assert scope("DCGM_FI_DEV_NVLINK_THROUGHPUT_PER_LINK") is EACH_LINK
 
 
 def test_nothing_that_blocks_is_asked() -> None:

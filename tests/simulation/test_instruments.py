@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pynvml
 import pytest
 
-from nodeagent.errors import UsageError
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode
 from tests.simulation import calls
 
 
@@ -31,14 +29,6 @@ def timed(*, mig: bool = False) -> Iterator[tuple[SimulatedNode, Clock]]:
     with calls.node_with("h100-80gb", mig=mig) as node:
         node.clock = clock
         yield node, clock
-
-
-def test_an_idle_card_says_the_same_for_ever() -> None:
-    """Nothing grows before a load was put on."""
-    with timed() as (_, clock):
-        before = _reading()
-        clock.now += 3600
-        assert _reading() == before == (0, 70_000, 345, 30)
 
 
 def test_a_busy_card() -> None:
@@ -100,35 +90,3 @@ def test_a_reset_ends_loads_and_volatile_errors() -> None:
         fields = pynvml.nvmlDeviceGetFieldValues(calls.gpu(), [4, 6, 230])
         assert [field.value.uiVal for field in fields] == [0, 5, 0]
         assert _reading() == (0, 70_000, 345, 30)
-
-
-def test_loads_and_figures_are_in_the_state_file(tmp_path: Path) -> None:
-    """Another process sees the same card."""
-    state = tmp_path / "node.json"
-    with simulated("h100-80gb", state=state) as node:
-        node.load(0, 0.25)
-        node.set_figures(0, {"temperature.gpu": 77})
-        with simulated(state=state) as other:
-            assert other.cards[0].sensors.value("temperature.gpu") == 77
-            assert other.cards[0].sensors.load() == 0.25
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda node: node.set_figures(0, {"temperature.gup": 1}),
-        lambda node: node.load(0, 1.5),
-        lambda node: node.load(7, 1),
-    ],
-)
-def test_what_makes_no_sense_is_refused(spoil: object) -> None:
-    """A name, a share or a device that there is not."""
-    assert callable(spoil)
-    with calls.node_with("h100-80gb", mig=False) as node, pytest.raises(UsageError):
-        spoil(node)
-
-
-def test_a_gpu_in_mig_mode_has_no_work_of_its_own() -> None:
-    """Only its instances do."""
-    with calls.node_with("h100-80gb") as node, pytest.raises(UsageError, match="MIG mode"):
-        node.load(0, 1)

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pynvml
 import pytest
 
-from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.simulation import SimulatedNode, Switches
 from tests.simulation import calls
 
 
@@ -33,27 +32,6 @@ def _smi(state: Path | None, *arguments: str) -> tuple[int, str]:
     )
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout + done.stderr
-
-
-def test_a_reset_makes_the_pending_mode_current(state: Path) -> None:
-    """By address, as the agent asks for it."""
-    with simulated("a100-80gb:2", state=state):
-        pynvml.nvmlInit()
-        pynvml.nvmlDeviceSetMigMode(calls.gpu(1), 1)
-        address = pynvml.nvmlDeviceGetPciInfo(calls.gpu(1)).busId
-        pynvml.nvmlShutdown()
-        code, output = _smi(state, "--gpu-reset", "-i", address)
-        assert (code, output) == (0, f"GPU {address} was successfully reset.\nAll done.\n")
-        pynvml.nvmlInit()
-        assert pynvml.nvmlDeviceGetMigMode(calls.gpu(1)) == [1, 1]
-        pynvml.nvmlShutdown()
-
-
-@pytest.mark.parametrize("arguments", [("-r",), ("--gpu-reset", "--id=0"), ("-r", "-i", "0,1")])
-def test_the_ways_to_say_it(state: Path, arguments: tuple[str, ...]) -> None:
-    """Short and long options, with one GPU, several, or none for all."""
-    SimulatedNode("a30:2", state=state).close()
-    assert _smi(state, *arguments)[0] == 0
 
 
 def test_a_gpu_in_use_is_not_reset(state: Path) -> None:
@@ -142,13 +120,10 @@ def test_time_slices_are_kept_in_the_state_until_a_reboot(state: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ((), 0, "Set timeslice config for a GPU"),
         (("-h",), 0, "Set timeslice config for a GPU"),
         (("-i", "0"), 2, "Usage: nvidia-smi compute-policy"),
-        (("--list", "--set-timeslice=1"), 2, "Usage"),
         (("--set-timeslice=4",), 2, "Usage"),
         (("--set-timeslice", "long"), 2, "Usage"),
-        (("-i", "7", "-l"), 6, "Failed to find any matching device(s)"),
         (("-i", "1/13/0", "-l"), 6, "Failed to find any matching device(s)"),
     ],
 )
@@ -160,16 +135,3 @@ def test_what_compute_policy_does_not_do(
     found, output = _smi(state, "compute-policy", *arguments)
     assert found == code
     assert said in output
-
-
-def test_time_slices_can_be_missing(state: Path) -> None:
-    """By a switch, and on a GPU that is lost; the exit code is NVML's."""
-    with SimulatedNode("t4", state=state, switches=Switches(time_slices=False)) as node:
-        code, output = _smi(state, "compute-policy", "-l")
-        assert code == 3
-        assert "Failed to get compute policies for GPU 0 : Not Supported\n" in output
-        code, output = _smi(state, "compute-policy", "--set-timeslice=1")
-        assert code == 3
-        assert "Failed to set timeslice policy with value Short for GPU 0 : Not Supp" in output
-        node.lose(0)
-        assert _smi(state, "compute-policy", "-l")[0] == 15

@@ -5,13 +5,15 @@ from __future__ import annotations
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentMetric
-from nodeagent.metrics.samples import SampleSet, Slice, Subject, WholeGpu
+from nodeagent.metrics.samples import NvLink, SampleSet, Slice, Subject, WholeGpu
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.telemetry.accounting import Accounts, activity
+from nodeagent.telemetry.accounting import Accounts, activity, readings
 from nodeagent.telemetry.ownership import uses
+from nodeagent.views.node_state import Reading
 from tests.telemetry.nodes import GPU, divided, user, whole
 
 WHOLE = (GPU.uuid, None)
+OF_GPU, PART_3 = Subject(WholeGpu(GPU)), Subject(Slice(GPU, "1g.10gb", 3))
 TEAM_A, TEAM_B = (("", "team", name, "", "") for name in "ab")
 
 
@@ -107,4 +109,22 @@ def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
         ("0123456789ab", "", "", "", ""),
         ("", "", "", "train.service", ""),
         ("", "", "", "", "1000"),
+    }
+
+
+def test_each_device_has_what_was_read_of_it() -> None:
+    """In percent, degrees, watts and bytes; what was not read is not there, and links have none."""
+    sample = SampleSet(
+        {
+            150: ((OF_GPU, 64),),
+            155: ((OF_GPU, 412.345),),
+            203: ((OF_GPU, 37),),
+            252: ((OF_GPU, 2048), (PART_3, 1)),
+            1001: ((PART_3, 0.5),),
+            449: ((Subject(NvLink(GPU, 0)), 7),),
+        }
+    )
+    assert readings(sample, activity(sample)) == {
+        WHOLE: Reading(37.0, 64, 412.3, 2 << 30),
+        (GPU.uuid, 3): Reading(utilization=50.0, memory=1 << 20),
     }

@@ -58,24 +58,6 @@ def test_pci_ids() -> None:
     assert infos[0].busIdLegacy == "0000:1A:00.0"
 
 
-def test_what_a_card_is() -> None:
-    """Name, compute capability, minor number, serial number."""
-    with calls.node_with("h100-80gb,t4"):
-        names = [pynvml.nvmlDeviceGetName(calls.gpu(i)) for i in range(2)]
-        assert names == ["NVIDIA H100 80GB HBM3", "Tesla T4"]
-        capable = [pynvml.nvmlDeviceGetCudaComputeCapability(calls.gpu(i)) for i in range(2)]
-        assert capable == [(9, 0), (7, 5)]
-        assert [pynvml.nvmlDeviceGetMinorNumber(calls.gpu(i)) for i in range(2)] == [0, 1]
-        assert len({pynvml.nvmlDeviceGetSerial(calls.gpu(i)) for i in range(2)}) == 2
-
-
-@pytest.mark.parametrize("passthrough", [True, False])
-def test_virtualisation(passthrough: bool) -> None:
-    """The switch for passthrough is what the driver reports."""
-    with calls.node_with(switches=Switches(passthrough=passthrough)):
-        assert pynvml.nvmlDeviceGetVirtualizationMode(calls.gpu()) == int(passthrough)
-
-
 def test_a_lost_gpu_answers_nothing() -> None:
     """Every call on it and on its instances fails, the others go on, a reset brings it back."""
     with calls.node_with("h100-80gb:2") as node:
@@ -96,15 +78,6 @@ def test_a_lost_gpu_answers_nothing() -> None:
         assert pynvml.nvmlDeviceGetIndex(other) == 1
         node.reset(0)
         assert pynvml.nvmlDeviceGetUUID(calls.gpu(0)) == uuid
-
-
-def test_a_gpu_may_need_a_reset() -> None:
-    """The other thing that can be wrong with a whole GPU."""
-    with calls.node_with("h100-80gb") as node:
-        device = calls.gpu()
-        node.lose(0, error="RESET_REQUIRED")
-        with pytest.raises(pynvml.NVMLError_ResetRequired):
-            pynvml.nvmlDeviceGetUUID(device)
 
 
 def test_handles_are_the_same_for_the_same_device() -> None:

@@ -51,37 +51,6 @@ def test_the_mean_between_two_samples() -> None:
         assert [found[m][0] for m in (37, 166, 248)] == [pynvml.NVML_ERROR_NOT_SUPPORTED] * 3
 
 
-def test_an_instance_has_its_own() -> None:
-    """Another's load is not its own; PCIe and NVLink are the whole GPU's."""
-    with calls.node_with("h100-80gb") as node:
-        for _ in range(2):
-            calls.create_device(calls.gpu(), "1g")
-        first, second = node.cards[0].state.instances
-        node.clock = partial(float, 90)
-        node.load(f"0/{first.id}/0", 1)
-        for instance, percent in ((first, 100), (second, 0)):
-            found = metrics(*two_samples(node, instance.id), 1, 20, 60)
-            assert found[1] == pytest.approx((0, percent))
-            assert {found[20][0], found[60][0]} == {pynvml.NVML_ERROR_NOT_SUPPORTED}
-
-
-def test_an_instance_without_compute_instance_has_no_data() -> None:
-    """Nothing can run in it."""
-    with calls.node_with("h100-80gb") as node:
-        calls.create(calls.gpu(), "1g")
-        instance = node.cards[0].state.instances[0]
-        found = metrics(*two_samples(node, instance.id), 1)
-        assert found[1][0] == pynvml.NVML_ERROR_NO_DATA
-
-
-def test_before_hopper_there_is_none() -> None:
-    """The question is answered with no, the sample refused."""
-    with calls.node_with("a100-80gb", mig=False):
-        assert not pynvml.nvmlGpmQueryDeviceSupport(calls.gpu()).isSupportedDevice
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            pynvml.nvmlGpmSampleGet(calls.gpu(), pynvml.nvmlGpmSampleAlloc())
-
-
 @pytest.mark.parametrize("known", [False, True])
 def test_a_gpu_in_mig_mode(known: bool) -> None:
     """Whether it has samples of the whole is a switch, since no source says."""

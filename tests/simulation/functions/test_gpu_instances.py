@@ -182,13 +182,6 @@ def test_profile_info_reports_the_board_in_both_versions() -> None:
         assert new.name == "MIG 3g.40gb"
 
 
-def test_media_extensions_are_in_the_name() -> None:
-    """The driver's names carry their suffix."""
-    with calls.node_with("h100-80gb"):
-        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 7)
-    assert info.name == "MIG 1g.10gb+me"
-
-
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
@@ -227,17 +220,6 @@ def test_what_needs_mig_on() -> None:
         for refused in asked:
             with pytest.raises(pynvml.NVMLError_NotSupported):
                 refused()
-
-
-def test_cards_without_mig_support_none_of_it() -> None:
-    """On a T4 every question about profiles is not supported."""
-    with calls.node_with("t4"):
-        device = calls.gpu()
-        assert calls.profiles(device) == {}
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            calls.placements(device, 19)
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            pynvml.nvmlDeviceCreateGpuInstance(device, 19)
 
 
 def test_an_occupied_place_is_insufficient_resources() -> None:
@@ -314,18 +296,6 @@ def test_an_instance_with_compute_instances_cannot_be_destroyed() -> None:
         pynvml.nvmlComputeInstanceDestroy(compute)
         pynvml.nvmlGpuInstanceDestroy(instance)
         assert calls.place_of(calls.create(device, "3g", 0)) == (1, "0:4")
-
-
-def test_destroying_may_have_to_be_tried_twice() -> None:
-    """With the switch for that race, the first attempt after the last compute instance fails."""
-    with calls.node_with("h100-80gb", switches=Switches(gi_destroy_race=True)):
-        instance = calls.create(calls.gpu(), "3g")
-        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, calls.whole(instance).id)
-        pynvml.nvmlComputeInstanceDestroy(compute)
-        with pytest.raises(pynvml.NVMLError_InUse):
-            pynvml.nvmlGpuInstanceDestroy(instance)
-        pynvml.nvmlGpuInstanceDestroy(instance)
-        assert calls.instances(calls.gpu(), "3g") == []
 
 
 def test_instances_are_listed_by_profile_and_found_by_id() -> None:

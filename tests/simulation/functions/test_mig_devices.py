@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable
-from ctypes import byref
 from typing import Any
 
 import pynvml
@@ -110,19 +108,6 @@ def test_devices_are_found_by_uuid_and_lead_to_their_gpu() -> None:
         assert pynvml.nvmlDeviceGetIndex(parent) == 1
 
 
-def test_names() -> None:
-    """The product, MIG and the profile; a part of a GPU instance says which part."""
-    with calls.node_with("h100-80gb"):
-        instance = calls.create(calls.gpu(), "3g", 0)
-        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-        calls.create_device(calls.gpu(), "1g+me", 4)
-        names = [pynvml.nvmlDeviceGetName(device) for device in calls.mig_devices(calls.gpu())]
-        assert names == [
-            "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb",
-            "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me",
-        ]
-
-
 def test_attributes_are_those_of_both_instances() -> None:
     """Multiprocessors and slices of the part, engines and memory of the whole; none of a GPU."""
     with calls.node_with("h100-80gb"):
@@ -211,27 +196,11 @@ def test_handles_go_stale_with_what_they_stand_for(policy: str) -> None:
                 ask()
 
 
-def test_a_placement_can_be_given() -> None:
-    """The place asked for is the place made, whatever the driver would have taken."""
-    with calls.node_with("h100-80gb"):
-        place = pynvml.c_nvmlGpuInstancePlacement_t(2, 1)
-        made = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(calls.gpu(), 19, byref(place))
-        assert calls.place_of(made) == (9, "2:1")
-
-
 def test_mirrored_cards_count_from_the_other_side() -> None:
     """The switch is one of each GPU."""
     with calls.node_with("h100-80gb:2", mirrored=[1]):
         ids = [calls.place_of(calls.create(calls.gpu(i), "1g", 0))[0] for i in range(2)]
         assert ids == [7, 11]
-
-
-def test_uuids_look_like_nvidias() -> None:
-    """Lower case, in the usual groups."""
-    with calls.node_with("h100-80gb"):
-        form = r"MIG-[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-        text = pynvml.nvmlDeviceGetUUID(calls.create_device(calls.gpu(), "7g"))
-        assert re.fullmatch(form, text)
 
 
 def test_old_drivers_name_mig_devices_by_their_numbers() -> None:

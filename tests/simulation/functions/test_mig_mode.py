@@ -20,27 +20,6 @@ def _set(mode: int) -> int:
     return int(pynvml.nvmlDeviceSetMigMode(calls.gpu(), mode))
 
 
-def test_hopper_changes_at_once() -> None:
-    """No reset is needed, in either direction."""
-    with calls.node_with("h100-80gb", mig=False):
-        assert _set(ON) == Code.SUCCESS
-        assert _mode() == [1, 1]
-        assert _set(OFF) == Code.SUCCESS
-        assert _mode() == [0, 0]
-
-
-def test_ampere_waits_for_a_reset() -> None:
-    """The new mode is pending until the GPU was reset, and can be taken back before."""
-    with calls.node_with("a100-80gb", mig=False) as node:
-        assert _set(ON) == Code.RESET_REQUIRED
-        assert _mode() == [0, 1]
-        assert _set(OFF) == Code.SUCCESS
-        assert _mode() == [0, 0]
-        _set(ON)
-        node.reset(0)
-        assert _mode() == [1, 1]
-
-
 def test_ampere_may_reset_itself_when_idle() -> None:
     """With the switch, an idle GPU changes at once, and one with a client keeps it pending."""
     with calls.node_with("a30", mig=False, switches=Switches(ampere_mode="whenIdle")) as node:
@@ -111,23 +90,6 @@ def test_a_reset_takes_instances_and_hopper_its_mode() -> None:
             node.reset(0)
             assert _mode() == mode
             assert node.cards[0].state.instances == []
-
-
-@pytest.mark.parametrize("board", ["t4", "l40s"])
-def test_cards_without_mig(board: str) -> None:
-    """Neither asking nor setting is supported."""
-    with calls.node_with(board):
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            _mode()
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            _set(ON)
-        assert pynvml.nvmlDeviceGetMaxMigDeviceCount(calls.gpu()) == 0
-
-
-def test_other_modes_do_not_exist() -> None:
-    """A mode is 0 or 1."""
-    with calls.node_with("h100-80gb"), pytest.raises(pynvml.NVMLError_InvalidArgument):
-        _set(2)
 
 
 def test_the_driver_reports_which_cards_need_no_reset() -> None:

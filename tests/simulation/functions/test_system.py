@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from nodeagent.simulation import Switches, simulated
+from nodeagent.simulation import simulated
 from nodeagent.simulation.codes import Code
 from tests.simulation import calls
 
@@ -47,23 +47,6 @@ def test_handles_do_not_outlive_a_shutdown() -> None:
         pynvml.nvmlShutdown()
 
 
-def test_versions() -> None:
-    """Driver, library and CUDA version are those of the switches."""
-    with calls.node_with(switches=Switches(driver_version="580.95.05", cuda_version=13000)):
-        assert pynvml.nvmlSystemGetDriverVersion() == "580.95.05"
-        assert pynvml.nvmlSystemGetNVMLVersion() == "13.580.95.05"
-        assert pynvml.nvmlSystemGetCudaDriverVersion() == 13000
-        assert pynvml.nvmlSystemGetCudaDriverVersion_v2() == 13000
-
-
-def test_errors_have_texts() -> None:
-    """pynvml asks the library for texts it does not have itself."""
-    with calls.node_with():
-        assert pynvml.nvmlErrorString(pynvml.NVML_ERROR_IN_USE) == "In use by another client"
-        assert pynvml.nvmlErrorString(12345) == "Unknown Error"
-        assert str(pynvml.NVMLError(23)) == "Insufficient Resources"
-
-
 def test_the_codes_are_those_of_pynvml() -> None:
     """Every code has the value that pynvml knows it by."""
     for code in Code:
@@ -87,25 +70,6 @@ def test_a_driver_that_is_not_loaded() -> None:
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
             pynvml.nvmlDeviceGetUUID(device)
         assert pynvml.nvmlDeviceGetMigMode(calls.gpu()) == [0, 0]
-
-
-def test_an_old_library_lacks_functions() -> None:
-    """A missing C function is FunctionNotFound in pynvml."""
-    missing = ("nvmlDeviceGetGpuInstanceProfileInfoV",)
-    with calls.node_with(switches=Switches(missing_functions=missing)):
-        with pytest.raises(pynvml.NVMLError_FunctionNotFound):
-            pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 0)
-        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 0, version=1)
-        assert info.id == 19
-
-
-def test_the_names_of_processes() -> None:
-    """The driver reports the name of a process that uses a GPU, and of no other."""
-    with calls.node_with() as node:
-        process = node.occupy(0, command="train.py")
-        assert pynvml.nvmlSystemGetProcessName(process.pid) == "train.py"
-        with pytest.raises(pynvml.NVMLError_NotFound):
-            pynvml.nvmlSystemGetProcessName(1)
 
 
 def test_without_persistence_hopper_forgets_its_mode_with_the_last_client() -> None:
