@@ -46,6 +46,11 @@ class Signal(Generic[Value]):
         self._subscribers.append(notify)
         return lambda: self._subscribers.remove(notify)
 
+    @property
+    def subscribers(self) -> int:
+        """How many there are at present."""
+        return len(self._subscribers)
+
     async def next(self) -> Value:
         """The newest value, as soon as another one was published."""
         await self._published.wait()

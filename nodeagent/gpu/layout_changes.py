@@ -56,7 +56,7 @@ def read_changes(
         if (uuid := nvml.uuid(device)) in known:
             continue
         one = new.pop(nvml.gpu_instance_id(device), None)
-        if one is None or not gpu.holds_one(one.profile):
+        if one is None or not gpu.profiles.holds_one(one.profile):
             return None
         slices = nvml.compute_slices(device) if one.profile.slices > 1 else 1
         if slices != one.profile.slices:
@@ -70,7 +70,7 @@ def read_changes(
     if new:
         return None
     described.sort(key=lambda one: (one.placement, one.id))
-    now = replace(before, profiles=gpu.profiles, instances=tuple(described))
+    now = replace(before, profiles=gpu.profiles.known, instances=tuple(described))
     return _with_users(gpu, now) if users else now
 
 

@@ -29,9 +29,10 @@ from functools import partial
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
-from nodeagent.gpu.device import GpuDevice, supported
+from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import NOT_KNOWN, is_unsupported
+from nodeagent.gpu.profiles import room_for, supported
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.plan.names import device_name
@@ -103,7 +104,7 @@ def _read(gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool) -> G
     if mode is None:
         return _undivided(gpu, None)
     gpu.mode_change_needs_reset()
-    gpu.learn_profiles(mode, confirm=confirm)
+    gpu.profiles.learn(mode, confirm=confirm)
     if not mode.current:
         return _undivided(gpu, mode)
     instances, usage = _read_instances(gpu, details, confirm=confirm)
@@ -126,7 +127,7 @@ def _read_instances(
         try:
             found = find_instances(gpu)
             for instance in found if details is not None else ():
-                gpu.learn_compute(instance.profile, instance.handle)
+                gpu.profiles.learn_compute(instance.profile, instance.handle)
             _find_devices(gpu, found, hidden=confirm)
             _remember(gpu, found)
             return _describe(gpu, found, details)
@@ -153,12 +154,12 @@ def find_instances(gpu: GpuDevice, among: Collection[int] | None = None) -> list
     """
     found: list[_Instance] = []
     occupied = 0
-    asked = [one for one in gpu.profiles if among is None or one.id in among]
+    asked = [one for one in gpu.profiles.known if among is None or one.id in among]
     likely_first = sorted(asked, key=lambda p: p.id not in gpu.present_profiles)
     for profile in likely_first:
         if profile.placements and all(place.mask & occupied for place in profile.placements):
             continue
-        for handle in nvml.gpu_instances(gpu.handle, profile.id, gpu.room_for(profile)):
+        for handle in nvml.gpu_instances(gpu.handle, profile.id, room_for(profile)):
             info = nvml.gpu_instance_info(handle)
             found.append(_Instance(handle, info, profile))
             occupied |= info.placement.mask
@@ -186,14 +187,14 @@ def _is_full(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> bool:
     with `hidden`, on the GPU beside them. Where a single slice can hold several devices, there may
     be.
     """
-    if any(i.slices_left > 0 or not gpu.holds_one(i.profile) for i in found):
+    if any(i.slices_left > 0 or not gpu.profiles.holds_one(i.profile) for i in found):
         return False
     if not hidden:
         return True
     occupied = mask_of(instance.info.placement for instance in found)
     return all(
-        place.mask & occupied for profile in gpu.profiles for place in profile.placements
-    ) and all(profile.placements for profile in gpu.profiles)
+        place.mask & occupied for profile in gpu.profiles.known for place in profile.placements
+    ) and all(profile.placements for profile in gpu.profiles.known)
 
 
 def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) -> None:
@@ -202,7 +203,7 @@ def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) 
     instance = by_id.get(known.gpu_instance if known else nvml.gpu_instance_id(handle))
     if instance is None:
         raise _ChangedMeanwhile
-    if known and gpu.holds_one(instance.profile) and instance.profile.slices == 1:
+    if known and gpu.profiles.holds_one(instance.profile) and instance.profile.slices == 1:
         compute_id = known.compute_instance
     else:
         compute_id = nvml.compute_instance_id(handle)
@@ -219,7 +220,7 @@ def _remember(gpu: GpuDevice, found: list[_Instance]) -> None:
                 instance.info.id,
                 device.compute_id,
                 device.slices,
-                is_alone=instance.profile.slices == 1 and gpu.holds_one(instance.profile),
+                is_alone=instance.profile.slices == 1 and gpu.profiles.holds_one(instance.profile),
             )
             for instance in found
             for device in instance.devices
@@ -244,7 +245,7 @@ def _size_of(
         return slices, only_placement(gpu, profile)
     info = nvml.compute_instance_info(nvml.compute_instance_by_id(instance.handle, compute_id))
     if not slices:
-        offered = gpu.learn_compute(profile, instance.handle)
+        offered = gpu.profiles.learn_compute(profile, instance.handle)
         slices = next((c.slices for c in offered if c.id == info.profile_id), 0)
         if not slices:
             raise _ChangedMeanwhile
@@ -255,7 +256,7 @@ def only_placement(gpu: GpuDevice, profile: GpuInstanceProfile) -> Placement | N
     """Where a compute instance lies that has its whole GPU instance, when there is one place."""
     places = {
         place
-        for compute in gpu.compute_profiles(profile.id)
+        for compute in gpu.profiles.compute_of(profile.id)
         if compute.slices == profile.slices
         for place in compute.placements
     }
@@ -266,9 +267,9 @@ def _without_mig_device(gpu: GpuDevice, instance: _Instance) -> list[_MigDevice]
     """Compute instances that the driver shows no MIG device of; as a rule there are none."""
     shown = {device.compute_id for device in instance.devices}
     hidden = []
-    for compute in gpu.learn_compute(instance.profile, instance.handle):
+    for compute in gpu.profiles.learn_compute(instance.profile, instance.handle):
         for handle in nvml.compute_instances(
-            instance.handle, compute.id, gpu.room_for(instance.profile)
+            instance.handle, compute.id, room_for(instance.profile)
         ):
             info = nvml.compute_instance_info(handle)
             if info.id not in shown:

@@ -52,7 +52,7 @@ class InstanceTracker:
         mode = gpu.mode()
         found = {}
         if mode is not None and mode.current:
-            gpu.learn_profiles(mode)
+            gpu.profiles.learn(mode)
             found = _instances(gpu)
         parts: dict[int, SampledInstance] = {}
         for number, (device, info) in sorted(found.items()):

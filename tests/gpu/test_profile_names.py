@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.gpu.device import profile_name
+from nodeagent.gpu.profiles import profile_name
 from nodeagent.plan.observed import GpuInstanceProfile
 
 MIB = 1 << 20

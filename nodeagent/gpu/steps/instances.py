@@ -17,6 +17,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import about
+from nodeagent.gpu.profiles import room_for
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, other_than_planned
 from nodeagent.gpu.users import GpuRef, MigDeviceRef, ProcessLists
@@ -80,10 +81,10 @@ def _create_compute(
     """
     gpu = change.gpu
     if slices == profile.slices:
-        wanted = compute_profile_for(profile, gpu.learn_whole(profile, instance), slices)
+        wanted = compute_profile_for(profile, gpu.profiles.learn_whole(profile, instance), slices)
         nvml.create_compute_instance(instance, wanted.id)
         return
-    wanted = compute_profile_for(profile, gpu.learn_compute(profile, instance), slices)
+    wanted = compute_profile_for(profile, gpu.profiles.learn_compute(profile, instance), slices)
     compute = nvml.create_compute_instance(instance, wanted.id)
     info = change.read_back(lambda: nvml.compute_instance_info(compute))
     if info.profile_id != wanted.id:
@@ -119,9 +120,9 @@ def _taken_back(
     change: Change, instance: GpuInstanceHandle, profile: GpuInstanceProfile, error: DriverError
 ) -> DriverError:
     """Remove a GPU instance made just now, with all in it; the error to raise then."""
-    room = change.gpu.room_for(profile)
+    room = room_for(profile)
     try:
-        for compute in change.gpu.compute_profiles(profile.id):
+        for compute in change.gpu.profiles.compute_of(profile.id):
             for handle in nvml.compute_instances(instance, compute.id, room):
                 nvml.destroy_compute_instance(handle)
         destroy_emptied(change, instance)
@@ -274,14 +275,14 @@ def _require_no_other_instance(
     """
     gpu = change.gpu
     if profile.slices == 1:  # which may hold several, where the driver shares it
-        whole = gpu.learn_whole(profile, instance)
+        whole = gpu.profiles.learn_whole(profile, instance)
         if len(doomed) >= max((compute.max_count for compute in whole), default=2):
             return
     else:
         seen = [gpu.recent.device(compute.uuid) for compute in doomed]
         if sum(device.slices for device in seen if device) >= profile.slices:
             return
-    offered = gpu.learn_compute(profile, instance)
+    offered = gpu.profiles.learn_compute(profile, instance)
     if profile.slices > 1:
         slices = {compute.id: compute.slices for compute in offered}
         taken = [slices.get(nvml.compute_instance_info(d.handle).profile_id, 0) for d in doomed]
@@ -289,7 +290,7 @@ def _require_no_other_instance(
             return
     known = {compute.id for compute in doomed}
     for compute in offered:
-        for handle in nvml.compute_instances(instance, compute.id, gpu.room_for(profile)):
+        for handle in nvml.compute_instances(instance, compute.id, room_for(profile)):
             found = nvml.compute_instance_info(handle).id
             if found not in known:
                 raise other_than_planned(f"{profile.name} now also has compute instance {found}")
