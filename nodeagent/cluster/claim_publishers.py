@@ -14,30 +14,28 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
 
 import structlog
 
-from nodeagent.backoff import Backoff
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.claim_pods import RECENT
 from nodeagent.claims.reporting.device_status import DeviceStatus, ShownClaim, entries, read_shown
 from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, read_object
-from nodeagent.cluster.client.events import (
+from nodeagent.cluster.client.node_view import time_text
+from nodeagent.cluster.events import (
     EventIntervals,
     EventPublisher,
     NodeEvent,
     ObjectReference,
 )
-from nodeagent.cluster.client.node_view import time_text
+from nodeagent.cluster.keeper import Keeper, WriteIntervals
 from nodeagent.rate_limit import RateLimit
 
 log = structlog.get_logger(__name__)
@@ -45,9 +43,9 @@ log = structlog.get_logger(__name__)
 # Pods come and go in dozens: each has two Events when it begins and two when it ends.
 INTERVALS: Final = EventIntervals(interval=0.5, burst=100, known=512, waiting=512)
 _SAME: Final = 60.0  # seconds
-_MOST_WAITING: Final = 256
-_MOST_PODS: Final = 16  # of one claim
-_DENIED_AGAIN: Final = 3600.0  # seconds; rights may be mended
+_MAX_WAITING: Final = 256
+_MAX_PODS: Final = 16  # of one claim
+_DENIED: Final = (3600.0, 3600.0)  # seconds; rights may be mended
 
 Recent = Callable[[tuple[str, str]], ReservedFor | None]
 """What the API server had of the claim of this namespace and name a moment ago, if anything."""
@@ -70,7 +68,7 @@ class ClaimEventPublisher:
         self._events = EventPublisher(access, node, intervals=intervals)
         self._clock = clock
         self._limit = RateLimit(_SAME, most_keys=1024)
-        self._waiting: asyncio.Queue[ClaimNews] = asyncio.Queue(_MOST_WAITING)
+        self._waiting: asyncio.Queue[ClaimNews] = asyncio.Queue(_MAX_WAITING)
 
     def publish(self, news: ClaimNews) -> None:
         """Queue this, unless the like of it was published just now."""
@@ -97,14 +95,14 @@ class ClaimEventPublisher:
         claim = ObjectReference(group, "ResourceClaim", news.namespace, news.name, news.uid)
         known = self._recent((news.namespace, news.name))
         if known is None:
+            request = requests.get_claim(news.namespace, news.name)
             try:
-                found = await self._access.find(
-                    requests.get_claim(news.namespace, news.name), read_object
+                known = await self._access.find(
+                    request, lambda text: read_reserved_for(read_object(text))
                 )
             except faults.ClusterFault:
                 return [claim]
-            known = await asyncio.to_thread(read_reserved_for, found)
-        pods = known.pods[:_MOST_PODS] if known and known.uid == news.uid else ()
+        pods = known.pods[:_MAX_PODS] if known and known.uid == news.uid else ()
         return [
             claim,
             *(ObjectReference("v1", "Pod", news.namespace, name, uid) for name, uid in pods),
@@ -123,7 +121,8 @@ class ClaimStatus:
 
 class ClaimStatusPublisher:
     """Publishes while `run` runs; `publish` sets what. `retry` are the seconds of the first and the
-    longest pause after a failure, `wall` is the time of day in UTC.
+    longest pause after a failure, `wall` is the time of day in UTC. A claim is a key of the keeper,
+    by its uid.
     """
 
     def __init__(
@@ -131,19 +130,14 @@ class ClaimStatusPublisher:
         access: ClusterAccess,
         *,
         retry: tuple[float, float] = (0.5, 30.0),
-        jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
-        self._backoff = Backoff(*retry, spread=1.0, jitter=jitter)
         self._wall = wall
-        self._wanted: Mapping[str, ClaimStatus] = {}
         self._written: dict[str, ClaimStatus] = {}
-        self._denied: dict[str, float] = {}  # by uid, until when in the loop's time
-        self._failed: dict[str, None] = {}  # uids, that which failed last at the end
         self._read: dict[str, tuple[float, ShownClaim]] = {}  # by uid, when and what
-        self._changed = asyncio.Event()
-        self._is_denied = False
+        intervals = WriteIntervals(interval=0.0, retry=retry, denied=_DENIED)
+        self._keeper = Keeper[str, ClaimStatus](self, intervals, on_fault=_log_denial)
 
     def was_read(self, claim: ShownClaim) -> None:
         """What the API server has at this moment: it is not asked again before the first write."""
@@ -153,72 +147,42 @@ class ClaimStatusPublisher:
 
     def publish(self, claims: Iterable[ClaimStatus]) -> None:
         """These are the claims now; of others nothing is written any more."""
-        before, self._wanted = self._wanted, {one.uid: one for one in claims}
-        self._written = {u: one for u, one in self._written.items() if u in self._wanted}
-        self._denied = {u: until for u, until in self._denied.items() if u in self._wanted}
-        self._failed = {u: None for u in self._failed if u in self._wanted}
-        if self._wanted != before:  # what was written may be about to be overwritten
-            self._changed.set()
+        wanted = {one.uid: one for one in claims}
+        for uid in self._keeper.keys - wanted.keys():
+            self._keeper.forget(uid)
+            self._written.pop(uid, None)
+        for uid, one in wanted.items():
+            self._keeper.want(uid, one)
 
     async def run(self) -> NoReturn:
-        while True:
-            self._changed.clear()
-            try:
-                again = await self._write_all()
-            except faults.ClusterFault as fault:  # of the server, so changes wait as well
-                await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
-                continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(again):
-                    await self._changed.wait()
+        await self._keeper.run()
 
-    async def _write_all(self) -> float | None:
-        """When the first of what was denied is tried again, in the loop's time; None: nothing was.
+    # --- as the keeper's adapter ------------------------------------------------------------------
 
-        Raises ClusterFault for what may concern all claims.
-        """
-        clock = asyncio.get_running_loop().time
-        begun = clock()
-        # Where writing failed it comes last: that claim may be the only one that it fails for.
-        failed = [uid for uid in self._failed if uid in self._wanted]
-        for uid in (*(u for u in self._wanted if u not in self._failed), *failed):
-            wanted = self._wanted.get(uid)
-            if wanted is None:  # released meanwhile
-                continue
-            if self._written.get(uid) == wanted or self._denied.get(uid, begun) > begun:
-                continue
-            try:
-                await self._write(wanted)
-            except faults.NotAllowed as fault:  # maybe of this claim alone
-                if not self._is_denied:
-                    log.warning("status.devices of claims is not written", error=fault.message)
-                self._is_denied = True
-                self._denied[uid] = clock() + _DENIED_AGAIN
-                continue
-            except faults.RequestRefused as fault:
-                log.warning("a claim's status is not written", error=fault.message)
-            except faults.ClusterFault as fault:
-                if not (isinstance(fault, faults.ObjectMissing) and fault.is_named):
-                    self._failed.pop(uid, None)
-                    self._failed[uid] = None
-                    raise
-                log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
-            self._backoff.reset()
-            self._failed.pop(uid, None)
-            self._written[uid] = wanted
-        # An older time is of one that was denied, and is wanted as it was before.
-        again = min((until for until in self._denied.values() if until > begun), default=None)
-        self._is_denied = again is not None
-        return again
+    def difference(self, uid: str, wanted: ClaimStatus) -> ClaimStatus | None:
+        return wanted if self._written.get(uid) != wanted else None
 
-    async def _write(self, wanted: ClaimStatus) -> None:
-        namespace, name = wanted.namespace, wanted.name
-        read_at, shown = self._read.pop(wanted.uid, (-math.inf, None))
+    async def send(self, uid: str, wanted: ClaimStatus) -> None:
+        was_written = self._written.pop(uid, None) is not None
+        read_at, shown = self._read.pop(uid, (-math.inf, None))
         is_old = asyncio.get_running_loop().time() > read_at + RECENT
-        if is_old or wanted.uid in self._written:  # it may have been read before that was
-            shown = await self._shown(wanted)
-        if shown is None:
-            return
+        try:
+            if is_old or was_written:  # it may have been read before that was
+                shown = await self._shown(wanted)
+            if shown is not None:
+                await self._write(wanted, shown)
+        except faults.ObjectMissing as fault:
+            if not fault.is_named:  # a proxy's: it says nothing of this claim
+                raise faults.ClusterUnreachable(fault.message, remedy=fault.remedy) from fault
+            log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
+        if uid in self._keeper.keys:  # else it was released meanwhile
+            self._written[uid] = wanted
+
+    async def look(self) -> None:
+        """Each write reads its claim."""
+
+    async def _write(self, wanted: ClaimStatus, shown: ShownClaim) -> None:
+        namespace, name = wanted.namespace, wanted.name
         there = {key: status for key, (status, _) in shown.devices.items()}
         if there == {one.key: one for one in wanted.devices}:
             return
@@ -231,16 +195,20 @@ class ClaimStatusPublisher:
         }
         try:
             await self._access.send(requests.apply_claim_devices(namespace, name, body))
-        except faults.RequestRefused:  # as of devices that it was allocated a moment ago
+        except faults.RequestRefused as fault:  # as of devices that it was allocated a moment ago
             if await self._shown(wanted) is not None:
-                raise
+                log.warning("a claim's status is not written", error=fault.message)
 
     async def _shown(self, wanted: ClaimStatus) -> ShownClaim | None:
         """What the claim shows now; None where it is gone, or has not these devices any more."""
-        found = await self._access.find(
-            requests.get_claim(wanted.namespace, wanted.name), read_object
-        )
-        shown = await asyncio.to_thread(read_shown, found)
+        request = requests.get_claim(wanted.namespace, wanted.name)
+        shown = await self._access.find(request, lambda text: read_shown(read_object(text)))
         if shown is None or shown.uid != wanted.uid:
             return None
         return shown if shown.allocated.issuperset(one.key for one in wanted.devices) else None
+
+
+def _log_denial(fault: faults.ClusterFault | None) -> None:
+    """What else fails concerns the whole server, and its other followers report it."""
+    if isinstance(fault, faults.NotAllowed):  # maybe of one claim alone
+        log.warning("status.devices of claims is not written", error=fault.message)

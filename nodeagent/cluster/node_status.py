@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final, Literal
 
-from nodeagent.cluster.client.events import NodeEvent
 from nodeagent.cluster.client.node_view import UNHEALTHY, NodeView, Wanted
+from nodeagent.cluster.events import NodeEvent
 from nodeagent.reconcile.event_log import Event, EventType
 from nodeagent.views.conditions import HEALTHY, conditions
 from nodeagent.views.layout_facts import (

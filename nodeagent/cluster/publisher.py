@@ -17,10 +17,10 @@ from typing import Final, NoReturn
 import structlog
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.events import EventIntervals, EventPublisher
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.drain.hooks import ClusterHooks
+from nodeagent.cluster.events import EventIntervals, EventPublisher
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.cluster.node import KeptNode
 from nodeagent.cluster.node_status import node_event, shown_state

@@ -14,9 +14,9 @@ from typing import Any
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
-from nodeagent.cluster.client.events import EventIntervals
 from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.drain.node import DrainIntervals
+from nodeagent.cluster.events import EventIntervals
 from nodeagent.cluster.plan_sources.registry import make_source
 from nodeagent.cluster.publisher import NodePublisher, PublisherIntervals
 from nodeagent.plan.plan import Policy

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.cluster.client.events import NodeEvent
+from nodeagent.cluster.events import NodeEvent
 from nodeagent.cluster.node_status import node_event
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.reconcile.event_log import Event, EventType

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, NoReturn
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text
 from nodeagent.cluster.client.requests import JsonObject
-from nodeagent.rate_limit import Allowance
+from nodeagent.cluster.keeper import Keeper, WriteIntervals
 
 _COMPONENT = "nodeagent"
-_LONGEST_MESSAGE = 1024  # characters; the API allows no more
+_MAX_MESSAGE = 1024  # characters; the API allows no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,10 @@ class EventIntervals:
     retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
+    """How often it happened since it was published last."""
+
     count: int
     first: datetime
     last: datetime
@@ -90,7 +90,7 @@ class EventPublisher:
         node: str,
         *,
         intervals: EventIntervals = EventIntervals(),
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -99,14 +99,15 @@ class EventPublisher:
         self._intervals = intervals
         self._clock = clock
         self._wall = wall
-        self._allowance = Allowance(interval=intervals.interval, burst=intervals.burst)
-        self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
         # Names must not meet those of the agent that ran here before.
         self._life = f"{int(jitter() * 2**32):08x}"
         self._made = 0
         self._waiting: OrderedDict[NodeEvent, _Waiting] = OrderedDict()
         self._known: OrderedDict[NodeEvent, _Published] = OrderedDict()
-        self._queued = asyncio.Event()
+        writes = WriteIntervals(
+            intervals.interval, intervals.burst, shared=True, retry=intervals.retry
+        )
+        self._keeper = Keeper[NodeEvent, _Waiting](self, writes, clock=clock, jitter=jitter)
         self.dropped = 0  # causes that were never published: too many at once, too old, refused
 
     def publish(self, event: NodeEvent) -> None:
@@ -117,28 +118,36 @@ class EventPublisher:
             waiting.count += 1
             waiting.last = now
             return
-        self._waiting[event] = _Waiting(1, now, now, self._clock())
-        if len(self._waiting) > self._intervals.waiting:
-            self._waiting.popitem(last=False)
-            self.dropped += 1
-        self._queued.set()
+        self._queue(event, _Waiting(1, now, now, self._clock()))
 
     async def run(self) -> NoReturn:
-        while True:
-            await self._queued.wait()
-            wait = self._allowance.next_at() - self._clock()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            await self._publish_next()
-            if not self._waiting:
-                self._queued.clear()
+        await self._keeper.run()
 
-    async def _publish_next(self) -> None:
-        event, waiting = self._waiting.popitem(last=False)
-        if self._is_stale(waiting.queued_at, self._clock()):
-            self.dropped += 1
+    def _queue(self, event: NodeEvent, waiting: _Waiting) -> None:
+        self._waiting[event] = waiting
+        self._keeper.want(event, waiting)
+        if len(self._waiting) > self._intervals.waiting:
+            self._drop(next(iter(self._waiting)))
+
+    def _drop(self, event: NodeEvent) -> None:
+        del self._waiting[event]
+        self._keeper.forget(event)
+        self.dropped += 1
+
+    def _is_stale(self, moment: float) -> bool:
+        return self._clock() - moment > self._intervals.stale_after
+
+    # --- as the keeper's adapter ------------------------------------------------------------------
+
+    def difference(self, _: NodeEvent, waiting: _Waiting) -> _Waiting:
+        return waiting
+
+    async def send(self, event: NodeEvent, waiting: _Waiting) -> None:
+        for old in [e for e, one in self._waiting.items() if self._is_stale(one.queued_at)]:
+            self._drop(old)
+        if event not in self._waiting:
             return
-        self._allowance.take(self._clock())
+        del self._waiting[event]  # repeats from now on are counted anew
         try:
             await self._send(event, waiting)
         except (
@@ -148,17 +157,23 @@ class EventPublisher:
             faults.WriteConflict,
         ):
             self.dropped += 1
-        except faults.ClusterFault as fault:
-            self._put_back(event, waiting)
-            await asyncio.sleep(self._backoff.next(fault.retry_after or 0.0))
-        else:
-            self._backoff.reset()
+        except faults.ClusterFault:
+            meanwhile = self._waiting.pop(event, None)
+            if meanwhile is not None:
+                waiting.count += meanwhile.count
+                waiting.last = meanwhile.last
+            self._queue(event, waiting)
+            raise
+        if event not in self._waiting:
+            self._keeper.forget(event)
+
+    async def look(self) -> None:
+        """Nothing is read: an Event that the server has forgotten is made anew."""
 
     async def _send(self, event: NodeEvent, waiting: _Waiting) -> None:
-        now = self._clock()
-        while self._known and self._is_stale(next(iter(self._known.values())).sent_at, now):
+        while self._known and self._is_stale(next(iter(self._known.values())).sent_at):
             self._known.popitem(last=False)  # the server has forgotten it
-        known = self._known.get(event)
+        now, known = self._clock(), self._known.get(event)
         if known is not None:
             count = known.count + waiting.count
             body: JsonObject = {"count": count, "lastTimestamp": time_text(waiting.last)}
@@ -178,24 +193,10 @@ class EventPublisher:
         if len(self._known) > self._intervals.known:
             self._known.popitem(last=False)
 
-    def _is_stale(self, moment: float, now: float) -> bool:
-        return now - moment > self._intervals.stale_after
-
-    def _put_back(self, event: NodeEvent, waiting: _Waiting) -> None:
-        """Behind the others, as only this one may fail; together with its repeats meanwhile."""
-        meanwhile = self._waiting.pop(event, None)
-        if meanwhile is not None:
-            waiting.count += meanwhile.count
-            waiting.last = meanwhile.last
-        if len(self._waiting) >= self._intervals.waiting:
-            self.dropped += 1
-            return
-        self._waiting[event] = waiting
-
     def _body(self, name: str, event: NodeEvent, waiting: _Waiting) -> JsonObject:
         message = event.message
-        if len(message) > _LONGEST_MESSAGE:
-            message = message[: _LONGEST_MESSAGE - 1] + "…"
+        if len(message) > _MAX_MESSAGE:
+            message = message[: _MAX_MESSAGE - 1] + "…"
         # As the kubelet writes it: `kubectl describe node` looks for the name as the uid too.
         about = event.about or ObjectReference("v1", "Node", "", self._node, self._node)
         reference = {"apiVersion": about.api_version, "kind": about.kind, "name": about.name}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.events import (
+from nodeagent.cluster.events import (
     EventIntervals,
     EventPublisher,
     NodeEvent,

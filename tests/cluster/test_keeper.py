@@ -1,0 +1,138 @@
+"""The keeper alone: turns, waits and reports, of an adapter that is a dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+
+from nodeagent.cluster.client import faults
+from nodeagent.cluster.client.faults import ClusterFault
+from nodeagent.cluster.keeper import Keeper, WriteIntervals
+from tests.cluster.client.rig import running, until
+
+pytestmark = pytest.mark.virtual_time
+
+
+class Store:
+    """Objects by key, whose writing can be made to fail."""
+
+    def __init__(self, **intervals: object) -> None:
+        self.there: dict[str, int] = {}
+        self.sent: list[tuple[float, str, int]] = []
+        self.failing: dict[str, ClusterFault] = {}
+        self.looks = 0
+        self.faults: list[type[object]] = []
+        self.keeper = Keeper[str, int](
+            self,
+            WriteIntervals(**intervals),  # type: ignore[arg-type]  # a few by name
+            on_fault=lambda fault: self.faults.append(type(fault)),
+            jitter=lambda: 0.0,
+        )
+
+    def difference(self, key: str, value: int) -> int | None:
+        return value if self.there.get(key) != value else None
+
+    async def send(self, key: str, part: int) -> None:
+        self.sent.append((asyncio.get_running_loop().time(), key, part))
+        if fault := self.failing.get(key):
+            raise fault
+        self.there[key] = part
+
+    async def look(self) -> None:
+        self.looks += 1
+        self.failing.clear()
+
+
+@asynccontextmanager
+async def kept(**intervals: object) -> AsyncIterator[Store]:
+    """A keeper that runs."""
+    store = Store(**intervals)
+    async with running(store.keeper.run()):
+        yield store
+
+
+async def test_who_was_tried_last_comes_last() -> None:
+    """One key whose writing always fails keeps none of the others waiting for long."""
+    async with kept(interval=0.0, retry=(1.0, 1.0)) as store:
+        store.failing["a"] = faults.ClusterUnreachable("down")
+        for key in "abc":
+            store.keeper.want(key, 1)
+        await until(lambda: len(store.there) == 2)
+        assert [key for _, key, _ in store.sent][:3] == ["a", "b", "c"]
+
+
+async def test_a_fault_is_reported_when_it_begins_and_when_it_ends() -> None:
+    """However many writes of other keys succeed meanwhile; what is not wanted any more is none."""
+    async with kept(interval=0.0, retry=(1.0, 1.0), denied=(1.0, 8.0)) as store:
+        store.failing["a"] = faults.NotAllowed("no")
+        store.keeper.want("a", 1)
+        for number in range(20):
+            store.keeper.want("b", number)
+            await asyncio.sleep(1.0)
+        assert store.there == {"b": 19}
+        assert isinstance(store.keeper.fault, faults.NotAllowed)
+        assert store.faults == [faults.NotAllowed]
+        store.keeper.forget("a")
+        await until(lambda: store.faults == [faults.NotAllowed, type(None)])
+        assert store.keeper.fault is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "another", "pauses"),
+    [
+        (faults.NotAllowed("no"), 2, [1.0, 2.0, 4.0, 8.0, 8.0]),
+        (faults.DisruptionRefused("no"), 2, [1.0, 2.0, 4.0, 8.0, 8.0]),
+        (faults.RequestRefused("no"), 1, [8.0, 8.0, 8.0, 8.0, 8.0]),
+        (faults.ClusterUnreachable("no"), 1, [0.5, 1.0, 2.0, 2.0, 2.0]),
+    ],
+)
+async def test_how_long_each_fault_waits(
+    fault: ClusterFault, another: int, pauses: list[float]
+) -> None:
+    """What is forbidden waits though something else is wanted; the others by what is wrong."""
+    async with kept(interval=0.0, retry=(0.5, 2.0), denied=(1.0, 8.0)) as store:
+        store.failing["a"] = fault
+        store.keeper.want("a", 1)
+        await until(lambda: store.sent)
+        store.keeper.want("a", another)
+        await asyncio.sleep(100.0)
+    times = [at for at, _, _ in store.sent[:6]]
+    assert [after - before for before, after in pairwise(times)] == pytest.approx(pauses, abs=0.01)
+
+
+async def test_another_value_is_not_refused() -> None:
+    """What was refused for good is tried at once when it is another."""
+    async with kept(interval=0.0) as store:
+        store.failing["a"] = faults.RequestRefused("no")
+        store.keeper.want("a", 1)
+        await until(lambda: store.sent)
+        store.failing.clear()
+        store.keeper.want("a", 2)
+        await until(lambda: store.there == {"a": 2}, seconds=1.0)
+
+
+async def test_after_a_conflict_it_is_looked() -> None:
+    """Before the next write, and once."""
+    async with kept(interval=0.0) as store:
+        store.failing["a"] = faults.WriteConflict("faster")
+        store.keeper.want("a", 1)
+        await until(lambda: store.there == {"a": 1})
+        assert store.looks == 1
+        assert len(store.sent) == 2
+
+
+@pytest.mark.parametrize(("shared", "at"), [(True, 4.0), (False, 1.0)])
+async def test_an_allowance_is_of_each_key_or_of_all(shared: bool, at: float) -> None:
+    """Two keys, three writes each, of which two go at once."""
+    async with kept(interval=1.0, burst=2, shared=shared) as store:
+        begun = asyncio.get_running_loop().time()
+        for value in range(3):
+            store.keeper.want("a", value)
+            store.keeper.want("b", value)
+            await store.keeper.settled()
+        assert store.there == {"a": 2, "b": 2}
+        assert store.sent[-1][0] - begun == pytest.approx(at, abs=0.01)
