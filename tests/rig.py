@@ -130,7 +130,7 @@ class Rig:
     def layout(self, index: int = 0) -> str:
         return layout_words(self.gpu(index))
 
-    def reported(self, *kinds: EventType) -> list[EventType]:
+    def reported(self, *kinds: EventType) -> list[str]:
         """The kinds of events but for steps in their order, or only these of them; each as often
         as it happened.
         """

@@ -24,12 +24,9 @@ from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.errors import UnknownDevice
 from nodeagent.plan.plan import Verdict
-from nodeagent.reconcile.event_log import Event
 from nodeagent.text import shown
 from nodeagent.uncancelled import uncancelled
-from nodeagent.views import shapes
 from nodeagent.views.shapes import Json, as_json
-from nodeagent.views.text import time_json
 
 LARGEST_BODY = 64 * 1024  # bytes
 _STILL_THERE = 15.0  # seconds between signs of life to those who follow the events
@@ -129,7 +126,7 @@ class _Routes:
         if "text/event-stream" not in request.headers.get("Accept", ""):
             log, within = self._answers.events, _within(request)
             kept = log.events if within is None else log.of_last(within)
-            return web.json_response([event_json(event) for event in kept])
+            return web.json_response([as_json(event) for event in kept])
         if self._followers >= self._limits.followers:
             refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many already follow the events")
@@ -156,7 +153,7 @@ class _Routes:
                     continue
                 if event is None:
                     return response
-                text = f"id: {event.id}\ndata: {json.dumps(event_json(event))}\n\n"
+                text = f"id: {event.id}\ndata: {json.dumps(as_json(event))}\n\n"
                 await self._send(request, response, text)
 
     async def _send(self, request: web.Request, response: web.StreamResponse, text: str) -> None:
@@ -229,30 +226,6 @@ def _within(request: web.Request) -> float | None:
     if not (given.isascii() and given.isdigit() and len(given) < 10):
         raise web.HTTPBadRequest(text=f"within is a whole number of seconds, not {shown(given)}")
     return float(given)
-
-
-def event_json(event: Event) -> Json:
-    """One event; what is not known or not meant is absent."""
-    return as_json(
-        shapes.Event(
-            id=event.id,
-            time=time_json(event.time),
-            type=event.type.value,
-            severity="warning" if event.type.is_warning else "info",
-            routine=event.type.is_routine,
-            message=event.message,
-            reason=event.reason,
-            gpu=event.gpu,
-            device=event.device,
-            claim=event.claim,
-            before=event.before,
-            after=event.after,
-            facts=dict(event.facts) or None,
-            count=event.count,
-            since=time_json(event.since) if event.since else "",
-            first=event.first,
-        )
-    )
 
 
 _LONGEST_NAME = 100  # characters of a device's

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from nodeagent.cluster.client.node_view import UNHEALTHY, NodeView, Wanted
 from nodeagent.cluster.events import NodeEvent
-from nodeagent.reconcile.event_log import Event, EventType
+from nodeagent.reconcile.event_log import EventType, lasting_message
 from nodeagent.views.conditions import HEALTHY, conditions
 from nodeagent.views.layout_facts import (
     LAYOUT,
@@ -22,6 +22,7 @@ from nodeagent.views.layout_facts import (
     topology,
 )
 from nodeagent.views.node_state import NodeState
+from nodeagent.views.shapes import Event
 from nodeagent.views.status_annotation import STATUS, StatusAnnotation
 
 # Steps, whose result is published; what has Events about its claim; what the Node itself shows.
@@ -47,10 +48,10 @@ _NOT_PUBLISHED: Final = frozenset(
 
 def node_event(event: Event) -> NodeEvent | None:
     """The Event about the Node; None for what is of no interest there."""
-    if event.type.is_routine or event.type in _NOT_PUBLISHED:
+    if event.routine or event.type in _NOT_PUBLISHED:
         return None
-    kind: Literal["Normal", "Warning"] = "Warning" if event.type.is_warning else "Normal"
-    return NodeEvent(kind, event.type.value, event.lasting_message)
+    kind: Literal["Normal", "Warning"] = "Warning" if event.severity == "warning" else "Normal"
+    return NodeEvent(kind, event.type, lasting_message(event))
 
 
 def shown_state(

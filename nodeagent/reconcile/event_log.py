@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, Self
@@ -17,6 +16,8 @@ from typing import Final, Self
 import structlog
 
 from nodeagent.structs import replace
+from nodeagent.views.shapes import Event
+from nodeagent.views.text import time_json
 
 log = structlog.get_logger(__name__)
 
@@ -112,55 +113,26 @@ _OF_A_DAEMON: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One decision, or what it follows from. `id` grows by one from event to event.
-
-    `gpu` is a UUID, `device` that of the GPU or MIG device whose MPS it is about, `claim` is
-    namespace/name; each may be "". `before` and `after` are the layouts of a GPU that was changed,
-    in words. `reason` says why where the message does not; `facts` are the numbers and names that
-    belong to it. What happened `count` times is kept once, as it was last: `since` is when it
-    happened first, `first` the id that it had then, None and 0 where it happened once.
+def lasting_message(event: Event) -> str:
+    """The message without what differs each time and is no news: pids and log lines of daemons,
+    digests of plans with the same fault.
     """
+    if event.type == EventType.PLAN_REJECTED:
+        return _DIGEST.sub("the plan", event.message)
+    if event.type in _OF_A_DAEMON:
+        message = event.message.partition(LAST_SAID)[0]
+        return _PROCESS.sub(lambda m: "the " + m["what"].replace("pid", "process"), message)
+    return event.message
 
-    id: int
-    time: datetime
-    type: EventType
-    message: str
-    gpu: str = ""
-    before: str = ""
-    after: str = ""
-    device: str = ""
-    claim: str = ""
-    reason: str = ""
-    facts: Mapping[str, object] = field(default_factory=dict)
-    count: int = 1
-    since: datetime | None = None
-    first: int = 0
 
-    @property
-    def lasting_message(self) -> str:
-        """Without what differs each time and is no news: pids and log lines of daemons, digests of
-        plans with the same fault.
-        """
-        if self.type is EventType.PLAN_REJECTED:
-            return _DIGEST.sub("the plan", self.message)
-        if self.type in _OF_A_DAEMON:
-            message = self.message.partition(LAST_SAID)[0]
-            return _PROCESS.sub(lambda m: "the " + m["what"].replace("pid", "process"), message)
-        return self.message
+def _subject(event: Event) -> Hashable:
+    """What it is of: the newest event of each subject is the last word about it."""
+    return (event.type, event.gpu, event.device, event.claim)
 
-    @property
-    def subject(self) -> Hashable:
-        """What it is of: the newest event of each subject is the last word about it."""
-        return (self.type, self.gpu, self.device, self.claim)
 
-    def repeats(self, earlier: Event) -> bool:
-        mine, other = (
-            (event.subject, event.lasting_message, event.reason, event.before, event.after)
-            for event in (self, earlier)
-        )
-        return mine == other
+def _content(event: Event) -> Hashable:
+    """What two events have in common when one repeats the other."""
+    return (_subject(event), lasting_message(event), event.reason, event.before, event.after)
 
 
 class Follower:
@@ -230,7 +202,7 @@ class EventLog:
         return tuple(self._events.values())
 
     def of_last(self, seconds: float) -> tuple[Event, ...]:
-        begin = self._now() - timedelta(seconds=seconds)
+        begin = time_json(self._now() - timedelta(seconds=seconds))
         return tuple(event for event in self._events.values() if event.time >= begin)
 
     def add(
@@ -255,17 +227,19 @@ class EventLog:
         write = log.warning if kind.is_warning else log.info
         write(message, event_type=kind.value, **{k: v for k, v in named.items() if v}, **facts)
         event = Event(
-            self._next_id,
-            self._now(),
-            kind,
-            f"{message} ({remedy})" if remedy else message,
+            id=self._next_id,
+            time=time_json(self._now()),
+            type=kind,
+            severity="warning" if kind.is_warning else "info",
+            routine=kind.is_routine,
+            message=f"{message} ({remedy})" if remedy else message,
             gpu=gpu,
             before=before,
             after=after,
             device=device,
             claim=claim,
             reason=reason,
-            facts=facts,
+            facts=dict(facts) or None,
         )
         self._next_id += 1
         event = self._keep(event)
@@ -275,18 +249,18 @@ class EventLog:
 
     def _keep(self, event: Event) -> Event:
         """Keep it in the place of what it repeats; as it is then."""
-        earlier = self._events.get(self._newest.get(event.subject, 0))
-        if earlier is not None and event.repeats(earlier):
+        earlier = self._events.get(self._newest.get(_subject(event), 0))
+        if earlier is not None and _content(event) == _content(earlier):
             del self._events[earlier.id]
             since, first = earlier.since or earlier.time, earlier.first or earlier.id
             event = replace(event, count=earlier.count + 1, since=since, first=first)
         self._events[event.id] = event
-        self._newest[event.subject] = event.id
+        self._newest[_subject(event)] = event.id
         if len(self._events) > self._size:
-            routine = (number for number, kept in self._events.items() if kept.type.is_routine)
+            routine = (number for number, kept in self._events.items() if kept.routine)
             gone = self._events.pop(next(routine, next(iter(self._events))))
-            if self._newest.get(gone.subject) == gone.id:
-                del self._newest[gone.subject]
+            if self._newest.get(_subject(gone)) == gone.id:
+                del self._newest[_subject(gone)]
         return event
 
     @contextmanager

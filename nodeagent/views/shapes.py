@@ -283,6 +283,8 @@ class Plan(Shape, frozen=True, kw_only=True):
 
 
 class Event(Shape, frozen=True, kw_only=True):
+    # One decision of the agent, or what it follows from. `id` grows by one from event to event.
+    # What happened `count` times is kept once, as it was last.
     id: int
     time: Time
     type: str

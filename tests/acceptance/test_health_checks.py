@@ -212,7 +212,7 @@ async def test_raised_reported_and_ended(case: Case, tmp_path: Path) -> None:
         for _ in range(2 * case.looks + 1):
             await w.look(after=case.pause)
         assert not w.is_reported(case.cause)
-        reported = [event.type.value for event in w.events.events]
+        reported = [event.type for event in w.events.events]
         assert (
             reported[0]
             == {

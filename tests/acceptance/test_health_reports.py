@@ -45,7 +45,7 @@ async def test_the_links_of_a_gpu_are_one_finding(tmp_path: Path) -> None:
             await w.look()
             (finding,) = w.part.state.findings
             assert (finding.evidence, finding.parts) == (evidence, tuple(numbers))
-        assert [e.type.value for e in w.events.events] == ["GpuDegraded"] * 2
+        assert [e.type for e in w.events.events] == ["GpuDegraded"] * 2
         w.node.set_figures(0, {f"nvlink.replay.{number}": 2 for number in range(18)})
         await w.look()
         assert [f.evidence for f in w.part.state.findings if f.cause == "nvlinkErrors"] == [

@@ -78,7 +78,7 @@ class Rig:
 
     def reported(self) -> list[tuple[str, str]]:
         found = (event for event in self.events.events for _ in range(event.count))
-        return [(event.type.value, event.message) for event in found]
+        return [(event.type, event.message) for event in found]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

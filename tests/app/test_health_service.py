@@ -25,7 +25,7 @@ async def test_a_finding_is_reported_with_the_pods_it_hit(tmp_path: Path) -> Non
     assert [str(pod) for pod in finding.pods] == ["ml/train-0"]
     assert rig.changes == 1
     (event,) = rig.events.events
-    assert (event.type.value, event.gpu) == ("GpuUnhealthy", GPU)
+    assert (event.type, event.gpu) == ("GpuUnhealthy", GPU)
     said = "GPU 0 reported an error that needs a GPU reset"
     assert event.message.startswith(f"{said} in slices 4-7: XID 95")
     assert event.message.endswith(" It hit ml/train-0.")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 
 import pytest
 
 from nodeagent.cluster.events import NodeEvent
 from nodeagent.cluster.node_status import node_event
 from nodeagent.mps.lifecycle.model import Report, Subject
-from nodeagent.reconcile.event_log import Event, EventType
+from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import event_of
 
 WARNINGS = {
@@ -50,7 +49,7 @@ UNINTERESTING = {
 
 def reported(kind: EventType, message: str) -> NodeEvent | None:
     """What becomes of an event."""
-    return node_event(Event(1, datetime.now(UTC), kind, message, "GPU-0"))
+    return node_event(EventLog().add(kind, message, gpu="GPU-0"))
 
 
 @pytest.mark.parametrize("kind", EventType)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from nodeagent.reconcile.event_log import Event, EventLog, EventType
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.views.shapes import as_json
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -20,10 +21,11 @@ def test_keeps_the_last_events_with_growing_ids() -> None:
     for message in ("one", "two", "three"):
         log.add(EventType.APPLIED, message, gpu="GPU-1")
 
-    assert log.events == (
-        Event(2, NOON, EventType.APPLIED, "two", "GPU-1"),
-        Event(3, NOON, EventType.APPLIED, "three", "GPU-1"),
-    )
+    assert [as_json(event) for event in log.events] == [
+        {"id": number, "time": "2030-01-01T12:00:00.000Z", "type": "Applied", "severity": "info"}
+        | {"message": message, "gpu": "GPU-1"}
+        for number, message in ((2, "two"), (3, "three"))
+    ]
 
 
 def test_what_happens_again_is_one_event() -> None:
@@ -37,8 +39,8 @@ def test_what_happens_again_is_one_event() -> None:
 
     assert [event.device for event in log.events] == ["GPU-2", "GPU-1"]
     assert log.events[1] == again
-    assert (again.id, again.time, again.count) == (3, NOON + timedelta(minutes=2), 2)
-    assert (again.since, again.first, again.facts) == (NOON, 1, {})
+    assert (again.id, again.time, again.count) == (3, "2030-01-01T12:02:00.000Z", 2)
+    assert (again.since, again.first, again.facts) == ("2030-01-01T12:00:00.000Z", 1, None)
     assert "pid 9" in again.message
 
 
