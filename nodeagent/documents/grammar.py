@@ -22,7 +22,7 @@ JsonSchema = dict[str, Any]
 Given = Mapping[str, Any]  # the values of a map's keys, read by the rules of these keys
 
 
-class Refused(Exception):
+class NotAccepted(Exception):
     """The value at a place cannot be used; why has been noted in the findings."""
 
 
@@ -48,7 +48,7 @@ class Place(Struct, frozen=True):
         code: Code = Code.INVALID_VALUE,
         below: DocumentPath = (),
         of_key: bool = False,
-    ) -> Refused:
+    ) -> NotAccepted:
         """Note a fault here, or at a place below; the result is to be raised.
 
         When enough has been noted, reading ends at once: a hostile text must not cost time.
@@ -57,14 +57,14 @@ class Place(Struct, frozen=True):
         self.findings.add(code, path, message, remedy=remedy, of_key=of_key)
         if self.findings.full:
             self.findings.raise_any()
-        return Refused()
+        return NotAccepted()
 
-    def unexpected(self, accepted: str, remedy: str = "") -> Refused:
+    def unexpected(self, accepted: str, remedy: str = "") -> NotAccepted:
         return self.refuse(f"found {shown(self.value)}, expected {accepted}", remedy=remedy)
 
 
 class Rule(Struct, Generic[T], frozen=True):
-    """What is accepted at a place; `read` raises Refused when a fault had to be noted."""
+    """What is accepted at a place; `read` raises NotAccepted when a fault had to be noted."""
 
     read: Callable[[Place], T]
     schema: JsonSchema
@@ -142,15 +142,15 @@ def text(pattern: str, accepted: str) -> Rule[str]:
 
 
 def _read_all(reads: Iterable[Callable[[], T]]) -> list[T]:
-    """The results; raises Refused once everything was read, when any of it was refused."""
+    """The results; raises NotAccepted once everything was read, when any of it was refused."""
     results, refused = [], False
     for read in reads:
         try:
             results.append(read())
-        except Refused:
+        except NotAccepted:
             refused = True
     if refused:
-        raise Refused
+        raise NotAccepted
     return results
 
 
@@ -174,7 +174,7 @@ def map_of(
     key_pattern: str | None = None,
     least: int = 0,
 ) -> Rule[dict[str, T]]:
-    """A map whose keys are names; `check_key` notes the fault of one and raises Refused."""
+    """A map whose keys are names; `check_key` notes the fault of one and raises NotAccepted."""
 
     def read(place: Place) -> dict[str, T]:
         if not isinstance(place.value, dict):
@@ -210,10 +210,10 @@ def form(
                 continue
             try:
                 given[key.name] = _read_key(place, key)
-            except Refused:
+            except NotAccepted:
                 continue
         if unknown or len(given) < len(keys):
-            raise Refused
+            raise NotAccepted
         return build(place, given)
 
     return Rule(
@@ -267,7 +267,7 @@ def by_kind(
 
 
 def then(rule: Rule[T], make: Callable[[Place, T], U]) -> Rule[U]:
-    """What `make` makes of the value that a rule has read; it raises Refused for a fault."""
+    """What `make` makes of the value that a rule has read; it raises NotAccepted for a fault."""
     return Rule(lambda place: make(place, rule.read(place)), rule.schema)
 
 
@@ -275,8 +275,8 @@ def read_with(rule: Rule[T], value: object, findings: Findings, path: DocumentPa
     """What the rule makes of the value at `path`; raises DocumentError with every fault."""
     try:
         result = rule.read(Place(value, path, findings))
-    except Refused:
+    except NotAccepted:
         findings.raise_any()
-        raise  # not reached: a fault is noted before Refused is raised
+        raise  # not reached: a fault is noted before NotAccepted is raised
     findings.raise_any()
     return result

@@ -35,7 +35,7 @@ from nodeagent.reconcile.plan_update import (
     last_good_plan,
 )
 from nodeagent.structs import replace
-from nodeagent.views.node_state import Refusal
+from nodeagent.views.shapes import Refused
 
 _NOTHING_DESIRED = DesiredNode({})
 
@@ -66,7 +66,7 @@ class Judgement:
     document: PlanDocument | None = None
     desired: DesiredNode = _NOTHING_DESIRED
     accepted: PlanText | None = None
-    refusal: Refusal | None = None
+    refusal: Refused | None = None
     observed: ObservedNode = field(default_factory=ObservedNode)
 
     @property
@@ -98,7 +98,7 @@ class ActivePlan:
         self._newest: ReadPlan | None = None
         # Why the newest was, when tried last; as an error it would keep all that was observed.
         self._refused: tuple[ReadPlan, Sequence[Problem]] | None = None
-        self._unread: Refusal | None = None
+        self._unread: Refused | None = None
         self._good: ReadPlan | None = None
         self._desired: DesiredNode | None = None
         self._numbers: Numbers = ()  # of GPUs, as the plan in force means them
@@ -174,14 +174,14 @@ class ActivePlan:
         return update.on(observed)
 
     async def _read_newest(self, offer: PlanUpdate | None) -> None:
-        found: ReadPlan | Refusal | None = None
+        found: ReadPlan | Refused | None = None
         if isinstance(offer, PlanText):
             found = await asyncio.to_thread(self._read_or_refuse, offer)
         elif isinstance(offer, UnreadablePlan):
-            found = Refusal("", (offer.problem,))
+            found = Refused(digest="", problems=(offer.problem,))
         self.offered = offer
         self._newest = found if isinstance(found, ReadPlan) else None
-        self._unread = found if isinstance(found, Refusal) else None
+        self._unread = found if isinstance(found, Refused) else None
 
     async def restore(self) -> tuple[str, ...]:
         """The plan kept by an earlier life is the last good one; gives what is wrong with it."""
@@ -224,7 +224,7 @@ class ActivePlan:
                 self._desired, node_plan = self._make(new, observed, numbers, policy)
             except DocumentError as error:
                 self._refused = new, error.problems
-                refusal = Refusal(new.document.digest, error.problems)
+                refusal = Refused(digest=new.document.digest, problems=error.problems)
             else:
                 self._good, self._numbers = new, numbers or numbers_of(observed)
                 return Judgement(
@@ -237,7 +237,7 @@ class ActivePlan:
             self._desired = self._resolved(self._good, observed, self._numbers)
         except DocumentError as error:
             if self._desired is None:
-                refusal = refusal or Refusal(self.digest, error.problems)
+                refusal = refusal or Refused(digest=self.digest, problems=error.problems)
                 return Judgement(refusal=refusal, observed=observed)
             impossible = error.problems
         # What was possible once goes on to hold for the GPUs that are still there.
@@ -276,11 +276,11 @@ class ActivePlan:
         document = read_document(text.text, configuration=text.configuration)
         return ReadPlan(text, document, self._host_for(document))
 
-    def _read_or_refuse(self, text: PlanText) -> ReadPlan | Refusal:
+    def _read_or_refuse(self, text: PlanText) -> ReadPlan | Refused:
         try:
             return self._read(text)
         except DocumentError as error:
-            return Refusal(digest_of(text.text), error.problems)
+            return Refused(digest=digest_of(text.text), problems=error.problems)
 
     def preview(
         self, text: PlanText, observed: ObservedNode, policy: Policy

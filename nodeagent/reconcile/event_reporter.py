@@ -18,7 +18,7 @@ from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import LAST_SAID, EventLog, EventType
 from nodeagent.reconcile.work_queue import Retry
 from nodeagent.views.mps_problems import unready_daemons
-from nodeagent.views.node_state import Refusal
+from nodeagent.views.shapes import Refused
 from nodeagent.views.text import gpu_words, layout_words, step_words
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ class EventReporter:
         self._layouts: dict[str, tuple[str, str]] = {}  # by the last look but one, and the last
         self._slow: set[int] = set()
         self._obstacles: dict[str, tuple[Problem, ...]] = {}
-        self._refusal: Refusal | None = None
+        self._refusal: Refused | None = None
         self._note = ""
         self._failure: Problem | None = None
         self._trouble = ""

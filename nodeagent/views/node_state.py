@@ -17,7 +17,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct, field
 from nodeagent.views.claims import Claim
 from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
-from nodeagent.views.shapes import Cluster, MpsDaemon
+from nodeagent.views.shapes import Cluster, MpsDaemon, Refused
 
 if TYPE_CHECKING:  # it takes long to import, and not every state has it
     from nodeagent.health.state import HealthState
@@ -60,13 +60,6 @@ _NOTHING_SEEN = ObservedNode()
 FOR_CLAIMS = "no plan: the GPUs are for claims"
 
 
-class Refusal(Struct, frozen=True):
-    """A document that was not accepted; `digest` is empty when its text could not be read."""
-
-    digest: str
-    problems: tuple[Problem, ...]
-
-
 class Reading(Struct, frozen=True):
     """What was sampled last of a GPU or a GPU instance; None: not read.
 
@@ -100,7 +93,7 @@ class NodeState(Struct, frozen=True):
     phase: Phase = Phase.WORKING
     digest: str = ""
     configuration: str | None = None
-    refusal: Refusal | None = None
+    refusal: Refused | None = None
     note: str = ""
     observed: ObservedNode = _NOTHING_SEEN
     observed_at: datetime | None = None

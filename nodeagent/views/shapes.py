@@ -41,6 +41,12 @@ def as_json(shape: Shape) -> Json:
     return made
 
 
+class Refused(Shape, frozen=True, kw_only=True):
+    # A document that was not accepted.
+    digest: str = ""  # absent where the text could not be read
+    problems: tuple[Problem, ...]
+
+
 class Pod(Shape, frozen=True, kw_only=True):
     namespace: str
     name: str

@@ -16,8 +16,8 @@ from nodeagent.plan.problems import Problem
 from nodeagent.strict_json import parse_json
 from nodeagent.views.devices import located, mig_devices
 from nodeagent.views.headline import headline
-from nodeagent.views.node_state import NodeState, Phase, Refusal
-from nodeagent.views.shapes import Json, MpsDaemon, as_json
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import Json, MpsDaemon, Refused, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
 
 STATUS: Final = "nodeagent.io/status"
@@ -112,7 +112,7 @@ def _moment_of(there: str | None, content: Json, now: datetime) -> datetime | No
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _rejected(refusal: Refusal) -> Json:
+def _rejected(refusal: Refused) -> Json:
     first = _problem(refusal.problems[0]) if refusal.problems else {}
     digest = {"digest": refusal.digest} if refusal.digest else {}
     return digest | {key: first[key] for key in ("path", "message") if key in first}

@@ -36,7 +36,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     less = [p for p in state.less_offered if gpu is None or p.gpu == gpu]
     where = located(state.observed)
     daemons = [d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu]
-    refusal, in_cluster = state.refusal, state.cluster is not None
+    in_cluster = state.cluster is not None
     remedies = HealthRemedies(state.node, in_cluster, state.observed)
     report = status_shapes.Status(
         node=state.node,
@@ -46,9 +46,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         source=state.source,
         digest=state.digest,
         configuration=state.configuration,
-        rejected=status_shapes.Refused(digest=refusal.digest, problems=list(refusal.problems))
-        if refusal
-        else None,
+        rejected=state.refusal,
         observed_at=time_json(state.observed_at) if state.observed_at else "",
         driver_version=state.observed.driver_version,
         cluster=state.cluster,

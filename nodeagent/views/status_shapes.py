@@ -46,11 +46,6 @@ class Health(Shape, frozen=True, kw_only=True):
 # --- the status -----------------------------------------------------------------------------------
 
 
-class Refused(Shape, frozen=True, kw_only=True):
-    digest: str = ""
-    problems: list[Problem]
-
-
 class UserMemory(Shape, frozen=True, kw_only=True):
     used: shapes.Bytes
 
@@ -133,7 +128,7 @@ class Status(Shape, frozen=True, kw_only=True):
     source: str
     digest: Annotated[str, Meta(description="of the plan in force")] = ""
     configuration: str | None = None
-    rejected: Refused | None = None
+    rejected: shapes.Refused | None = None
     observed_at: shapes.Time = ""
     driver_version: str = ""
     cluster: shapes.Cluster | None = None

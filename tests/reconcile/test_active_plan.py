@@ -19,7 +19,8 @@ from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import KeptPlan, NoPlan, PlanText, PlanUpdate
 from nodeagent.simulation import simulated
 from nodeagent.structs import replace
-from nodeagent.views.node_state import Phase, Refusal
+from nodeagent.views.node_state import Phase
+from nodeagent.views.shapes import Refused
 from tests.rig import SMI, Rig, destruction, do, open_driver, plan_text, running
 
 
@@ -311,7 +312,7 @@ async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
     plan.offer(NoPlan("there is none"))
     judgement = await judged(plan, await observe("t4:1"))
     assert judgement.plan is None
-    assert isinstance(judgement.refusal, Refusal)
+    assert isinstance(judgement.refusal, Refused)
     assert judgement.refusal.digest == plan.digest
 
 

@@ -16,7 +16,8 @@ from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
-from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import Refused
 from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
 
@@ -91,7 +92,7 @@ _refused = _caught.value
 REJECTED = replace(
     IN_SYNC,
     phase=Phase.REJECTED,
-    refusal=Refusal(digest_of(REFUSED), _refused.problems),
+    refusal=Refused(digest=digest_of(REFUSED), problems=_refused.problems),
     problems=_refused.problems,
 )
 _whole = resolve(read_document(WHOLE), OBSERVED)

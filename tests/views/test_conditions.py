@@ -21,7 +21,8 @@ from nodeagent.views.conditions import (
     PARTITIONS_READY,
     conditions,
 )
-from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import Refused
 from tests.views.example_node import (
     AT,
     BLOCKED,
@@ -71,7 +72,7 @@ def test_a_rejected_plan() -> None:
         f"GPU 0 (NVIDIA H100 80GB HBM3) has no profile 8g.40gb; plan {DIGEST} stays in force; "
         "see nodeagent explain UnknownProfile"
     )
-    unread = replace(REJECTED, digest="", refusal=Refusal("", REJECTED.problems))
+    unread = replace(REJECTED, digest="", refusal=Refused(digest="", problems=REJECTED.problems))
     assert ready(unread).message.startswith('the plan is refused: gpus[0].mig["8g.40gb"]: ')
 
 

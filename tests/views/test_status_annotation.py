@@ -21,7 +21,8 @@ from nodeagent.plan.observed import (
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
-from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import Refused
 from nodeagent.views.status_annotation import (
     LARGEST,
     StatusAnnotation,
@@ -243,7 +244,7 @@ def _crowded(gpus: int, problems: int, text: str) -> NodeState:
         Phase.REJECTED,
         DIGEST,
         text,
-        Refusal(DIGEST, found),
+        Refused(digest=DIGEST, problems=found),
         text,
         ObservedNode(observed),
         AT,

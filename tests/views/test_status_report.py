@@ -28,7 +28,8 @@ from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
-from nodeagent.views.node_state import NodeState, Phase, Reading, Refusal
+from nodeagent.views.node_state import NodeState, Phase, Reading
+from nodeagent.views.shapes import Refused
 from nodeagent.views.status_report import status_json
 
 THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))
@@ -246,7 +247,8 @@ def test_why_gpus_offer_less_to_claims() -> None:
 
 def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
     """Both digests are there: what holds, and what does not."""
-    refusal = Refusal("sha256:11", (Problem(code=Code.SYNTAX, message="no", path="gpus[0]"),))
+    problem = Problem(code=Code.SYNTAX, message="no", path="gpus[0]")
+    refusal = Refused(digest="sha256:11", problems=(problem,))
     report = status_json(state(phase=Phase.REJECTED, refusal=refusal))
     assert report
     assert report["digest"] == "sha256:00"

@@ -18,7 +18,8 @@ from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
-from nodeagent.views.node_state import NodeState, Phase, Refusal, blocking_codes, phase_of
+from nodeagent.views.node_state import NodeState, Phase, blocking_codes, phase_of
+from nodeagent.views.shapes import Refused
 from tests.plan.cards import card, with_instances
 
 TEXT = PlanText(b"the file", "mine")
@@ -62,7 +63,7 @@ def test_the_state() -> None:
         (replace(IN_SYNC, configuration="another"), MigState.PENDING),
         (replace(IN_SYNC, source="annotation"), MigState.PENDING),
         (replace(IN_SYNC, plan=None), MigState.PENDING),
-        (replace(IN_SYNC, refusal=Refusal("sha256:0", ())), MigState.FAILED),
+        (replace(IN_SYNC, refusal=Refused(digest="sha256:0", problems=())), MigState.FAILED),
         (replace(IN_SYNC, phase=Phase.WORKING), MigState.PENDING),
         (blocked(Code.IN_USE), MigState.PENDING),
         (blocked(Code.IN_USE, Code.MPS_CLIENT), MigState.PENDING),
@@ -82,7 +83,9 @@ def test_the_state() -> None:
 
 
 @pytest.mark.parametrize("offered", [TEXT, UNKNOWN, NoPlan("not yet"), None])
-@pytest.mark.parametrize("node", [IN_SYNC, replace(IN_SYNC, refusal=Refusal("sha256:0", ()))])
+@pytest.mark.parametrize(
+    "node", [IN_SYNC, replace(IN_SYNC, refusal=Refused(digest="sha256:0", problems=()))]
+)
 def test_what_was_asked_for_before_says_nothing(
     node: NodeState, offered: PlanUpdate | None
 ) -> None:

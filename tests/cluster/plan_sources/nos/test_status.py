@@ -15,7 +15,8 @@ from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
 from nodeagent.structs import replace
-from nodeagent.views.node_state import NodeState, Phase, Refusal
+from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.shapes import Refused
 from tests.cluster.plan_sources.nos.nodes import (
     HYBRID,
     MIG,
@@ -273,7 +274,7 @@ def test_each_mode_its_own() -> None:
 
 ASKED = spec(**{"0-7g.40gb": "1"})
 OFFERED = offer(ASKED, MIG, TWO)
-REFUSAL = Refusal("", (Problem(code=Code.DOES_NOT_FIT, message="a test says no"),))
+REFUSAL = Refused(digest="", problems=(Problem(code=Code.DOES_NOT_FIT, message="a test says no"),))
 
 
 def acknowledged(known: NodeState, offered: object = OFFERED, *, judged: bool = True) -> str | None:
