@@ -6,13 +6,17 @@ digest of one more plan with the same fault) is left out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final, Literal
 
 from nodeagent.cluster.client.node_view import UNHEALTHY, NodeView, Wanted
 from nodeagent.cluster.events import NodeEvent
+from nodeagent.health.reporting import Condition
 from nodeagent.reconcile.event_log import EventType, lasting_message
+from nodeagent.structs import Struct, field
 from nodeagent.views.conditions import HEALTHY, conditions
+from nodeagent.views.headline import headline
 from nodeagent.views.layout_facts import (
     LAYOUT,
     TOPOLOGY,
@@ -22,8 +26,13 @@ from nodeagent.views.layout_facts import (
     topology,
 )
 from nodeagent.views.node_state import NodeState
-from nodeagent.views.shapes import Event
-from nodeagent.views.status_annotation import STATUS, StatusAnnotation
+from nodeagent.views.shapes import Event, Json
+from nodeagent.views.status_annotation import (
+    STATUS,
+    StatusAnnotation,
+    has_looked,
+    status_content,
+)
 
 # Steps, whose result is published; what has Events about its claim; what the Node itself shows.
 _NOT_PUBLISHED: Final = frozenset(
@@ -54,35 +63,55 @@ def node_event(event: Event) -> NodeEvent | None:
     return NodeEvent(kind, event.type, lasting_message(event))
 
 
-def shown_state(
-    state: NodeState | None,
-    view: NodeView,
-    status: StatusAnnotation,
-    *,
-    labels: bool,
-    taints: bool,
-    now: datetime,
-) -> Wanted:
-    """What a Node like this should show of the state; None: nothing is known yet.
+class Facts(Struct, frozen=True):
+    """What one state has to say on its Node, whatever the Node has: made once for each state.
 
-    `status` keeps its text, and its moment, while nothing changes. `labels`: whether facts for
-    schedulers are labels as well, `taints`: whether an unhealthy GPU taints the Node; else those
-    left of ours go away.
+    `status` is the content of the status annotation, None before there is anything to say.
     """
+
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    status: Json | None = None
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+
+
+NOTHING: Final = Facts()
+
+
+def facts_of(state: NodeState | None, *, labels: bool) -> Facts:
+    """None: nothing is known yet. `labels`: whether facts for schedulers are labels as well."""
     if state is None:
-        return Wanted()
+        return NOTHING
+    worst = headline(state, in_cluster=True)
     annotations: dict[str, str | None] = {}
     if state.observed_at is not None:
         # Of GPUs that were never observed there are no facts, and what is there may be right.
         annotations[TOPOLOGY] = topology(state.observed)
         annotations[LAYOUT] = layout(state.observed, state.mps)
-    text = status.text(state, there=view.annotations.get(STATUS), now=now)
-    if text is not None:
-        annotations[STATUS] = text
-    facts = layout_labels(state.observed) if labels else {}
-    shown = conditions(state)
-    unhealthy = shown[HEALTHY].status == "False"
+    return Facts(
+        annotations,
+        layout_labels(state.observed) if labels else {},
+        status_content(state, worst) if has_looked(state) else None,
+        conditions(state, worst),
+    )
+
+
+def shown_facts(
+    facts: Facts, view: NodeView, status: StatusAnnotation, *, taints: bool, now: datetime
+) -> Wanted:
+    """What a Node like this should show of them.
+
+    `status` keeps its text, and its moment, while nothing changes. `taints`: whether an unhealthy
+    GPU taints the Node; else ours goes away, as labels do that are not wanted any more.
+    """
+    if facts is NOTHING:
+        return Wanted()
+    annotations = dict(facts.annotations)
+    if facts.status is not None:
+        existing = view.annotations.get(STATUS)
+        annotations[STATUS] = status.text(facts.status, existing=existing, now=now)
+    healthy = facts.conditions[HEALTHY].status
     # While it is not known, the taint stays as it is.
-    known = shown[HEALTHY].status != "Unknown" or not taints
-    tainted = {UNHEALTHY: taints and unhealthy} if known else {}
-    return Wanted(annotations, label_changes(view.labels, facts), shown, tainted)
+    known = healthy != "Unknown" or not taints
+    tainted = {UNHEALTHY: taints and healthy == "False"} if known else {}
+    return Wanted(annotations, label_changes(view.labels, facts.labels), facts.conditions, tainted)

@@ -23,7 +23,7 @@ from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.events import EventIntervals, EventPublisher
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.cluster.node import KeptNode
-from nodeagent.cluster.node_status import node_event, shown_state
+from nodeagent.cluster.node_status import facts_of, node_event, shown_facts
 from nodeagent.cluster.plan_sources.node_source import NodeSource
 from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.plan.problems import Code, Problem
@@ -96,6 +96,7 @@ class NodePublisher:
         self._state: NodeState | None = None
         self._offered: PlanUpdate | None = None
         self._shown: NodeState | None = None  # what is shown; the newest may still be held back
+        self._facts = facts_of(None, labels=False)  # of the state that is shown
         self._held_back: asyncio.TimerHandle | None = None
         self._events = EventPublisher(access, node, intervals=intervals.events, wall=now)
         self.on_node_change: list[Callable[[], None]] = []
@@ -258,6 +259,7 @@ class NodePublisher:
             self._held_back.cancel()
             self._held_back = None
         self._shown = self._state
+        self._facts = facts_of(self._shown, labels=self._labels)
         self.refresh()
 
     def _end_farewell(self) -> None:
@@ -271,13 +273,8 @@ class NodePublisher:
         """Want what is to be there now; nothing is sent when it is there already."""
         if self._state is None or self._view is None:
             return
-        status = shown_state(
-            self._shown,
-            self._view,
-            self._status,
-            labels=self._labels,
-            taints=self._taints,
-            now=self._now(),
+        status = shown_facts(
+            self._facts, self._view, self._status, taints=self._taints, now=self._now()
         )
         answer = Wanted()
         if self._source is not None and not self._hooks.leaves_answer:

@@ -13,9 +13,9 @@ from nodeagent.health.reporting import Condition, condition
 from nodeagent.health.table import Check
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.structs import replace
-from nodeagent.views.headline import gpus_not_read, headline, not_read_words
+from nodeagent.views.headline import gpus_not_read, not_read_words
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import HeadlineSeverity
+from nodeagent.views.shapes import Headline, HeadlineSeverity
 from nodeagent.views.status_annotation import has_looked
 from nodeagent.views.text import gpu_words, shortened
 
@@ -25,10 +25,10 @@ HEALTHY: Final = "GPUHealthy"
 _LONGEST_MESSAGE = 1024  # characters
 
 
-def conditions(state: NodeState) -> Mapping[str, Condition]:
-    """Both conditions by type."""
+def conditions(state: NodeState, worst: Headline) -> Mapping[str, Condition]:
+    """Both conditions by type; `worst` is the state's headline."""
     ready = _unknown(state, looked=has_looked(state)) or _partitions(state)
-    ready, health = (_with_headline(found, state) for found in (ready, _health(state)))
+    ready, health = (_with_headline(found, state, worst) for found in (ready, _health(state)))
     return {
         PARTITIONS_READY: _explained(ready, _code(state) or ready.reason),
         HEALTHY: _explained(health, health.reason),
@@ -53,16 +53,15 @@ def _explained(condition: Condition, code: str) -> Condition:
     return replace(condition, message=message)
 
 
-def _with_headline(condition: Condition, state: NodeState) -> Condition:
+def _with_headline(condition: Condition, state: NodeState, worst: Headline) -> Condition:
     """The condition with the headline in front, unless it names the same. With nothing to warn of,
     its own words are the headline, with the plan that programs wait for.
     """
-    found = headline(state, in_cluster=True)
-    if found.severity in (HeadlineSeverity.OK, HeadlineSeverity.INFO):
+    if worst.severity in (HeadlineSeverity.OK, HeadlineSeverity.INFO):
         return condition
-    if found.code == condition.reason:
+    if worst.code == condition.reason:
         return condition
-    text = found.text.removesuffix(".")
+    text = worst.text.removesuffix(".")
     named = (text, *(p.message for p in state.problems if p.message in text))
     if any(words.casefold() in condition.message.casefold() for words in named):
         return condition

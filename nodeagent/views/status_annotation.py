@@ -15,9 +15,8 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.strict_json import parse_json
 from nodeagent.views.devices import located, mig_devices
-from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import Json, MpsDaemon, Refused, as_json
+from nodeagent.views.shapes import Headline, Json, MpsDaemon, Refused, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
 
 STATUS: Final = "nodeagent.io/status"
@@ -33,14 +32,13 @@ _MOST = {"code": _NAME, "gpu": _NAME, "path": 160, "message": _MESSAGE, "remedy"
 _AHEAD = 60.0  # seconds that another clock may be ahead of this one
 
 
-def status_content(state: NodeState) -> Json:
-    """The state without the moment, which is no part of what it says."""
-    found = as_json(headline(state, in_cluster=True))
+def status_content(state: NodeState, worst: Headline) -> Json:
+    """The state without the moment, which is no part of what it says; `worst` is its headline."""
     content: Json = {
         "phase": state.phase.value,
         "headline": {
             key: shortened(text, most=_COMMANDS if key == "remedy" else _MESSAGE)
-            for key, text in found.items()
+            for key, text in as_json(worst).items()
         },
     }
     if state.digest:
@@ -77,15 +75,10 @@ class StatusAnnotation:
         self._content: Json | None = None
         self._since = datetime.min.replace(tzinfo=UTC)
 
-    def text(self, state: NodeState, *, there: str | None, now: datetime) -> str | None:
-        """What is to be there for this state; `there` is what the Node has. None: before the
-        first look at the GPUs there is nothing to say, so leave it as it is.
-        """
-        if not has_looked(state):
-            return None
-        content = status_content(state)
+    def text(self, content: Json, *, existing: str | None, now: datetime) -> str:
+        """The annotation of this content; `existing` is what the Node has."""
         if content != self._content:
-            kept = _moment_of(there, content, now) if self._content is None else None
+            kept = _moment_of(existing, content, now) if self._content is None else None
             self._content, self._since = content, kept or now
         return status_text(content, self._since)
 
@@ -95,10 +88,10 @@ def has_looked(state: NodeState) -> bool:
     return state.observed_at is not None or bool(state.driver_error or state.problems)
 
 
-def _moment_of(there: str | None, content: Json, now: datetime) -> datetime | None:
+def _moment_of(existing: str | None, content: Json, now: datetime) -> datetime | None:
     """Since when an annotation says just this; None when it does not."""
     try:
-        kept = parse_json(there or "")
+        kept = parse_json(existing or "")
         if not isinstance(kept, dict):
             return None
         written = datetime.fromisoformat(kept.pop("observedAt"))

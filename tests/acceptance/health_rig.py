@@ -26,6 +26,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.views.conditions import HEALTHY, conditions
+from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.status_report import status_json
 
@@ -105,7 +106,7 @@ class World:
         assert (finding is not None) is in_status
         if finding is not None:
             wanted = {"healthy": "True", "degraded": "True", "unknown": "Unknown"}
-            status = conditions(state)[HEALTHY].status
+            status = conditions(state, headline(state, in_cluster=True))[HEALTHY].status
             assert status == wanted.get(finding.severity.value, "False")
             expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}
             for sample in samples:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.node_status import shown_state
+from nodeagent.cluster.client.node_view import NodeView, Wanted
+from nodeagent.cluster.node_status import facts_of, shown_facts
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
@@ -27,6 +27,14 @@ def _state(access: Access) -> NodeState:
     return replace(IN_SYNC, observed=ObservedNode((first, SECOND)))
 
 
+def shown(
+    state: NodeState | None, view: NodeView, *, labels: bool = False, taints: bool = False
+) -> Wanted:
+    """What a Node like this should show."""
+    facts = facts_of(state, labels=labels)
+    return shown_facts(facts, view, StatusAnnotation(), taints=taints, now=NOW)
+
+
 @pytest.mark.parametrize(
     ("taints", "access", "expected"),
     [
@@ -40,9 +48,7 @@ def _state(access: Access) -> NodeState:
 )
 def test_the_taint(taints: bool, access: Access, expected: dict[str, bool]) -> None:
     """Only where taints are set, only while a GPU is known to be unhealthy."""
-    wanted = shown_state(
-        _state(access), NodeView(), StatusAnnotation(), labels=False, taints=taints, now=NOW
-    )
+    wanted = shown(_state(access), NodeView(), taints=taints)
     assert wanted.taints == expected
 
 
@@ -51,16 +57,14 @@ def test_labels_that_are_not_wanted_any_more_go() -> None:
     foreign = {"example.com/mine": "1"}
 
     def labels(there: Mapping[str, str], *, wanted: bool) -> dict[str, str | None]:
-        view, status = NodeView(labels={**foreign, **there}), StatusAnnotation()
-        state = _state(Access.OK)
-        return dict(shown_state(state, view, status, labels=wanted, taints=False, now=NOW).labels)
+        view = NodeView(labels={**foreign, **there})
+        return dict(shown(_state(Access.OK), view, labels=wanted).labels)
 
-    shown = {key: text for key, text in labels({}, wanted=True).items() if text}
-    assert shown
-    assert labels(shown, wanted=False) == dict.fromkeys(shown)
+    mine = {key: text for key, text in labels({}, wanted=True).items() if text}
+    assert mine
+    assert labels(mine, wanted=False) == dict.fromkeys(mine)
 
 
 def test_nothing_is_shown_before_anything_is_known() -> None:
     """What the agent before this one left is kept."""
-    shown = shown_state(None, NodeView(), StatusAnnotation(), labels=True, taints=True, now=NOW)
-    assert shown == type(shown)()
+    assert shown(None, NodeView(), labels=True, taints=True) == Wanted()

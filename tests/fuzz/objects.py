@@ -35,7 +35,7 @@ from nodeagent.cluster.reflector import read_event
 from nodeagent.cluster.slice_publisher import read_slice
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.strict_json import parse_json
-from nodeagent.views.status_annotation import StatusAnnotation, status_content, status_text
+from nodeagent.views.status_annotation import StatusAnnotation, status_text
 from tests.claims.samples import (
     UID,
     claim_json,
@@ -47,7 +47,7 @@ from tests.claims.samples import (
     result_json,
 )
 from tests.fuzz.runs import Parser
-from tests.views.example_node import AT, IN_SYNC
+from tests.views.example_node import AT, IN_SYNC, content_of
 
 _REFUSALS = (ClusterFault, ValueError)  # what is no JSON is refused before, with a ValueError
 _NOS = "nos.nebuly.com/"
@@ -197,7 +197,7 @@ def _annotations_of_nos(text: bytes, _: Path) -> None:
 
 
 def _status_annotation(text: bytes, _: Path) -> None:
-    StatusAnnotation().text(IN_SYNC, there=text.decode("utf-8", "replace"), now=AT)
+    StatusAnnotation().text(content_of(IN_SYNC), existing=text.decode("utf-8", "replace"), now=AT)
 
 
 def _claim(text: bytes, _: Path) -> None:
@@ -253,7 +253,7 @@ _LARGE_NODES = (
 def parsers() -> tuple[Parser, ...]:
     """One for each kind of object, and for what comes around them."""
     spec = _NODE["metadata"]["annotations"]
-    status = status_text(status_content(IN_SYNC), AT).encode()
+    status = status_text(content_of(IN_SYNC), AT).encode()
     return (
         Parser("Node", _node, _REFUSALS, (json.dumps(_NODE).encode(),), _LARGE_NODES),
         Parser("annotations of nos", _annotations_of_nos, _REFUSALS, (json.dumps(spec).encode(),)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError
+from nodeagent.health.reporting import Condition
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, MigMode, NvLinks, ObservedNode
 from nodeagent.plan.plan import Policy
@@ -16,8 +18,11 @@ from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
+from nodeagent.views.conditions import conditions
+from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import Refused
+from nodeagent.views.shapes import Json, Refused
+from nodeagent.views.status_annotation import status_content
 from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
 
@@ -104,3 +109,13 @@ BLOCKED = replace(
     digest=digest_of(WHOLE),
     problems=tuple(problem for gpu in _waits.gpus for problem in gpu.problems),
 )
+
+
+def content_of(state: NodeState) -> Json:
+    """What the status annotation says of it."""
+    return status_content(state, headline(state, in_cluster=True))
+
+
+def conditions_of(state: NodeState) -> Mapping[str, Condition]:
+    """The Node's conditions in this state."""
+    return conditions(state, headline(state, in_cluster=True))

@@ -10,10 +10,20 @@ from typing import Any
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
-from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY, conditions
+from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY
 from nodeagent.views.layout_facts import layout, layout_labels, topology
-from nodeagent.views.status_annotation import status_content, status_text
-from tests.views.example_node import AT, BLOCKED, DAEMON, IN_SYNC, OBSERVED, PLAN, REJECTED
+from nodeagent.views.status_annotation import status_text
+from tests.views.example_node import (
+    AT,
+    BLOCKED,
+    DAEMON,
+    IN_SYNC,
+    OBSERVED,
+    PLAN,
+    REJECTED,
+    conditions_of,
+    content_of,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs/annotations.md").read_text(encoding="utf-8")
 
@@ -42,8 +52,8 @@ def test_the_plan_is_the_examples() -> None:
 def test_the_status_examples() -> None:
     """In sync and refused; every key of both is explained."""
     shown, refused = map(json.loads, blocks(section("Annotation nodeagent.io/status"), "json"))
-    assert shown == json.loads(status_text(status_content(IN_SYNC), AT))
-    whole = status_content(REJECTED)
+    assert shown == json.loads(status_text(content_of(IN_SYNC), AT))
+    whole = content_of(REJECTED)
     assert refused == {key: whole[key] for key in refused}
     assert whole.keys() - refused.keys() == {"headline", "gpus", "mps"}
     explained = re.findall(r"`([a-zA-Z]+)", section("Annotation nodeagent.io/status"))
@@ -60,7 +70,7 @@ def test_the_conditions() -> None:
     found = {
         (kind, condition.status, condition.reason, condition.message)
         for state in (IN_SYNC, REJECTED, BLOCKED)
-        for kind, condition in conditions(state).items()
+        for kind, condition in conditions_of(state).items()
     }
     assert {*rows} == found
     assert {row[0] for row in rows} == {PARTITIONS_READY, HEALTHY}
@@ -88,4 +98,6 @@ def test_the_message_to_wait_for() -> None:
         IN_SYNC, problems=(Problem(code=Code.SOURCE_MISSING, message="the plan file is gone"),)
     )
     for state in (IN_SYNC, gone):
-        assert waited.replace("$want", state.digest) in conditions(state)[PARTITIONS_READY].message
+        assert (
+            waited.replace("$want", state.digest) in conditions_of(state)[PARTITIONS_READY].message
+        )

@@ -19,7 +19,6 @@ from nodeagent.structs import replace
 from nodeagent.views.conditions import (
     HEALTHY,
     PARTITIONS_READY,
-    conditions,
 )
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
@@ -32,6 +31,7 @@ from tests.views.example_node import (
     OBSERVED,
     REJECTED,
     SECOND,
+    conditions_of,
 )
 
 FRESH = NodeState("gpu-node-0", "annotation")
@@ -41,12 +41,12 @@ SILENT = replace(OBSERVED.gpus[1], access=Access.UNKNOWN, access_reason="a call 
 
 def ready(state: NodeState) -> Condition:
     """GPUPartitionsReady."""
-    return conditions(state)[PARTITIONS_READY]
+    return conditions_of(state)[PARTITIONS_READY]
 
 
 def healthy(state: NodeState) -> Condition:
     """GPUHealthy."""
-    return conditions(state)[HEALTHY]
+    return conditions_of(state)[HEALTHY]
 
 
 # --- GPUPartitionsReady ---------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_without_a_plan_a_node_may_be_for_claims() -> None:
 def test_before_the_first_look_nothing_is_known() -> None:
     """Both conditions say so."""
     unknown = Condition("Unknown", "NotObservedYet", "the GPUs were not read yet")
-    assert dict(conditions(FRESH)) == {PARTITIONS_READY: unknown, HEALTHY: unknown}
+    assert dict(conditions_of(FRESH)) == {PARTITIONS_READY: unknown, HEALTHY: unknown}
 
 
 def test_a_refusal_before_the_first_look_says_nothing_of_health() -> None:
@@ -119,7 +119,7 @@ def test_a_refusal_before_the_first_look_says_nothing_of_health() -> None:
 def test_a_driver_that_does_not_answer() -> None:
     """Then nothing is known, whatever was known before."""
     state = replace(IN_SYNC, phase=Phase.FAILED, driver_error="it is not loaded")
-    for condition in conditions(state).values():
+    for condition in conditions_of(state).values():
         assert (condition.status, condition.reason) == ("Unknown", "DriverUnavailable")
         assert condition.message == (
             "the driver does not answer: it is not loaded; see nodeagent explain DriverUnavailable"
@@ -260,7 +260,7 @@ def test_messages_are_bounded_and_in_one_line() -> None:
         replace(IN_SYNC, observed=ObservedNode((replace(LOST, access_reason=nasty),) * 16)),
     ]
     for state in states:
-        for condition in conditions(state).values():
+        for condition in conditions_of(state).values():
             assert len(condition.message) <= 1024
             assert condition.message.isprintable()
             if condition.status != "True":
@@ -270,4 +270,4 @@ def test_messages_are_bounded_and_in_one_line() -> None:
 def test_a_later_round_changes_nothing() -> None:
     """No age and no count of rounds is in a condition."""
     later = replace(BLOCKED, rounds=99, observed_at=AT + timedelta(days=1))
-    assert conditions(later) == conditions(BLOCKED)
+    assert conditions_of(later) == conditions_of(BLOCKED)

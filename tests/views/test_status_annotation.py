@@ -26,7 +26,7 @@ from nodeagent.views.shapes import Refused
 from nodeagent.views.status_annotation import (
     LARGEST,
     StatusAnnotation,
-    status_content,
+    has_looked,
     status_text,
 )
 from tests.views.daemons import mps_client, mps_daemon
@@ -40,6 +40,7 @@ from tests.views.example_node import (
     OBSERVED,
     REJECTED,
     SECOND,
+    content_of,
 )
 
 LATER = AT + timedelta(hours=1)
@@ -50,7 +51,7 @@ LATER = AT + timedelta(hours=1)
 
 def test_a_node_in_sync() -> None:
     """Every key of the contract, and no word more than needed."""
-    assert status_content(IN_SYNC) == {
+    assert content_of(IN_SYNC) == {
         "headline": {
             "severity": "ok",
             "text": "The node is as the plan says, and its 2 GPUs are healthy.",
@@ -82,7 +83,7 @@ def _instance(uuid: str, profile: str, start: int, *, used: bool = False) -> dic
 
 def test_a_refused_plan_is_found_by_its_digest() -> None:
     """Both digests are there: that of the plan in force and that of the refused one, with why."""
-    content = status_content(REJECTED)
+    content = content_of(REJECTED)
     assert REJECTED.refusal
     assert (content["phase"], content["digest"]) == ("Rejected", DIGEST)
     assert content["rejected"] == {
@@ -95,7 +96,7 @@ def test_a_refused_plan_is_found_by_its_digest() -> None:
 
 def test_what_blocks_is_said_in_a_sentence() -> None:
     """And as a problem with its code and GPU."""
-    content = status_content(BLOCKED)
+    content = content_of(BLOCKED)
     assert content["message"] == BLOCKED.problems[0].message
     assert content["problems"][0]["gpu"] == FIRST
 
@@ -106,7 +107,7 @@ def test_a_gpu_that_does_not_answer_counts_as_used() -> None:
     lost = replace(
         OBSERVED.gpus[0], access=Access.LOST, instances=(*OBSERVED.gpus[0].instances, half)
     )
-    gpu = status_content(replace(IN_SYNC, observed=ObservedNode((lost,))))["gpus"][0]
+    gpu = content_of(replace(IN_SYNC, observed=ObservedNode((lost,))))["gpus"][0]
     assert gpu["access"] == "lost"
     assert all(instance["used"] for instance in gpu["instances"])
     assert gpu["instances"][2] == {"profile": "1g.10gb", "start": 2, "used": True}
@@ -115,7 +116,7 @@ def test_a_gpu_that_does_not_answer_counts_as_used() -> None:
 def test_a_mode_that_waits_for_a_reset_is_reported() -> None:
     """It is published beside the current one."""
     waits = replace(OBSERVED.gpus[1], mig=MigMode(current=False, pending=True))
-    gpu = status_content(replace(IN_SYNC, observed=ObservedNode((waits,))))["gpus"][0]
+    gpu = content_of(replace(IN_SYNC, observed=ObservedNode((waits,))))["gpus"][0]
     assert (gpu["mode"], gpu["pending"]) == ("disabled", "enabled")
 
 
@@ -124,7 +125,7 @@ NO_PLAN = replace(IN_SYNC, phase=Phase.NO_PLAN, digest="")
 
 def test_a_node_without_gpus_and_a_card_without_mig() -> None:
     """Nothing is invented for them."""
-    nothing = status_content(replace(NO_PLAN, observed=ObservedNode(), mps=()))
+    nothing = content_of(replace(NO_PLAN, observed=ObservedNode(), mps=()))
     assert nothing == {
         "headline": {"severity": "info", "text": "The node has no GPUs.", "code": "NoGpus"},
         "phase": "NoPlan",
@@ -135,7 +136,7 @@ def test_a_node_without_gpus_and_a_card_without_mig() -> None:
         "problems": [],
     }
     plain = replace(IN_SYNC, observed=ObservedNode((Gpu(0, "GPU-t4"),)), configuration="all-1g")
-    content = status_content(plain)
+    content = content_of(plain)
     assert content["gpus"] == [{"uuid": "GPU-t4", "used": False, "instances": []}]
     assert content["configuration"] == "all-1g"
 
@@ -145,7 +146,7 @@ def test_a_node_without_gpus_and_a_card_without_mig() -> None:
 
 def test_the_text_is_compact_and_has_its_moment() -> None:
     """In UTC, whatever zone the clock is in, and in one line."""
-    text = status_text(status_content(IN_SYNC), AT.astimezone(timezone(timedelta(hours=2))))
+    text = status_text(content_of(IN_SYNC), AT.astimezone(timezone(timedelta(hours=2))))
     assert text.startswith('{"headline":{"severity":"ok",')
     assert ',"phase":"InSync","observedAt":"2030-01-02T03:04:05.000Z","digest":' in text
     assert "\n" not in text
@@ -154,19 +155,19 @@ def test_the_text_is_compact_and_has_its_moment() -> None:
 def test_the_text_changes_only_with_the_content() -> None:
     """A round that finds the same leaves it, with its moment; another state is a new moment."""
     annotation = StatusAnnotation()
-    first = annotation.text(IN_SYNC, there=None, now=AT)
+    first = annotation.text(content_of(IN_SYNC), existing=None, now=AT)
     again = replace(IN_SYNC, rounds=7, observed_at=LATER)
-    assert annotation.text(again, there=first, now=LATER) == first
-    changed = annotation.text(BLOCKED, there=first, now=LATER)
+    assert annotation.text(content_of(again), existing=first, now=LATER) == first
+    changed = annotation.text(content_of(BLOCKED), existing=first, now=LATER)
     assert changed
     assert json.loads(changed)["observedAt"] == "2030-01-02T04:04:05.000Z"
 
 
 def test_a_restarted_agent_keeps_the_text_that_is_there() -> None:
     """With the same content; its moment goes on to be true."""
-    first = StatusAnnotation().text(IN_SYNC, there=None, now=AT)
-    assert StatusAnnotation().text(IN_SYNC, there=first, now=LATER) == first
-    assert StatusAnnotation().text(BLOCKED, there=first, now=LATER) != first
+    first = StatusAnnotation().text(content_of(IN_SYNC), existing=None, now=AT)
+    assert StatusAnnotation().text(content_of(IN_SYNC), existing=first, now=LATER) == first
+    assert StatusAnnotation().text(content_of(BLOCKED), existing=first, now=LATER) != first
 
 
 NOT_OURS: tuple[str, ...] = (
@@ -175,35 +176,34 @@ NOT_OURS: tuple[str, ...] = (
     "[]",
     "[" * 100_000,
     '{"phase":"InSync"}',
-    status_text(status_content(IN_SYNC), AT).replace("2030-01-02T03:04:05.000Z", "soon"),
-    status_text(status_content(IN_SYNC), AT).replace("05.000Z", "05"),  # of no zone
-    status_text(status_content(IN_SYNC), LATER + timedelta(days=1)),  # of tomorrow
-    status_text(status_content(BLOCKED), AT),
+    status_text(content_of(IN_SYNC), AT).replace("2030-01-02T03:04:05.000Z", "soon"),
+    status_text(content_of(IN_SYNC), AT).replace("05.000Z", "05"),  # of no zone
+    status_text(content_of(IN_SYNC), LATER + timedelta(days=1)),  # of tomorrow
+    status_text(content_of(BLOCKED), AT),
 )
 
 
 def test_what_another_writer_wrote_is_not_believed() -> None:
     """Then the content is as old as this agent's knowledge of it."""
     for there in NOT_OURS:
-        text = StatusAnnotation().text(IN_SYNC, there=there, now=LATER)
-        assert text == status_text(status_content(IN_SYNC), LATER), there
+        text = StatusAnnotation().text(content_of(IN_SYNC), existing=there, now=LATER)
+        assert text == status_text(content_of(IN_SYNC), LATER), there
 
 
 def test_a_text_changed_by_hand_is_restored() -> None:
     """To the letter, whatever was changed."""
     annotation = StatusAnnotation()
-    first = annotation.text(IN_SYNC, there=None, now=AT)
+    first = annotation.text(content_of(IN_SYNC), existing=None, now=AT)
     assert first
     for forged in (first.replace("2030", "2029"), "{}", None):
-        assert annotation.text(IN_SYNC, there=forged, now=LATER) == first
+        assert annotation.text(content_of(IN_SYNC), existing=forged, now=LATER) == first
 
 
 def test_nothing_is_said_before_the_first_look() -> None:
     """So the annotation of the agent before stays; a driver that is not there is worth saying."""
     fresh = NodeState("gpu-node-0", "annotation")
-    assert StatusAnnotation().text(fresh, there="...", now=AT) is None
-    failed = replace(fresh, phase=Phase.FAILED, driver_error="the driver is not loaded")
-    assert StatusAnnotation().text(failed, there=None, now=AT) is not None
+    assert not has_looked(fresh)
+    assert has_looked(replace(fresh, driver_error="the driver is not loaded"))
 
 
 # --- that it fits ---------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def _mig(gpu: int, start: int) -> str:
 @given(st.integers(0, 64), st.integers(0, 100), st.text(max_size=30), st.integers(0, 300))
 def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None:
     """However many GPUs, daemons and problems there are, and whatever their texts hold."""
-    content = status_content(_crowded(gpus, problems, text * times))
+    content = content_of(_crowded(gpus, problems, text * times))
     written = status_text(content, datetime.now(UTC))
     assert len(written.encode()) <= LARGEST
     assert written.isprintable()
@@ -274,14 +274,14 @@ def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None
 @pytest.mark.parametrize("text", ["\N{GRINNING FACE}" * 5000, '"\\' * 5000])
 def test_characters_that_take_more_bytes_are_counted(text: str) -> None:
     """Four bytes each, or two for what JSON has to mark."""
-    content = status_content(_crowded(64, 100, text))
+    content = content_of(_crowded(64, 100, text))
     assert len(status_text(content, AT).encode()) <= LARGEST
     assert content["more"]["problems"] > 80
 
 
 def test_sixteen_full_gpus_are_shown_whole() -> None:
     """Sixteen cards of seven instances, a daemon and dozens of clients each, and nothing wrong."""
-    content = status_content(_crowded(16, 0, ""))
+    content = content_of(_crowded(16, 0, ""))
     assert "more" not in content
     assert len(status_text(content, AT)) < 24 << 10
 
@@ -291,13 +291,13 @@ def test_daemons_are_in_the_order_of_their_devices() -> None:
     gone = mps_daemon("MIG-gone", "Down")
     first = mps_daemon(FIRST, "Ready")
     for order in ((gone, DAEMON, first), (first, gone, DAEMON)):
-        content = status_content(replace(IN_SYNC, mps=order))
+        content = content_of(replace(IN_SYNC, mps=order))
         assert [entry["device"] for entry in content["mps"]] == [FIRST, SECOND, "MIG-gone"]
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_a_moment_beyond_the_calendar_is_not_kept(moment: str) -> None:
     """Who may write the annotation can write a time that is none in UTC."""
-    there = json.dumps({**status_content(IN_SYNC), "observedAt": moment})
-    text = StatusAnnotation().text(IN_SYNC, there=there, now=LATER)
-    assert text == status_text(status_content(IN_SYNC), LATER)
+    there = json.dumps({**content_of(IN_SYNC), "observedAt": moment})
+    text = StatusAnnotation().text(content_of(IN_SYNC), existing=there, now=LATER)
+    assert text == status_text(content_of(IN_SYNC), LATER)

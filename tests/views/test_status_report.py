@@ -254,7 +254,7 @@ def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
     assert report["digest"] == "sha256:00"
     assert report["rejected"] == {
         "digest": "sha256:11",
-        "problems": [{"code": "Syntax", "path": "gpus[0]", "message": "no"}],
+        "problems": ({"code": "Syntax", "path": "gpus[0]", "message": "no"},),
     }
 
 
