@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from nodeagent.left_out import left_out
-
-with left_out("typing_extensions"):  # 8 ms, for what `typing` has since Python 3.11
-    from msgspec import Struct, field, json
-    from msgspec.structs import asdict
+from msgspec import Struct, field, json
+from msgspec.structs import asdict
 
 if TYPE_CHECKING:
     from dataclasses import replace  # by which mypy checks names and types of the fields

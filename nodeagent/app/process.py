@@ -7,13 +7,12 @@ process at once.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import resource
 import signal
 from asyncio import sslproto
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import structlog
 
@@ -29,7 +28,6 @@ log = structlog.get_logger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _OPEN_FILES = 16_384  # as the units have it
-_M_ARENA_MAX = -8  # of glibc's malloc.h
 _TLS_BUFFER = 16 * 1024  # bytes; TLS sends no more in one record
 
 
@@ -52,7 +50,6 @@ def run(
             await made.run()
 
     _raise_open_files()
-    _share_one_heap()
     # Each connection has one, from before its handshake. asyncio's 256 KiB are 56 MiB for a peer.
     sslproto.SSLProtocol.max_size = _TLS_BUFFER
     notifier = Notifier.take_from(os.environ)
@@ -79,15 +76,6 @@ def _raise_open_files() -> None:
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _share_one_heap() -> None:
-    """glibc would give nearly each thread a heap of its own, whose gaps no other thread uses.
-
-    These took 8 MiB of 70. Python's threads hardly ever allocate at the same time.
-    """
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

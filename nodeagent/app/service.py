@@ -21,6 +21,7 @@ from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.shared import Shared
 from nodeagent.backoff import Backoff
+from nodeagent.claims.upkeep.left_claims import left_claims
 from nodeagent.files.state import StateFile
 from nodeagent.files.watch import changes
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
@@ -201,8 +202,6 @@ class Agent:
         if self._claims:
             await self._claims.load()
         elif await asyncio.to_thread(records.is_dir):
-            from nodeagent.claims.upkeep.left_claims import left_claims
-
             self._left_claims = await asyncio.to_thread(left_claims, records)
         name = shared.settings.node_name
         shared.events.add(EventType.STARTED, f"the agent of {name} started")

@@ -40,6 +40,7 @@ from nodeagent.reconcile.executor import execute
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.terminal.outcome_page import outcome_page, step_line
+from nodeagent.views.plan_report import outcome_json
 from nodeagent.views.text import step_words
 
 if TYPE_CHECKING:
@@ -252,7 +253,6 @@ def _report(applied: _Rounds, output: Output) -> None:
             outcome_page(applied.outcome, applied.rest, output.width, stopped=applied.stop.is_set())
         )
         return
-    from nodeagent.views.plan_report import outcome_json
 
     outcome = applied.outcome
     data = outcome_json(outcome, digest=outcome.plan.digest, source=SOURCE)

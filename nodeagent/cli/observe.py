@@ -10,11 +10,13 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import observed_node
 from nodeagent.cli.output import Output, complain
 from nodeagent.cli.shared_node import looking_at
+from nodeagent.documents import writing
 from nodeagent.plan.layouts import creatable
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.remedies import silent_remedy
 from nodeagent.structs import asdict
+from nodeagent.terminal.profiles_page import profiles_page
 
 
 def run_export(options: Namespace, output: Output) -> ExitCode:
@@ -37,8 +39,6 @@ async def _observed(options: Namespace) -> ObservedNode:
 
 
 def _write(observed: ObservedNode, output: Output, *, mig_parted: bool) -> None:
-    from nodeagent.documents import writing
-
     if output.format == "json":
         data = writing.mig_parted_data if mig_parted else writing.plan_data
         output.document(data(observed))
@@ -52,8 +52,6 @@ def run_profiles(options: Namespace, output: Output) -> ExitCode:
     observed = event_loop.run(observed_node(options, command_settings(options)))
     offers = [(gpu, creatable(gpu)) for gpu in observed.gpus]
     if output.is_text:
-        from nodeagent.terminal.profiles_page import profiles_page
-
         output.page(profiles_page(offers))
     output.document({"gpus": [_gpu_json(gpu, more) for gpu, more in offers]})
     answering = all(gpu.access is Access.OK for gpu in observed.gpus)

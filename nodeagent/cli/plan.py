@@ -14,6 +14,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, as_judged, kept_claims
 from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import looking_at
+from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
@@ -22,6 +23,10 @@ from nodeagent.plan.reserved import beside_all, unclaimed
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
+from nodeagent.terminal.assert_page import assert_page
+from nodeagent.terminal.plan_page import plan_page
+from nodeagent.views.mps_problems import unready_daemons
+from nodeagent.views.plan_report import plan_json, rejection_json
 
 SOURCE = "file"
 
@@ -47,8 +52,6 @@ def run_assert(options: Namespace, output: Output) -> ExitCode:
     if is_rejection(found) or not output.is_text:
         report(found, document, output, settings.policy)
     else:
-        from nodeagent.terminal.assert_page import assert_page
-
         output.page(assert_page(found))
     if exit_codes.of_plan(found) is ExitCode.BAD_DOCUMENT:
         return ExitCode.BAD_DOCUMENT
@@ -78,7 +81,6 @@ def with_unready(gpu: GpuPlan) -> GpuPlan:
     shared = any(device.mps for device in gpu.before.devices())
     if gpu.verdict is not Verdict.IN_SYNC or not shared:
         return gpu
-    from nodeagent.views.mps_problems import unready_daemons
 
     return replace(gpu, problems=(*gpu.problems, *unready_daemons(gpu.before)))
 
@@ -91,14 +93,10 @@ def rejection(refused: DocumentError, document: PlanDocument) -> NodePlan:
 def report(found: NodePlan, document: PlanDocument, output: Output, policy: Policy) -> None:
     """Show the plan; a document that was rejected is complained about. `policy` is the plan's."""
     if not output.is_text:
-        from nodeagent.views.plan_report import plan_json
-
         output.document(plan_json(found, digest=document.digest, source=SOURCE, policy=policy))
     if is_rejection(found):
         complain_about(found.problems)
     elif output.is_text:
-        from nodeagent.terminal.plan_page import plan_page
-
         output.page(plan_page(found, output.width, policy))
 
 
@@ -115,15 +113,11 @@ def read_or_report(options: Namespace, output: Output) -> PlanDocument:
 
     Raises UsageError and DocumentError.
     """
-    from nodeagent.documents.reading import digest_of, read_document
-
     content = _content(options)
     try:
         return read_document(content, configuration=_configuration(content, options))
     except DocumentError as error:
         if not output.is_text:
-            from nodeagent.views.plan_report import rejection_json
-
             digest = digest_of(content) if len(content) < _LARGEST else ""  # else it was not all
             output.document(
                 rejection_json(error.problems, Verdict.INVALID, digest=digest, source=SOURCE)

@@ -9,7 +9,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +18,6 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, complain, complain_about, discard_standard_output
 from nodeagent.cli.parser import parse
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
-from nodeagent.left_out import left_out
 
 Run = Callable[[Namespace, Output], ExitCode]
 
@@ -34,9 +33,6 @@ _MODULES = {
     "schema": "reference",
     "simulate": "simulate.command",
 }
-
-# Those that may speak TLS. asyncio and http.client do without `ssl`, which takes 15 ms to import.
-_WITH_TLS = frozenset({"run", "check", "bundle"})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,9 +85,7 @@ def _main(argv: list[str] | None) -> int:
     output = Output(options.output, colour=not options.no_color)
     if argv is None:
         _begin_process(options.command)
-    with nullcontext() if argv is not None or options.command in _WITH_TLS else left_out("ssl"):
-        run = command(options.command)
-    code = run(options, output)
+    code = command(options.command)(options, output)
     if output.failure is not None:
         complain(f"the answer could not be written: {output.failure.strerror}")
         return max(code, ExitCode.FAILED)

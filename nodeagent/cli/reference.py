@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, formatted
-
-if TYPE_CHECKING:
-    from nodeagent.runbook import Entry
+from nodeagent.documents.plan import plan_schema
+from nodeagent.runbook import Entry, runbook
+from nodeagent.settings.sources import settings_schema
+from nodeagent.terminal.explain_page import entries_page, list_page
 
 
 def run_explain(options: Namespace, output: Output) -> ExitCode:
     """Print the entries of the codes; without any, a line for each entry there is."""
-    from nodeagent.runbook import runbook
-
     entries = runbook().find(options.codes) if options.codes else runbook().entries
     if output.is_text:
-        from nodeagent.terminal.explain_page import entries_page, list_page
-
         page = entries_page if options.codes else list_page
         output.page(page(entries, output.width))
     output.document({"entries": [_json(entry) for entry in entries]})
@@ -39,9 +35,6 @@ def _json(entry: Entry) -> dict[str, object]:
 
 def run_schema(options: Namespace, output: Output) -> ExitCode:
     """Print it as JSON, unless YAML was asked for."""
-    if options.subject == "settings":
-        from nodeagent.settings.sources import settings_schema as schema
-    else:
-        from nodeagent.documents.plan import plan_schema as schema
+    schema = settings_schema if options.subject == "settings" else plan_schema
     output.text(formatted(schema(), "yaml" if output.format == "yaml" else "json"))
     return ExitCode.DONE

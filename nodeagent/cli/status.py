@@ -24,8 +24,11 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import LEAST_HEIGHT, Output, complain
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.terminal.claims_page import claims_page
+from nodeagent.terminal.events_page import events_page
+from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.mps_page import clients_page, daemons_page
 from nodeagent.terminal.page import Json, Line, Span, Tone, at_most, line, wrapped
+from nodeagent.terminal.status_page import status_page
 from nodeagent.text import listed, shown
 
 _STATUS = "/v1/status"
@@ -53,8 +56,6 @@ def run_status(options: Namespace, output: Output) -> ExitCode:
         return ExitCode.DONE
     status = _ask(address, options.one_gpu)
     if options.events:
-        from nodeagent.terminal.events_page import events_page
-
         events = _of_gpu(get_list(address, _LAST_HOUR), status, options.one_gpu)
         output.page(events_page(status, events))
         output.document({"events": events})
@@ -82,10 +83,7 @@ def _page(
     with suppress(NodeagentError):
         events = _of_gpu(get_list(address, _LAST_HOUR), status, gpu)
     if gpu is None:
-        from nodeagent.terminal.status_page import status_page
-
         return status_page(status, width, height, events)
-    from nodeagent.terminal.gpu_page import gpu_page
 
     return gpu_page(status, width, events)
 

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
+from nodeagent.api.web_config import read_web_config
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.cluster.plan_sources.registry import CARRIERS
+from nodeagent.documents.reading import read_document
+from nodeagent.documents.xids import xid_table
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
+from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.resolve import resolve
@@ -18,6 +22,8 @@ from nodeagent.plan.shares import Host
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.settings import HealthSettings, MetricsSettings, PlanSettings
+from nodeagent.telemetry.counters_file import counters_text
+from nodeagent.telemetry.kernel_errors import open_log
 from nodeagent.views.node_state import FOR_CLAIMS
 
 if TYPE_CHECKING:
@@ -33,8 +39,6 @@ def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[Pr
 
 
 def _table_finding(settings: HealthSettings) -> PreflightFinding:
-    from nodeagent.documents.xids import xid_table
-
     try:
         xid_table(settings.xids)
     except UsageError as wrong:
@@ -43,8 +47,6 @@ def _table_finding(settings: HealthSettings) -> PreflightFinding:
 
 
 def _log_finding(settings: HealthSettings) -> PreflightFinding:
-    from nodeagent.telemetry.kernel_errors import open_log
-
     path = settings.kernel_log
     try:
         os.close(open_log(path))
@@ -62,9 +64,6 @@ def metrics_findings(settings: MetricsSettings) -> Iterator[PreflightFinding]:
 
 
 def _counters_findings(path: Path) -> Iterator[PreflightFinding]:
-    from nodeagent.metrics.selection import read_selection
-    from nodeagent.telemetry.counters_file import counters_text
-
     check = "file of counters"
     try:
         selection = read_selection(counters_text(path))
@@ -78,8 +77,6 @@ def _counters_findings(path: Path) -> Iterator[PreflightFinding]:
 
 
 def _web_config_finding(path: Path, *, listens: bool) -> PreflightFinding:
-    from nodeagent.api.web_config import read_web_config
-
     check = "web-config file"
     if not listens:
         return warning(
@@ -148,8 +145,6 @@ def _update_finding(
     update: PlanUpdate, where: str, remedy: str
 ) -> tuple[PreflightFinding, PlanDocument | None]:
     """Whether what is asked for `where` is a plan; `remedy` is for when nothing is."""
-    from nodeagent.documents.reading import read_document
-
     match update:
         case NoPlan(reason):
             return warning("plan", reason, remedy), None

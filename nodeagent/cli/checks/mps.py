@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from nodeagent.api.limits import ALL_CONNECTIONS
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.cli.checks.machine import is_visible
@@ -132,8 +133,6 @@ def shm_finding(path: Path = Path("/dev/shm")) -> PreflightFinding:  # noqa: S10
 
 def open_files_finding(*, wanted: bool, limit: int | None = None) -> PreflightFinding:
     """Servers need many descriptors; `limit` is the hard one, else this process' own."""
-    from nodeagent.api.limits import ALL_CONNECTIONS
-
     check = "mps open files"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if limit is None else limit
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:

@@ -10,6 +10,7 @@ from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_on, simulated_node
 from nodeagent.errors import UsageError
 from nodeagent.simulation import SimulatedNode, known_boards
+from nodeagent.terminal.boards_page import boards_page
 from nodeagent.terminal.page import line
 from nodeagent.text import did_you_mean
 
@@ -42,8 +43,6 @@ def run_simulate(options: Namespace, output: Output) -> ExitCode:
 
 
 def _boards(output: Output) -> None:
-    from nodeagent.terminal.boards_page import boards_page
-
     boards = known_boards()
     output.page(boards_page(boards))
     output.document(
