@@ -17,11 +17,13 @@ class Signal(Generic[Value]):
     """The newest value, and those who follow it. Belongs to one event loop.
 
     Subscribers are called one after the other, in the order in which they subscribed, before
-    `publish` returns. Who assigns to `newest` corrects the value without a notice.
+    `publish` returns. Who assigns to `newest` corrects the value without a notice. `version` grows
+    with each value that is published.
     """
 
     def __init__(self, first: Value) -> None:
         self.newest = first
+        self.version = 0
         self._subscribers: list[Callable[[Value], object]] = []
         self._published = asyncio.Event()  # another one for each value
 
@@ -30,6 +32,7 @@ class Signal(Generic[Value]):
         raised is raised when all were called.
         """
         self.newest = value
+        self.version += 1
         self._published.set()
         self._published = asyncio.Event()
         failure: Exception | None = None
@@ -51,14 +54,15 @@ class Signal(Generic[Value]):
         """How many there are at present."""
         return len(self._subscribers)
 
-    async def next(self) -> Value:
-        """The newest value, as soon as another one was published."""
-        await self._published.wait()
+    async def after(self, version: int) -> Value:
+        """The newest value, as soon as there is one later than that version."""
+        while self.version <= version:
+            await self._published.wait()
         return self.newest
 
     async def __aiter__(self) -> AsyncIterator[Value]:
         """The newest value now and after each change; those that came meanwhile are skipped."""
         while True:
-            published = self._published
+            version = self.version
             yield self.newest
-            await published.wait()
+            await self.after(version)

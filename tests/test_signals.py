@@ -48,11 +48,12 @@ async def test_iteration_gives_the_newest() -> None:
     assert seen == [0, 2, 3]
 
 
-async def test_the_next_value() -> None:
-    """Is awaited, also where it equals the one before."""
+async def test_a_value_later_than_a_version() -> None:
+    """Is awaited, also where it equals the one before; one that came meanwhile is there at once."""
     signal = Signal(0)
-    waiting = asyncio.ensure_future(signal.next())
+    version = signal.version
+    waiting = asyncio.ensure_future(signal.after(version))
     await asyncio.sleep(0)
     assert not waiting.done()
     signal.publish(0)
-    assert await waiting == 0
+    assert await waiting == await signal.after(version) == 0

@@ -56,7 +56,7 @@ class ClaimView:
         self._called = asyncio.Event()
         self.pods = claims.pods
         self.attempts = Attempts(clock=asyncio.get_running_loop().time, wall=time.time)
-        self.attempts.on_end.append(lambda *_: self._called.set())
+        self.attempts.ended.subscribe(lambda _: self._called.set())
         self.amiss: Mapping[str, Problem] = {}  # by the claim's uid, as upkeep left it
         self._served: tuple[object, tuple[Claim, ...]] = (None, ())  # of what, and which
 

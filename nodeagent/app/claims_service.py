@@ -121,9 +121,9 @@ class ClaimsService:
             cluster.access, settings.node_name, self.view.pods.recent, shared.events
         )
         self.places = PlannedPlaces(planned_places_file(paths.kept(FILE_NAME)))
-        self.view.attempts.on_end.append(lambda *_: self._observe_change())
+        self.view.attempts.ended.subscribe(lambda _: self._observe_change())
         states.subscribe(lambda _: self._observe_change())
-        cluster.publisher.on_node_change.append(self._changed.set)
+        cluster.publisher.offered_by_node.subscribe(lambda _: self._changed.set())
 
     async def load(self) -> None:
         """Read the records of claims and the places of planned instances. Raises nothing."""

@@ -47,11 +47,8 @@ class ClusterService:
             wake=shared.control.nudge,
             report=events.add,
         )
-        self.guard = NodeGuard(
-            self.access,
-            settings.node_name,
-            on_change=lambda: shared.control.nudge("the account's limits are others"),
-        )
+        self.guard = NodeGuard(self.access, settings.node_name)
+        shared.control.follow(self.guard.problem, "the account's limits are others")
         self.publisher = NodePublisher(
             self.access,
             settings.node_name,

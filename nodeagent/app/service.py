@@ -50,6 +50,7 @@ from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
     from nodeagent.app.claims_service import ClaimsService
+    from nodeagent.claims.reporting.attempts import Ended
     from nodeagent.claims.upkeep.left_claims import LeftClaims
 
 _LAST_WORDS = 1.5  # seconds for the newest state to be written on the Node at the end
@@ -128,7 +129,7 @@ class Agent:
                 poll_mps=self._mps.fleet.poll,
                 pool=driver.pool,
             )
-            self._claims.view.attempts.on_end.append(self._claim_attempt_over)
+            self._claims.view.attempts.ended.subscribe(self._claim_attempt_over)
         self._claims_wait = False  # as it was when an attempt ended last
         last_good = last_good_plan(paths.kept(PLAN_NAME))
         self._active_plan = ActivePlan(control, self._mps.host_for, self._beside, last_good)
@@ -266,14 +267,15 @@ class Agent:
         readers = (*self._health.problems, *self._sampling.problems.newest)
         claims = self._claims or self._left_claims
         of_claims = claims.problems if claims else ()
-        guard = self._cluster.guard.problem if self._cluster else None
+        guard = self._cluster.guard.problem.newest if self._cluster else None
         of_account = (guard,) if guard else ()
         own = (*self._own_files.problems, *self._without_effect)
         return (*own, *readers, *of_claims, *of_account)
 
-    def _claim_attempt_over(self, operation: str, seconds: float, reason: str) -> None:
+    def _claim_attempt_over(self, ended: Ended | None) -> None:
         """What was refused, or is not any more, may be what the headline is about."""
-        self._metrics.exporter.work.add_claim(operation, seconds, reason)
+        if ended:
+            self._metrics.exporter.work.add_claim(ended.operation, ended.seconds, ended.reason)
         self._metrics.exporter.changed()
         before = self._claims_wait
         self._claims_wait = self._claims is not None and self._claims.view.attempts.any_refused

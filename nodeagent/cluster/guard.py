@@ -7,12 +7,12 @@ that every one of them must deny is tried, as a dry run and of a key that means 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final, NoReturn
 
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.signals import Signal
 
 FOREIGN: Final = "guard.nodeagent.io/probe"
 """An annotation that no agent may write."""
@@ -36,25 +36,24 @@ async def is_guarded(access: ClusterAccess, node: str) -> bool:
 
 class NodeGuard:
     """Looks while `run` runs. `problem` is None while the account is limited, or not known to be
-    unlimited; `on_change` is called when it is another.
+    unlimited.
     """
 
-    def __init__(self, access: ClusterAccess, node: str, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, access: ClusterAccess, node: str) -> None:
         self._access = access
         self._node = node
-        self._on_change = on_change
-        self.problem: Problem | None = None
+        self.problem: Signal[Problem | None] = Signal(None)
 
     async def run(self) -> NoReturn:
         while True:
-            before, wait = self.problem, _SOON
+            problem, wait = self.problem.newest, _SOON
             try:
                 if await is_guarded(self._access, self._node):
-                    self.problem, wait = None, _INTERVAL
+                    problem, wait = None, _INTERVAL
                 else:
-                    self.problem = Problem.of(Code.UNGUARDED)
+                    problem = Problem.of(Code.UNGUARDED)
             except faults.ClusterFault:
                 pass  # who follows the Node reports it
-            if self.problem != before:
-                self._on_change()
+            if problem != self.problem.newest:
+                self.problem.publish(problem)
             await asyncio.sleep(wait)

@@ -29,6 +29,7 @@ from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
+from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Cluster, ClusterProblem
@@ -78,7 +79,7 @@ class NodePublisher:
         self._access = access
         self._node = node
         self._hooks = hooks
-        hooks.on_restored.append(self.refresh)
+        hooks.restored.subscribe(lambda _: self.refresh())
         self._event_log = events
         self._intervals = intervals
         self._now = now
@@ -99,8 +100,8 @@ class NodePublisher:
         self._facts = facts_of(None, labels=False)  # of the state that is shown
         self._held_back: asyncio.TimerHandle | None = None
         self._events = EventPublisher(access, node, intervals=intervals.events, wall=now)
-        self.on_node_change: list[Callable[[], None]] = []
-        """Called when `node_uid` or `allocatable` is another."""
+        # Published when `node_uid` or `allocatable` is another.
+        self.offered_by_node: Signal[NodeView | None] = Signal(None)
         self._kept = KeptNode(
             access,
             node,
@@ -220,8 +221,7 @@ class NodePublisher:
             self._source.observe(view)
         self.refresh()
         if (self.node_uid, self.allocatable) != before:
-            for notify in self.on_node_change:
-                notify()
+            self.offered_by_node.publish(view)
 
     def _following_changed(self, fault: ClusterFault | None) -> None:
         if fault is None or not self._broken:

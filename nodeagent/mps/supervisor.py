@@ -30,6 +30,7 @@ from nodeagent.mps.monitor import DaemonMonitor
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
+from nodeagent.signals import Signal
 from nodeagent.structs import replace
 
 _PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
@@ -64,7 +65,7 @@ class Supervisor:
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory, self.log_directory = made.pipe, made.log
-        self._changed = asyncio.Event()  # a new one for each change
+        self._changed: Signal[None] = Signal(None)
         self.context = context
         self._loop = asyncio.get_running_loop()
         self.sockets = DaemonSockets(made.pipe)
@@ -178,13 +179,13 @@ class Supervisor:
         self._notify()
 
     async def until(self, so: Callable[[], bool]) -> None:
-        """Until it is so, which is looked at whenever something is different. Raises CancelledError
-        when supervising stops before.
+        """Wait until `so()` holds; re-evaluated after every change. Raises CancelledError when
+        supervising stops before.
         """
         while not so():
             if self._ends:
                 raise asyncio.CancelledError
-            await self._changed.wait()
+            await self._changed.after(self._changed.version)
 
     def polled(self, *, changed: bool) -> None:
         """The monitor has asked the daemon, perhaps with another answer than before."""
@@ -193,8 +194,7 @@ class Supervisor:
         self._notify()
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.publish(None)
 
     def _keep_gate(self) -> None:
         if self.monitor is not None:

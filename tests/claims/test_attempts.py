@@ -10,6 +10,7 @@ from nodeagent.claims.reporting.attempts import (
     FORGOTTEN_AFTER,
     Attempt,
     Attempts,
+    Ended,
     Operation,
 )
 from nodeagent.claims.serving.outcomes import NotAdmitted
@@ -26,9 +27,9 @@ class Clocked:
     def __init__(self) -> None:
         self.now = 1000.0
         self.jumped = 0.0  # seconds by which the time of day was put forward, or back
-        self.ended: list[tuple[Operation, float, str]] = []
+        self.ended: list[Ended] = []
         self.attempts = Attempts(clock=lambda: self.now - 900, wall=lambda: self.now + self.jumped)
-        self.attempts.on_end.append(lambda *ended: self.ended.append(ended))
+        self.attempts.ended.subscribe(lambda ended: self.ended.append(ended) if ended else None)
 
     def work(
         self, operation: Operation, error: BaseException | None = None, *, seconds: float = 2.0
@@ -70,8 +71,8 @@ def test_a_claim_waits_since_its_first_attempt() -> None:
         claim.now += 1
     assert not claim.attempts.newest({UID})
     assert not claim.attempts.any_refused
-    assert [reason for _, _, reason in claim.ended] == ["Other", "InUse", ""]
-    assert [seconds for _, seconds, _ in claim.ended] == [2, 2, 1]
+    assert [ended.reason for ended in claim.ended] == ["Other", "InUse", ""]
+    assert [ended.seconds for ended in claim.ended] == [2, 2, 1]
 
 
 def test_a_release_is_a_matter_of_its_own() -> None:
@@ -84,7 +85,7 @@ def test_a_release_is_a_matter_of_its_own() -> None:
     with claim.attempts.attempt(Operation.RELEASE, "team", "trainer", UID):
         newest = claim.newest
         assert (newest.operation, newest.since, newest.refusal) == (Operation.RELEASE, 1012, None)
-    assert [ended[::2] for ended in claim.ended] == [
+    assert [(ended.operation, ended.reason) for ended in claim.ended] == [
         (Operation.PREPARE, "DoesNotFit"),
         (Operation.RELEASE, ""),
     ]
@@ -94,7 +95,7 @@ def test_a_fault_of_ours_is_counted_and_a_cancelled_attempt_is_not() -> None:
     """The agent stops; nothing came of that attempt."""
     claim = Clocked()
     claim.fail(Operation.PREPARE, KeyError("x"))
-    assert claim.ended == [(Operation.PREPARE, 2.0, "Internal")]
+    assert claim.ended == [Ended(Operation.PREPARE, 2.0, "Internal")]
     assert claim.newest.refusal is not None
     assert "KeyError" in claim.newest.refusal.message
     claim.fail(Operation.PREPARE, asyncio.CancelledError())

@@ -21,15 +21,15 @@ async def test_policies_that_come_later(server: ApiServer, access: ClusterAccess
     know no dry runs.
     """
     server.access.unguarded = True
-    guard = NodeGuard(access, "n", on_change=lambda: None)
+    guard = NodeGuard(access, "n")
     async with running(guard.run()):
-        await until(lambda: guard.problem == Problem.of(Code.UNGUARDED))
+        await until(lambda: guard.problem.newest == Problem.of(Code.UNGUARDED))
         for code in (503, 400):
             server.faults.next(1, Answer(code))
         await asyncio.sleep(150.0)
-        assert guard.problem == Problem.of(Code.UNGUARDED)
+        assert guard.problem.newest == Problem.of(Code.UNGUARDED)
         server.access.unguarded = False
-        await until(lambda: guard.problem is None, seconds=90.0)
+        await until(lambda: guard.problem.newest is None, seconds=90.0)
         asked = len(server.requests)
         await asyncio.sleep(3.5 * 3600.0)
         assert len(server.requests) - asked == 3

@@ -227,7 +227,7 @@ async def test_a_node_that_is_made_anew_is_reported(
 ) -> None:
     """Its slices have to go with it, also where the device plugin offers nothing on either."""
     uids: list[str | None] = []
-    member.publisher.on_node_change.append(lambda: uids.append(member.publisher.node_uid))
+    member.publisher.offered_by_node.subscribe(lambda _: uids.append(member.publisher.node_uid))
     async with asyncio.timeout(SOON):
         while not uids:
             await asyncio.sleep(0.005)

@@ -17,6 +17,7 @@ from nodeagent.claims.serving.outcomes import NotAdmitted
 from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient, UnknownDevice
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.signals import Signal
 
 FORGOTTEN_AFTER: Final = 600.0  # seconds; the kubelet repeats a call every few
 
@@ -44,8 +45,13 @@ class Attempt:
     refusal: Problem | None = None
 
 
-Ended = Callable[[Operation, float, str], None]
-"""Gets what ended, how many seconds it took and why it failed, "" where it did not."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt that is over: how many seconds it took, and why it failed, "" where it did not."""
+
+    operation: Operation
+    seconds: float
+    reason: str
 
 
 class Attempts:
@@ -59,7 +65,7 @@ class Attempts:
         self._wall = wall
         self._newest: dict[str, Attempt] = {}
         self._released: dict[tuple[str, str], float] = {}  # when, by the clock
-        self.on_end: list[Ended] = []
+        self.ended: Signal[Ended | None] = Signal(None)
 
     @contextmanager
     def attempt(
@@ -132,8 +138,7 @@ class Attempts:
         self._newest[uid] = replace(ended, last=self._clock(), running=False)
 
     def _report(self, operation: Operation, began: float, reason: str) -> None:
-        for notify in self.on_end:
-            notify(operation, self._clock() - began, reason)
+        self.ended.publish(Ended(operation, self._clock() - began, reason))
 
 
 def _refusal(error: Exception) -> Problem:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from nodeagent.errors import Transient
+from nodeagent.signals import Signal
 
 PATIENCE: Final = 35.0  # seconds; the kubelet's call ends after 45, the agent's answer to it at 40
 _FIRST_PAUSE: Final = 0.2  # seconds between two attempts, doubled each time, unless it is woken
@@ -25,13 +26,12 @@ class Patience:
     """For all claims of the node."""
 
     def __init__(self) -> None:
-        self._changed = asyncio.Event()
+        self._woken: Signal[None] = Signal(None)
         self._gives_way: dict[str, bool] = {}  # by uid, of the work that runs
 
     def wake(self) -> None:
         """Something may have passed: try again now."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._woken.publish(None)
 
     def give_way(self, uid: str) -> None:
         """Other work on the claim is asked for: wait no more."""
@@ -54,7 +54,7 @@ class Patience:
         self._gives_way[uid] = False
         try:
             while True:
-                changed = self._changed
+                version = self._woken.version
                 try:
                     return await work()
                 except Transient as error:
@@ -64,7 +64,7 @@ class Patience:
                     await asyncio.sleep(pause / 4)  # however often something changes
                     with suppress(TimeoutError):
                         async with asyncio.timeout(pause * 3 / 4):
-                            await changed.wait()
+                            await self._woken.after(version)
                     if self._gives_way[uid]:
                         raise
                 pause = min(2 * pause, _LONGEST_PAUSE)

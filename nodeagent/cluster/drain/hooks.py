@@ -43,8 +43,8 @@ class ClusterHooks(ChangeHooks):
     """The hooks of one node of one cluster.
 
     `source` is the agent's plan source. `wake` requests another round of the loop, with the reason;
-    `report` adds to the event log. Each of `on_restored` is called when all that was done around a
-    change is put back. `finished_pods` is for the reader of the kubelet. Raises UsageError for
+    `report` adds to the event log. `restored` publishes that all that was done around a change
+    is put back. `finished_pods` is for the reader of the kubelet. Raises UsageError for
     wrong settings.
     """
 
@@ -67,7 +67,7 @@ class ClusterHooks(ChangeHooks):
         self._preparation = Preparation(self._node, self._restore)
         self._evictor = Evictor(self._node, self._plugin, self._restore, policy)
         self.finished_pods = FinishedPods(self._node)
-        self.on_restored = self._restore.on_restored
+        self.restored = self._restore.restored
         self._desired: DesiredNode | None = None  # of the last round
 
     # --- for the loop -----------------------------------------------------------------------------

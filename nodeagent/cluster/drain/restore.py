@@ -32,6 +32,7 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.active_plan import Judgement
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.signals import Signal
 
 log = structlog.get_logger(__name__)
 
@@ -102,14 +103,14 @@ class AwaitedAllocatable:
 class Restore:
     """Puts back while `run` runs, once a round has ended.
 
-    Each of `on_restored` is called when all is put back. A cordon stays while `hold_cordon` says
+    `restored` publishes that all is put back. A cordon stays while `hold_cordon` says
     so, paused labels while another manager may have paused them.
     """
 
     def __init__(self, node: DrainedNode, plugin: DevicePlugin) -> None:
         self._node = node
         self._plugin = plugin
-        self.on_restored: list[Callable[[], None]] = []
+        self.restored: Signal[None] = Signal(None)
         here = f"--field-selector spec.nodeName={node.name}"
         labels = node.plugin_pods or (_PLUGIN_LABELS,)
         self._offer = AwaitedAllocatable(
@@ -217,8 +218,7 @@ class Restore:
                 await self._restore()
                 self._touched = False
                 self._configured = self._last_round is before
-                for restored in self.on_restored:
-                    restored()
+                self.restored.publish(None)
 
     def _record(self, fault: faults.ClusterFault | None) -> None:
         before, self._failure = self._failure, ()

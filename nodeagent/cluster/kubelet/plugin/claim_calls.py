@@ -23,6 +23,7 @@ from nodeagent.claims.reporting.attempts import REPORT_FAULT
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.claims.serving.allocation import LABEL
 from nodeagent.errors import NodeagentError
+from nodeagent.signals import Signal
 from nodeagent.text import shown
 
 log = structlog.get_logger(__name__)
@@ -168,15 +169,13 @@ class HealthFeed:
 
     def __init__(self, *, heartbeat: float = HEARTBEAT) -> None:
         self._heartbeat = heartbeat
-        self._devices: tuple[DeviceHealth, ...] = ()
-        self._changed = asyncio.Event()  # set once, for those who wait for the next list
+        self._devices: Signal[tuple[DeviceHealth, ...]] = Signal(())
 
     def publish(self, devices: Iterable[DeviceHealth]) -> None:
         """Make this the list; every device that is missing in it counts as Unknown in the end."""
-        before, self._devices = self._devices, tuple(devices)
-        if self._devices != before:
-            self._changed.set()
-            self._changed = asyncio.Event()
+        newest = tuple(devices)
+        if newest != self._devices.newest:
+            self._devices.publish(newest)
 
     async def watch(self) -> AsyncGenerator[tuple[DeviceHealth, ...], None]:
         """The list, then again at each change and each heartbeat.
@@ -184,8 +183,8 @@ class HealthFeed:
         A watcher that takes its time misses lists between, never the newest, and holds up no other.
         """
         while True:
-            changed = self._changed
-            yield self._devices
+            version = self._devices.version
+            yield self._devices.newest
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
-                    await changed.wait()
+                    await self._devices.after(version)
