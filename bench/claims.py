@@ -85,7 +85,7 @@ async def _alone() -> _Costs:
             await owners.open()
             observed = await hardware.observe()
             claims = _claims(Path(folder), owners, observed)
-            await claims.load()
+            await claims.store.load()
             for number in range(GPUS):  # switches MIG on, and learns the profile
                 await claims.prepare(*_name(number * SLICES))
                 await claims.release(_uid(number * SLICES))

@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.model import Allocated, ClaimRecord, Phase
 from nodeagent.claims.reporting.attempts import Attempt, Attempts
 from nodeagent.claims.reporting.claim_news import ClaimHistory
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.claims.reporting.device_status import device_statuses
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.cluster.claim_publishers import (
     ClaimEventPublisher,
     ClaimStatus,
@@ -63,13 +62,13 @@ class ClaimView:
     @property
     def served(self) -> tuple[Claim, ...]:
         """The claims of this node, as they are now: the same tuple while nothing has changed."""
-        records = self._claims.records
+        records = self._claims.store.records
         facts = ClaimFacts(
             self._observe(),
             self._claims.places.boot_id,
             self.pods,
             records,
-            self._claims.unreadable,
+            self._claims.store.unreadable,
             dict(self.attempts.newest({record.uid for record in records})),  # it changes
             self.amiss,
             {(one.pool, one.device): one for one in self._health()},
@@ -84,7 +83,7 @@ class ClaimView:
 
         async def noted() -> tuple[Allocated, ...]:
             found = await allocations()
-            records = {(one.namespace, one.name) for one in self._claims.records}
+            records = {(one.namespace, one.name) for one in self._claims.store.records}
             if self.pods.observe(found, records | self.attempts.keys):
                 self._pods_changed()
             return found

@@ -107,7 +107,7 @@ class ClaimsService:
             toolkit=Edits if simulation else ToolkitEdits(TOOLKIT_DIRS).read,
             daemons=ClaimDaemons(settings.mps.user, mps.run_dir, private_shm, poll_mps),
             rules=lambda gpu: self._offers.rules(
-                gpu, goals_of(states.newest.plan), self.claims.records
+                gpu, goals_of(states.newest.plan), self.claims.store.records
             ),
             nvidia=settings.dra.nvidia_configs,
         )
@@ -127,17 +127,17 @@ class ClaimsService:
 
     async def load(self) -> None:
         """Read the records of claims and the places of planned instances. Raises nothing."""
-        await self.claims.load()
+        await self.claims.store.load()
         await asyncio.to_thread(self.places.load)
 
     def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """A plan's goal of the GPU beside what claims have, its instances where they were."""
-        return self.places.as_before(self.claims.beside(goal, gpu), gpu)
+        return self.places.as_before(self.claims.store.beside(goal, gpu), gpu)
 
     @property
     def recorded(self) -> Collection[tuple[str, str]]:
         """Namespace and name of the claims of which it is known what they have."""
-        named = {(one.namespace, one.name) for one in self.claims.records}
+        named = {(one.namespace, one.name) for one in self.claims.store.records}
         return named | self.view.attempts.ending
 
     @property
@@ -145,7 +145,7 @@ class ClaimsService:
         own = [self._problem, self._publisher.problem if self._publisher else None]
         if why := self._offers.closed:
             own.append(Problem.of(Code.OWNED, "claims", why=why))
-        return (*self.claims.problems, *self._amiss, *filter(None, own))
+        return (*self.claims.store.problems, *self._amiss, *filter(None, own))
 
     async def run(self) -> NoReturn:
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
@@ -251,7 +251,7 @@ class ClaimsService:
                 state = self._states.newest
                 # What was read back after a release is newer than the loop's last state.
                 gpus = (self._observation.node or state.observed).gpus
-                goals, records = goals_of(state.plan), self.claims.records
+                goals, records = goals_of(state.plan), self.claims.store.records
                 facts = await self._facts.read(gpus)
                 await asyncio.to_thread(self.places.note, gpus, goals, records)
                 offers = await asyncio.to_thread(
@@ -261,7 +261,7 @@ class ClaimsService:
                     records,
                     now=int(time.time()),
                     facts=facts,
-                    unreadable=self.claims.unreadable,
+                    unreadable=self.claims.store.unreadable,
                 )
                 self._note_reasons(offers)
                 self._publisher.owned_by(self._cluster.publisher.node_uid or "")
@@ -337,7 +337,7 @@ class ClaimsService:
         """
         self._changed.set()
         self._patience.wake()
-        health, records = self._device_health(), self.claims.records
+        health, records = self._device_health(), self.claims.store.records
         self._feed.publish(health)
         attempts = self.view.attempts.newest({record.uid for record in records})
         self._reports.observe(records, attempts, health)
@@ -345,7 +345,7 @@ class ClaimsService:
     def _device_health(self) -> tuple[DeviceHealth, ...]:
         state = self._states.newest
         return device_health(
-            self.claims.records,
+            self.claims.store.records,
             self._observation.node or state.observed,  # which may be older than a record
             self._health(),
             node_name=state.node,

@@ -21,7 +21,7 @@ from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.shared import Shared
 from nodeagent.backoff import Backoff
-from nodeagent.claims.upkeep.left_claims import left_claims
+from nodeagent.claims.record_store import LeftRecords
 from nodeagent.files.state import StateFile
 from nodeagent.files.watch import changes
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
@@ -51,7 +51,6 @@ from nodeagent.views.node_state import NodeState
 if TYPE_CHECKING:
     from nodeagent.app.claims_service import ClaimsService
     from nodeagent.claims.reporting.attempts import Ended
-    from nodeagent.claims.upkeep.left_claims import LeftClaims
 
 _LAST_WORDS = 1.5  # seconds for the newest state to be written on the Node at the end
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed
@@ -117,7 +116,7 @@ class Agent:
             on_end=reporter.changed_for_claim,
         )
         self._claims: ClaimsService | None = None
-        self._left_claims: LeftClaims | None = None
+        self._left_claims: LeftRecords | None = None
         if settings.dra.mode != "off" and self._cluster:
             from nodeagent.app.claims_service import ClaimsService
 
@@ -203,7 +202,7 @@ class Agent:
         if self._claims:
             await self._claims.load()
         elif await asyncio.to_thread(records.is_dir):
-            self._left_claims = await asyncio.to_thread(left_claims, records)
+            self._left_claims = await asyncio.to_thread(LeftRecords.read, records)
         name = shared.settings.node_name
         shared.events.add(EventType.STARTED, f"the agent of {name} started")
         if shared.control.stopping:

@@ -182,10 +182,38 @@ class ClaimRecord:
         """
         return frozenset(self.results) == frozenset(allocation.results)
 
+    def held_on(self, gpu: str) -> tuple[ClaimedDevice, ...]:
+        """Its own devices on the GPU with that UUID."""
+        return tuple(device for device in self.devices if device.gpu == gpu and device.is_held)
+
     @property
     def gpus(self) -> frozenset[str]:
         """UUIDs."""
         return frozenset(device.gpu for device in self.devices)
+
+
+class ClaimState(StrEnum):
+    """What the claim with a record's uid is at the API server."""
+
+    SAME = "same"  # allocated as the record has it
+    OTHER_RESULTS = "other results"
+    DEALLOCATED = "deallocated"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """A device that the kubelet gave to a container for a claim, from its pod-resources."""
+
+    namespace: str
+    claim: str
+    pod: str
+    key: tuple[str, str, str]  # as `Result.key`
+    container: str = ""
+
+    def __str__(self) -> str:
+        return f"pod {self.namespace}/{self.pod}"
 
 
 class FileState(StrEnum):

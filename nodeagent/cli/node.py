@@ -169,9 +169,9 @@ def kept_claims(options: Namespace, settings: Settings) -> BesideClaims:
     folder = state_dir(options, settings) / _CLAIMS
     if is_throwaway(options) or not os.path.isdir(folder):  # noqa: PTH112  # False where it is hidden
         return lambda goal, _: goal
-    from nodeagent.claims.upkeep.left_claims import left_claims
+    from nodeagent.claims.record_store import LeftRecords
 
-    return left_claims(folder).beside
+    return LeftRecords.read(folder).beside
 
 
 def as_accepted(

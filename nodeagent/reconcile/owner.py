@@ -132,8 +132,9 @@ class GpuOwners:
 
         return await side_by_side(todo, settled, self._parallel)
 
-    async def settle(self, part: Part) -> GpuOutcome:
-        """Settle the part of a claim, at once: it waits for other parts of its own GPU alone.
+    async def settle(self, part: Part, *, only_plan: bool = False) -> GpuOutcome:
+        """Settle the part of a claim, at once: it waits for other parts of its own GPU alone. With
+        `only_plan` no step is taken.
 
         A refusal is in the outcome's plan, a failed step in its problems. Raises Transient when the
         driver is not open or does not know the GPU, when it is closed before all steps are taken,
@@ -143,15 +144,15 @@ class GpuOwners:
         async with owner.lock:
             try:
                 terms = Execution(self._opened(), self._policy, self._on_progress, self._closing)
-                return await self._settle(part, terms)
+                return await self._settle(part, terms, only_plan=only_plan)
             finally:
                 # At the end, so that no observation of before or during the steps has this number;
                 # also without steps, for what `goal` has written ahead.
                 owner.settled += 1
 
-    async def _settle(self, part: Part, terms: Execution) -> GpuOutcome:
+    async def _settle(self, part: Part, terms: Execution, *, only_plan: bool) -> GpuOutcome:
         plan = await _planned(part, terms)
-        if not plan.steps:
+        if only_plan or not plan.steps:
             return GpuOutcome(plan, (), plan.before, plan.problems)
         try:
             outcome = await execute_gpu(plan, terms)

@@ -45,7 +45,7 @@ async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
         daemons=ClaimDaemons("1000", tmp_path, False, no_daemons),
     )
     write_record(tmp_path / "claims", record(MADE))
-    await claims.load()
+    await claims.store.load()
     view = ClaimView(
         claims,
         observe=lambda: nodes[-1],

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nodeagent.claims.upkeep.decisions import Allocated
+from nodeagent.claims.model import Allocated
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.functions import FUNCTIONS
 from nodeagent.simulation.nvml_library import SimulatedLibrary, installed

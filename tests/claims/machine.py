@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.claims.files.cdi_files import ToolkitEdits
+from nodeagent.claims.model import Allocated
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.reporting.reserved_for import ReservedFor
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
-from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.device_users import Allocations
 from nodeagent.errors import NodeagentError
@@ -193,7 +193,7 @@ class Home:
             owners = GpuOwners(nullcontext(hardware), Policy())
             await owners.open()
             claims = self.node_claims(owners, observe)
-            await claims.load()
+            await claims.store.load()
             try:
                 yield claims, hardware
             finally:
@@ -221,11 +221,11 @@ class Home:
         rig = Rig(
             self.folder,
             driver=driver,
-            beside=lambda *goal: claims.beside(*goal),  # noqa: PLW0108  # made below
+            beside=lambda *goal: claims.store.beside(*goal),  # noqa: PLW0108  # made below
         )
         rules = GpuRules(share=share)
         claims = self.node_claims(rig.owners, observe, daemons, lambda _: rules)
-        await claims.load()
+        await claims.store.load()
         async with running(rig):
             rig.plan.offer(NoPlan("no plan"))
             await rig.settle(NodePhase.NO_PLAN)

@@ -153,7 +153,7 @@ async def goes_on(world: World) -> None:
         await world.look_after(claims, rig)
         await until_done(lambda: prepare(world, claims))
         world.check(prepared=True)
-        assert [record.phase for record in claims.records] == [Phase.READY]
+        assert [record.phase for record in claims.store.records] == [Phase.READY]
         assert await world.look_after(claims, rig) == []
         await release(world, claims)
         world.check(prepared=False)

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.claims.model import FileState
-from nodeagent.claims.upkeep.decisions import (
-    Allocated,
-    ClaimState,
-    Decision,
-    ReportForeign,
-    Snapshot,
-)
-from nodeagent.claims.upkeep.reconciliation import reconcile
+from nodeagent.claims.model import Allocated, ClaimState, FileState
+from nodeagent.claims.upkeep.reconciliation import Action, Decision, Snapshot, reconcile
 from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
@@ -21,6 +14,7 @@ from nodeagent.plan.observed import (
     ObservedNode,
     Placement,
 )
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, UID, mig_device, mig_result, record
@@ -47,8 +41,14 @@ def gpu(*instances: GpuInstance, **changes: Any) -> Gpu:
 
 def decide(snapshot: Snapshot, uid: str = UID) -> Decision:
     """The one for this claim."""
-    [found] = [d for d in reconcile(snapshot) if not isinstance(d, ReportForeign) and d.uid == uid]
-    return found
+    return reconcile(snapshot)[uid]
+
+
+def left(why: str, code: Code = Code.IN_USE) -> Decision:
+    """The claim is left as it is, which is not as it should be."""
+    return Decision(
+        Action.LEAVE, Problem.of(code, "claimKept", claim="claim team/trainer", why=why)
+    )
 
 
 def snapshot(*gpus: Gpu, **known: Any) -> Snapshot:

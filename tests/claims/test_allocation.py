@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from nodeagent.claims.model import ClaimAllocation, ClaimRefused
-from nodeagent.claims.upkeep.claim_state import read_state
-from nodeagent.claims.upkeep.decisions import ClaimState
+from nodeagent.claims.model import ClaimAllocation, ClaimRefused, ClaimState
+from nodeagent.claims.serving.allocation import read_state
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.shares import TimeSlice
 from tests.claims.samples import (

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from nodeagent.claims.parts import NotAdmitted
 from nodeagent.claims.reporting.attempts import (
     FORGOTTEN_AFTER,
     Attempt,
@@ -13,7 +14,6 @@ from nodeagent.claims.reporting.attempts import (
     Ended,
     Operation,
 )
-from nodeagent.claims.serving.outcomes import NotAdmitted
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.problems import Code, Problem
 from tests.claims.samples import record

@@ -38,11 +38,11 @@ async def planned(
         return rig.state.observed
 
     def rules(gpu: Gpu) -> GpuRules:
-        return offers.rules(gpu, goals_of(rig.state.plan), claims.records)
+        return offers.rules(gpu, goals_of(rig.state.plan), claims.store.records)
 
-    rig = Rig(home.folder, beside=lambda *goal: claims.beside(*goal))  # noqa: PLW0108  # made below
+    rig = Rig(home.folder, beside=lambda *goal: claims.store.beside(*goal))  # noqa: PLW0108  # made below
     claims = home.node_claims(rig.owners, observe, rules=rules)
-    await claims.load()
+    await claims.store.load()
     async with running(rig):
         text = plan_text(mig, "[0]")
         await offer(rig, text if dra else text + b"  dra: false\n", Phase.IN_SYNC)

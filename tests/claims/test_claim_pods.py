@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.claims.model import Allocated
 from nodeagent.claims.reporting.claim_pods import RECENT, ClaimPods
 from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
-from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.views.shapes import Pod
 
 KEY = ("team", "trainer")

@@ -212,7 +212,7 @@ async def goes_on(world: World, scenario: Scenario) -> None:
         await world.begin(claims)
         await prepare(world, claims)
         world.check(OWN, *scenario.neighbours, places=scenario.places)
-        assert {record.phase for record in claims.records} == {Phase.READY}
+        assert {record.phase for record in claims.store.records} == {Phase.READY}
         assert await look_after(world, claims) == ()
         await release(world, claims)
     world.check(*scenario.neighbours, places=scenario.beside)

@@ -7,25 +7,28 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from nodeagent.claims.model import FileState, Phase
-from nodeagent.claims.upkeep.decisions import (
-    Adopt,
-    Allocated,
-    ClaimState,
-    Decision,
-    FinishRelease,
-    HoldBack,
-    Keep,
-    Repair,
-    ReportForeign,
+from nodeagent.claims.model import Allocated, ClaimState, FileState, Phase
+from nodeagent.claims.upkeep.reconciliation import (
+    Action,
     Snapshot,
+    foreign_instances,
 )
-from nodeagent.claims.upkeep.reconciliation import reconcile
 from nodeagent.plan.observed import Access, Placement
+from nodeagent.plan.problems import Code
 from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 from tests.claims.samples import UID, mig_device, record
-from tests.claims.snapshots import BUSY, NOT_KNOWN, OURS, PLACE, THEIRS, gpu, instance, snapshot
+from tests.claims.snapshots import (
+    BUSY,
+    NOT_KNOWN,
+    OURS,
+    PLACE,
+    THEIRS,
+    decide,
+    gpu,
+    instance,
+    snapshot,
+)
 
 HARDWARE = {
     "its own": [instance()],
@@ -96,22 +99,29 @@ class Case:
         return bool(HARDWARE.get(self.hardware)) and not self.is_there
 
     @property
-    def expected(self) -> type[Decision]:
-        """The kind of decision, by the rules as they are written down."""
+    def expected(self) -> Action:
+        """What is done, by the rules as they are written down."""
         if self.hardware == "unknown":
-            return HoldBack
+            return Action.LEAVE
         if self.over:
-            return Keep if self.in_use else FinishRelease
+            return Action.LEAVE if self.in_use else Action.RELEASE
         if not self.is_there and self.hardware not in {"nothing", "elsewhere"}:
-            return Keep  # another instance is in the way
+            return Action.LEAVE  # another instance is in the way
         if self.phase is not Phase.READY:
-            if self.file is not FileState.MISSING or OURS in (self.allocations or ()):
-                return Repair  # it was ready once
-            unwritten = self.phase is Phase.INTENT and self.is_there and not self.fixed
-            return Adopt if unwritten else Keep
-        if not self.is_there:
-            return Keep if self.fixed else Repair  # a fixed one is for the plan to make
-        return Repair if self.rebooted or self.file is not FileState.SAME else Keep
+            was_ready = self.file is not FileState.MISSING or OURS in (self.allocations or ())
+            return Action.REPAIR if was_ready else Action.LEAVE
+        if not self.is_there:  # a fixed one is for the plan to make
+            return Action.LEAVE if self.fixed else Action.REPAIR
+        same = self.file is FileState.SAME and not self.rebooted
+        return Action.LEAVE if same else Action.REPAIR
+
+    @property
+    def problem(self) -> Code | None:
+        """Of a claim that is left."""
+        if self.hardware == "unknown":
+            return Code.GPU_UNKNOWN
+        fine = self.phase is Phase.READY and self.is_there and not self.over
+        return None if fine else Code.IN_USE
 
 
 def cases() -> Iterator[Case]:
@@ -138,10 +148,10 @@ def test_every_combination() -> None:
     count = 0
     for case in cases():
         count += 1
-        first, *rest = reconcile(case.snapshot())
-        assert type(first) is case.expected, (case, first)
-        assert [type(one) for one in rest] == [ReportForeign] * case.foreign, case
-        if isinstance(first, Keep):
-            fine = case.phase is Phase.READY and case.is_there and not case.over
-            assert (first.why == "") == fine, case
+        snapshot = case.snapshot()
+        found = decide(snapshot)
+        assert found.action is case.expected, (case, found)
+        assert len(list(foreign_instances(snapshot))) == case.foreign, case
+        code = found.problem and found.problem.code
+        assert code == (case.problem if found.action is Action.LEAVE else None), case
     assert count == 4 * 2 * 6 * 3 * 4 * 5 * 3 * 2

@@ -43,7 +43,7 @@ async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
     )
     home.pods = []
     async with home.core() as (claims, _):
-        [problem] = claims.problems
+        [problem] = claims.store.problems
         assert problem.message == message
         assert problem.remedy == (
             "start the release that wrote it; or check with nvidia-smi mig -lgi that the claim's "
@@ -64,5 +64,5 @@ async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
         assert home.records() == [path.name]
     path.write_bytes(content)
     async with home.core() as (claims, _):
-        assert claims.problems == ()
+        assert claims.store.problems == ()
         assert await claims.prepare(*names[0]) == devices[0]

@@ -183,11 +183,11 @@ async def test_the_next_agent_and_the_next_start_of_the_machine(
     home.boot_id = "second"
     async with agent(home, machine) as (claims, rig, parts):
         assert await _amiss(claims, home, rig) == []
-        [again] = claims.records[0].devices
+        [again] = claims.store.records[0].devices
         first = status(parts.fleet, again.uuid)
         assert first.is_ready
         assert first.pid != pid
-        assert claims.records[0].phase is Phase.READY
+        assert claims.store.records[0].phase is Phase.READY
         await parts.fleet.stop(again.uuid)
         assert await _amiss(claims, home, rig) == []
         assert status(parts.fleet, again.uuid).is_ready
@@ -213,7 +213,7 @@ async def test_a_daemon_that_does_not_come(
             with pytest.raises(NodeagentError, match=r"^claim team/trainer-0: .* MPS daemon"):
                 await claims.prepare(*name)
         assert (laid_out(node), home.files()) == ([(2, 1)], [])
-        assert claims.records[0].phase is Phase.INTENT
+        assert claims.store.records[0].phase is Phase.INTENT
         foreign = shared(home, rig, 1, "mig-1g-10gb-5", replicas=2, user=f"{US + 1}:{US + 1}")
         with pytest.raises(NodeagentError, match=r"trainer-1 wants MPS as user .*team/trainer-0"):
             await claims.prepare(*foreign)

@@ -37,8 +37,8 @@ async def test_a_slice_comes_with_the_claim_and_goes_with_it(
         caps = [known[0, device.instance, None], known[0, device.instance, device.compute]]
         assert paths == ["/dev/nvidia0", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in caps)]
         [record] = read_records(home.records_dir)
-        assert record in claims.records
-        assert claims.records[0].phase is Phase.READY
+        assert record in claims.store.records
+        assert claims.store.records[0].phase is Phase.READY
         await claims.release(UIDS[0])
         assert laid_out(node) == []
         assert (home.records(), home.files()) == ([], [])
@@ -161,7 +161,7 @@ async def test_a_foreign_instance_is_named_and_stays(node: SimulatedNode, home: 
     async with home.agent() as (claims, rig):
         await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
         (home.records_dir / f"{UIDS[0]}.json").unlink()
-        await claims.load()  # the record is lost: it belongs to no claim now
+        await claims.store.load()  # the record is lost: it belongs to no claim now
         name = home.claim(1, (pool(rig), "mig-1g-10gb-0"))
         with pytest.raises(StillInUse, match=r"1g.10gb at slice 0 \(of no claim\)"):
             await claims.prepare(*name)
@@ -270,7 +270,7 @@ async def test_a_record_that_cannot_be_read_holds_back_its_gpus(
         with pytest.raises(NodeagentError, match=UIDS[5]):
             await claims.release(UIDS[5])
         assert laid_out(node) == []
-        assert len(claims.problems) == 1
+        assert len(claims.store.problems) == 1
 
 
 async def test_a_record_that_cannot_be_written_comes_before_the_hardware(
@@ -293,13 +293,13 @@ async def test_a_record_says_since_when_its_phase_is(node: SimulatedNode, home: 
     async with home.agent() as (claims, rig):
         name = home.claim(0, (pool(rig), "mig-1g-10gb-0"))
         [device] = await claims.prepare(*name)
-        ready = claims.records[0].since
+        ready = claims.store.records[0].since
         assert ready > 0
         (home.cdi / home.files()[0]).unlink()
         await claims.prepare(*name)
-        assert claims.records[0].since == ready
+        assert claims.store.records[0].since == ready
     async with home.agent() as (claims, _):
-        assert claims.records[0].since == ready
+        assert claims.store.records[0].since == ready
         node.occupy(device.uuid, pid=4711, command="train")
         with pytest.raises(StillInUse):
             await claims.release(UIDS[0])

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import ClaimRefused, Configuration, Phase
-from nodeagent.claims.upkeep.claim_state import read_state
-from nodeagent.claims.upkeep.decisions import ClaimState
+from nodeagent.claims.model import ClaimRefused, ClaimState, Configuration, Phase
+from nodeagent.claims.serving.allocation import read_state
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.shares import TimeSlice
 from tests.claims.samples import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.goals import to_prepare, to_release
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.offering.gpu_rules import FixedInstance, Planned
 from nodeagent.claims.offering.planned import beside_claims, planned
+from nodeagent.claims.parts import to_prepare, to_release
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, Reserved
 from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.plan.plan import Verdict

@@ -62,24 +62,24 @@ class Day:
         noted.load()
 
         def rules(gpu: Gpu) -> GpuRules:
-            return self.offers.rules(gpu, goals_of(rig.state.plan), claims.records)
+            return self.offers.rules(gpu, goals_of(rig.state.plan), claims.store.records)
 
         def beside(goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
-            return noted.as_before(claims.beside(goal, gpu), gpu)
+            return noted.as_before(claims.store.beside(goal, gpu), gpu)
 
         async def observe() -> ObservedNode:
             return rig.state.observed
 
         rig = Rig(self.home.folder, beside=beside)
         claims = self.home.node_claims(rig.owners, observe, rules=rules)
-        await claims.load()
+        await claims.store.load()
         async with running(rig):
             await self._plan(rig, self.text)
             self.gpu = rig.gpu()
             await self._prepare_again(rig, claims)
             for _ in range(rounds):
                 await self._round(rig, claims)
-                noted.note(rig.state.observed.gpus, goals_of(rig.state.plan), claims.records)
+                noted.note(rig.state.observed.gpus, goals_of(rig.state.plan), claims.store.records)
                 self._check()
             if last:
                 await self._end(rig, claims)
@@ -140,7 +140,9 @@ class Day:
         """As a scheduler does, of what is published now."""
         self.now += self.rng.choice([1, 300, 700])
         goals = goals_of(rig.state.plan)
-        offers = self.offers.make(rig.state.observed.gpus, goals, claims.records, now=self.now)
+        offers = self.offers.make(
+            rig.state.observed.gpus, goals, claims.store.records, now=self.now
+        )
         node = NodeReference(NODE, "11111111-2222-3333-4444-555555555555")
         slices = [one for offer in offers for one in resource_slices(offer, node, 1)]
         kind = self.rng.choice(["1g.10gb", "2g.20gb", "3g.40gb", ""])

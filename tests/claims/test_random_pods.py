@@ -166,7 +166,7 @@ class Pods:
 
     async def _repeat(self, claims: NodeClaims, pod: Pod) -> None:
         """A container is started again, or another pod has the claim, too."""
-        before = [record.devices for record in claims.records if record.uid == pod.claim[2]]
+        before = [record.devices for record in claims.store.records if record.uid == pod.claim[2]]
         assert [await claims.prepare(*pod.claim)] == before
 
     async def _end(self, claims: NodeClaims, pod: Pod) -> None:
@@ -190,7 +190,7 @@ class Pods:
         here = self._all()
         parts = [self._places[pod.device].placement for pod in here if pod.device != WHOLE_GPU]
         assert laid_out(self._node) == sorted((p.start, p.size) for p in parts)
-        assert {r.uid for r in claims.records} == {pod.claim[2] for pod in here}
+        assert {r.uid for r in claims.store.records} == {pod.claim[2] for pod in here}
         assert len(self._home.files()) == len(here)
         processes = {process.pid for process in self._node.card(0).state.processes}
         assert processes == {pod.pid for pod in here if pod.pid}

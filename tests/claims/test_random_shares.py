@@ -85,7 +85,7 @@ class Day:
                 ClaimDaemons("1000", Path("/run/nodeagent"), False, no_daemons),
                 lambda _: GpuRules(share=share),
             )
-            await claims.load()
+            await claims.store.load()
             for pod in self._running:
                 reserve(claims, pod.claim, pod.name)
                 assert await claims.prepare(*pod.claim)

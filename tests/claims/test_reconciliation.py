@@ -8,25 +8,22 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.files.records import UnreadableRecord
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.claims.upkeep.decisions import (
-    Adopt,
-    Allocated,
-    ClaimState,
-    Decision,
-    FinishRelease,
-    HoldBack,
-    Keep,
-    Repair,
-    ReportForeign,
-)
-from nodeagent.claims.upkeep.reconciliation import reconcile
+from nodeagent.claims.model import Allocated, ClaimedDevice, ClaimState, Phase
+from nodeagent.claims.upkeep.reconciliation import Action, Decision, foreign_instances, reconcile
 from nodeagent.plan.observed import Access, DeviceDaemon, MigMode, ObservedNode, Placement
+from nodeagent.plan.problems import Code
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
-from tests.claims.snapshots import BUSY, OURS, THEIRS, decide, gpu, instance, snapshot
+from tests.claims.snapshots import BUSY, OURS, THEIRS, decide, gpu, instance, left, snapshot
 from tests.plan.daemons import A, B
+
+LEAVE, REPAIR, RELEASE = map(Decision, Action)
+
+
+def _code(found: Decision) -> str | None:
+    return found.problem.code if found.problem else None
+
 
 # --- who uses it ----------------------------------------------------------------------------------
 
@@ -41,22 +38,22 @@ from tests.plan.daemons import A, B
 def test_the_kubelets_word(changes: dict[str, Any], users: str) -> None:
     """Who holds a claim that is gone is named; not knowing it is use."""
     found = decide(snapshot(claims={UID: ClaimState.GONE}, **changes))
-    assert found == Keep(UID, f"the claim is gone, but it is used by {users}")
+    assert found == left(f"the claim is gone, but it is used by {users}")
 
 
 def test_a_process_on_it() -> None:
     """One on the GPU of which no instance is known may be on any of them."""
     for busy in (gpu(instance(usage=BUSY)), gpu(instance(), usage=BUSY)):
         found = decide(snapshot(busy, claims={UID: ClaimState.GONE}))
-        assert found == Keep(UID, "the claim is gone, but it is used by pid 4711 (python)")
+        assert found == left("the claim is gone, but it is used by pid 4711 (python)")
 
 
 def test_the_claims_own_allocation_after_its_release_was_begun() -> None:
     """The kubelet asks again itself, or another pod has the claim by now."""
     releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=Phase.RELEASING)
     found = decide(snapshot(records=(releasing,), allocations=(OURS,)))
-    assert found == Keep(UID, "its release was begun, but it is used by pod team/pod-1")
-    assert isinstance(decide(snapshot(records=(releasing,), allocations=())), FinishRelease)
+    assert found == left("its release was begun, but it is used by pod team/pod-1")
+    assert decide(snapshot(records=(releasing,), allocations=())) == RELEASE
 
 
 def test_another_pods_allocation_in_the_drivers_picture() -> None:
@@ -65,8 +62,8 @@ def test_another_pods_allocation_in_the_drivers_picture() -> None:
     releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=Phase.RELEASING)
     there = gpu(instance(usage=Usage((other,))))
     found = decide(snapshot(there, records=(releasing,)))
-    assert found == Keep(
-        UID, "its release was begun, but it is used by an allocation of pod other/pod-2"
+    assert found == left(
+        "its release was begun, but it is used by an allocation of pod other/pod-2"
     )
 
 
@@ -88,17 +85,15 @@ OFF = MigMode(False, False)
 
 def test_a_gpu_as_a_whole() -> None:
     """It is there outside MIG mode, used by any process on it, and never destroyed."""
-    assert decide(snapshot(gpu(mig=OFF), **of(whole()))) == Keep(UID)
-    assert decide(snapshot(gpu(), **of(whole()))) == Repair(UID)
+    assert decide(snapshot(gpu(mig=OFF), **of(whole()))) == LEAVE
+    assert decide(snapshot(gpu(), **of(whole()))) == REPAIR
     found = decide(snapshot(gpu(instance(3)), **of(whole())))
-    assert found == Keep(
-        UID, "GPU instance 3 (1g.10gb at 4:1) is in its place, and was not made for it"
-    )
+    assert found == left("GPU instance 3 (1g.10gb at 4:1) is in its place, and was not made for it")
     rebooted = decide(snapshot(gpu(mig=OFF), **of(whole(), boot_id="boot-0")))
-    assert rebooted == Repair(UID)
+    assert rebooted == REPAIR
     gone = {"claims": {UID: ClaimState.GONE}, **of(whole())}
-    assert isinstance(decide(snapshot(gpu(mig=OFF, usage=BUSY), **gone)), Keep)
-    assert decide(snapshot(gpu(mig=OFF), **gone)) == FinishRelease(UID)
+    assert decide(snapshot(gpu(mig=OFF, usage=BUSY), **gone)).action is Action.LEAVE
+    assert decide(snapshot(gpu(mig=OFF), **gone)) == RELEASE
 
 
 def test_a_share_of_a_gpu() -> None:
@@ -108,8 +103,8 @@ def test_a_share_of_a_gpu() -> None:
     theirs = User(5, namespace="other", pod="pod-2")
     gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}, **of(share)}
     used = gpu(mig=OFF, usage=Usage((theirs,)))
-    assert isinstance(decide(snapshot(used, allocations=(other,), **gone)), FinishRelease)
-    assert isinstance(decide(snapshot(used, **gone)), Keep)
+    assert decide(snapshot(used, allocations=(other,), **gone)) == RELEASE
+    assert decide(snapshot(used, **gone)).action is Action.LEAVE
 
 
 def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
@@ -122,7 +117,7 @@ def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
     client = User(5, namespace="team", pod="pod-1")
     releasing = of(share, phase=Phase.RELEASING)
     there = gpu(mig=OFF, usage=Usage((client,)))
-    assert isinstance(decide(snapshot(there, allocations=both, **releasing)), Keep)
+    assert decide(snapshot(there, allocations=both, **releasing)).action is Action.LEAVE
 
 
 def test_a_monitor_does_not_hold_up_a_release() -> None:
@@ -131,11 +126,11 @@ def test_a_monitor_does_not_hold_up_a_release() -> None:
     monitor = mig_device(result=mig_result(admin_access=True))
     records = (record(device), record(monitor, uid="2", namespace="other", name="claim"))
     gone: dict[str, Any] = {"records": records, "claims": {UID: ClaimState.GONE}}
-    assert isinstance(decide(snapshot(allocations=(THEIRS,), **gone)), FinishRelease)
+    assert decide(snapshot(allocations=(THEIRS,), **gone)) == RELEASE
     two = (THEIRS, replace(THEIRS, claim="another"))
-    assert isinstance(decide(snapshot(allocations=two, **gone)), Keep)
+    assert decide(snapshot(allocations=two, **gone)).action is Action.LEAVE
     used = gpu(instance(usage=BUSY))
-    assert isinstance(decide(snapshot(used, allocations=(THEIRS,), **gone)), Keep)
+    assert decide(snapshot(used, allocations=(THEIRS,), **gone)).action is Action.LEAVE
 
 
 def test_what_an_administrator_has() -> None:
@@ -144,25 +139,25 @@ def test_what_an_administrator_has() -> None:
     admin = of(mig_device(result=result, instance=7))
     gone = {"claims": {UID: ClaimState.GONE}}
     found = decide(snapshot(gpu(instance(usage=BUSY)), **gone, **admin))
-    assert found == FinishRelease(UID)
-    assert isinstance(decide(snapshot(gpu(), **admin)), Keep)
+    assert found == RELEASE
+    assert decide(snapshot(gpu(), **admin)).action is Action.LEAVE
     in_mig_mode = snapshot(gpu(instance(3)), **of(whole(admin_access=True)))
-    assert decide(in_mig_mode) == Keep(UID)
+    assert decide(in_mig_mode) == LEAVE
 
 
 def test_a_compute_instance_that_was_made_anew() -> None:
     """The claim's GPU instance is there, but what containers were given is not."""
     device = mig_device(instance=7, uuid="MIG-0")
-    assert decide(snapshot(**of(device))) == Repair(UID)
+    assert decide(snapshot(**of(device))) == REPAIR
 
 
 @pytest.mark.parametrize(
     ("daemon", "expected"),
     [
-        (DeviceDaemon(A, "Ready"), Keep(UID)),
-        (None, Repair(UID)),
-        (DeviceDaemon(B, "Ready"), Repair(UID)),
-        (DeviceDaemon(A, "Backoff"), Repair(UID)),
+        (DeviceDaemon(A, "Ready"), LEAVE),
+        (None, REPAIR),
+        (DeviceDaemon(B, "Ready"), REPAIR),
+        (DeviceDaemon(A, "Backoff"), REPAIR),
     ],
 )
 def test_its_mps_daemon(daemon: DeviceDaemon | None, expected: Decision) -> None:
@@ -175,19 +170,21 @@ def test_its_mps_daemon(daemon: DeviceDaemon | None, expected: Decision) -> None
 
 
 def test_several_devices() -> None:
-    """What a crash left of an intent is adopted; all are needed to be ready."""
+    """All are needed to be ready; what a crash left of an intent is the claim's, and is left."""
     second = mig_device(placement=Placement(5, 1), before=())
     intent = of(mig_device(), second, phase=Phase.INTENT)
     there = instance(8, placement=Placement(5, 1))
-    assert decide(snapshot(gpu(there), files={}, **intent)) == Adopt(UID)
+    unfinished = snapshot(gpu(there), files={}, **intent)
+    assert decide(unfinished) == left("it was not finished; the kubelet retries")
+    assert list(foreign_instances(unfinished)) == []
     ready = of(mig_device(instance=7), replace(second, instance=8))
-    assert decide(snapshot(gpu(there), **ready)) == Repair(UID)
+    assert decide(snapshot(gpu(there), **ready)) == REPAIR
     first = mig_device(instance=7, uuid="MIG-7")
     anew = of(first, replace(second, instance=8, uuid="MIG-8"))
-    assert decide(snapshot(gpu(instance(), there), **anew)) == Repair(UID)
+    assert decide(snapshot(gpu(instance(), there), **anew)) == REPAIR
     lost = replace(second, gpu="GPU-0")
     found = decide(snapshot(**of(mig_device(instance=7), lost)))
-    assert found == HoldBack(UID, "the driver does not list GPU-0")
+    assert found == left("the driver does not list GPU-0", Code.GPU_UNKNOWN)
 
 
 def test_a_card_that_was_taken_out() -> None:
@@ -195,12 +192,15 @@ def test_a_card_that_was_taken_out() -> None:
     other = replace(gpu(), uuid="GPU-0")
     gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}}
     restarted = of(mig_device(instance=7), boot_id="boot-0")
-    assert isinstance(decide(snapshot(other, **gone, **restarted)), FinishRelease)
+    assert decide(snapshot(other, **gone, **restarted)) == RELEASE
     silent = replace(other, access=Access.UNKNOWN)
-    assert isinstance(decide(snapshot(silent, **gone, **restarted)), HoldBack)
-    assert isinstance(decide(snapshot(other, silent, **gone, **restarted)), HoldBack)
-    assert isinstance(decide(snapshot(other, **gone)), HoldBack)
-    assert isinstance(decide(replace(snapshot(**gone, **restarted), node=ObservedNode())), HoldBack)
+    assert _code(decide(snapshot(silent, **gone, **restarted))) is Code.GPU_UNKNOWN
+    assert _code(decide(snapshot(other, silent, **gone, **restarted))) is Code.GPU_UNKNOWN
+    assert _code(decide(snapshot(other, **gone))) is Code.GPU_UNKNOWN
+    assert (
+        _code(decide(replace(snapshot(**gone, **restarted), node=ObservedNode())))
+        is Code.GPU_UNKNOWN
+    )
 
 
 # --- several records ------------------------------------------------------------------------------
@@ -211,18 +211,18 @@ def test_a_record_that_cannot_be_read() -> None:
     path = Path("/var/lib/nodeagent/claims/2.json")
     foreign = instance(3, placement=Placement(0, 1))
     there = snapshot(gpu(instance(), foreign))
-    assert reconcile(there) == (Keep(UID), ReportForeign(GPU, foreign))
+    [problem] = foreign_instances(there)
+    assert problem.message.startswith("GPU 0 has GPU instance 3 (1g.10gb at 0:1), which belongs to")
     for gpus, held in ((None, True), (frozenset({GPU}), True), (frozenset({"GPU-0"}), False)):
         broken = replace(there, unreadable=(UnreadableRecord(path, "2", "damaged", gpus),))
-        expected = HoldBack("2", "damaged"), Keep(UID), ReportForeign(GPU, foreign)
-        assert reconcile(broken) == (expected[:2] if held else expected)
+        assert reconcile(broken) == {UID: LEAVE}
+        assert list(foreign_instances(broken)) == ([] if held else [problem])
 
 
 def test_instances_of_a_plan() -> None:
     """Are not foreign, and neither is anything known of a GPU that does not answer."""
     planned = instance(3, placement=Placement(0, 1))
     known = frozenset({(GPU, planned.placement)})
-    assert reconcile(snapshot(gpu(instance(), planned), planned=known)) == (Keep(UID),)
+    assert list(foreign_instances(snapshot(gpu(instance(), planned), planned=known))) == []
     lost = gpu(planned, access=Access.LOST)
-    empty: tuple[ClaimRecord, ...] = ()
-    assert reconcile(snapshot(lost, records=empty)) == ()
+    assert list(foreign_instances(snapshot(lost, records=()))) == []

@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.files.cdi import ContainerDevice, claim_document
-from nodeagent.claims.goals import daemon_of_shares, reserved_on, to_prepare, to_release
-from nodeagent.claims.model import ClaimRecord, ClaimRefused, FileState
+from nodeagent.claims.model import ClaimRecord, ClaimRefused, ClaimState, FileState
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.parts import (
+    daemon_of_shares,
+    require_lasting_unused,
+    reserved_on,
+    to_prepare,
+    to_release,
+)
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.making import require_lasting_unused
-from nodeagent.claims.upkeep.decisions import ClaimState, Keep, Repair
+from nodeagent.claims.upkeep.reconciliation import Action
 from nodeagent.errors import StillInUse
 from nodeagent.files.cdi import Edits
 from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
@@ -231,5 +236,5 @@ def test_upkeep_of_the_daemon(numbers: tuple[int, ...]) -> None:
         files={one.uid: FileState.SAME for one in records},
     )
     for one in records:
-        expected = Keep(one.uid) if numbers == (1, 2) else Repair(one.uid)
-        assert decide(there, one.uid) == expected
+        expected = Action.LEAVE if numbers == (1, 2) else Action.REPAIR
+        assert decide(there, one.uid).action is expected

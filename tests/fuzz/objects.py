@@ -17,8 +17,7 @@ from nodeagent.claims.offering.resource_slices import (
 from nodeagent.claims.offering.slice_diff import slice_writes
 from nodeagent.claims.reporting.device_status import read_shown
 from nodeagent.claims.reporting.reserved_for import read_reserved_for
-from nodeagent.claims.serving.allocation import read_allocation
-from nodeagent.claims.upkeep.claim_state import read_state
+from nodeagent.claims.serving.allocation import read_allocation, read_state
 from nodeagent.cluster.client.faults import ClusterFault, from_status
 from nodeagent.cluster.client.node_view import is_newer, read_node
 from nodeagent.cluster.drain.owners import claims, other_allocator

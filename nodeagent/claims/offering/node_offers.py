@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from nodeagent.claims.files.records import UnreadableRecord
-from nodeagent.claims.goals import reserved_on
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
 from nodeagent.claims.offering.devices import GpuFacts
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.planned import planned
 from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
+from nodeagent.claims.parts import reserved_on
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import NodePlan

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from nodeagent.claims.goals import reserved_on
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.offering.gpu_rules import FixedInstance, Planned
+from nodeagent.claims.parts import reserved_on
 from nodeagent.plan.desired import (
     DesiredGpu,
     Layout,

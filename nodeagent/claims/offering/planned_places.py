@@ -13,9 +13,9 @@ from typing import Final
 
 from msgspec import json
 
-from nodeagent.claims.goals import reserved_on
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.offering.planned import is_laid_out
+from nodeagent.claims.parts import reserved_on
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance

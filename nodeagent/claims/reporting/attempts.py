@@ -13,7 +13,7 @@ from typing import Final
 from nodeagent.claims.files.cdi_files import NoToolkitEdits
 from nodeagent.claims.files.records import RecordNotKept
 from nodeagent.claims.model import ClaimRefused
-from nodeagent.claims.serving.outcomes import NotAdmitted
+from nodeagent.claims.parts import NotAdmitted
 from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient, UnknownDevice
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.problems import Code, Problem

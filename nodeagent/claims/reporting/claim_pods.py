@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.model import Allocated, ClaimRecord
 from nodeagent.claims.reporting.reserved_for import ReservedFor
-from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.views.shapes import Pod
 
 ClaimKey = tuple[str, str]  # namespace and name

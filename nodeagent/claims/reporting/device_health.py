@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
-from nodeagent.claims.serving.making import is_there
+from nodeagent.claims.parts import is_there
 from nodeagent.health.fencing import Fence, fences
 from nodeagent.health.findings import Finding, Severity
 from nodeagent.health.reporting import sentence

@@ -18,7 +18,9 @@ from nodeagent.claims.model import (
     UID,
     ClaimAllocation,
     ClaimHeldUp,
+    ClaimRecord,
     ClaimRefused,
+    ClaimState,
     Configuration,
     Result,
 )
@@ -80,6 +82,38 @@ def read_allocation(
             remedy=f"read what the scheduler says: {reference.describe}",
         )
     return _Reader(reference, found.status.allocation.devices, nvidia).allocation(uid)
+
+
+def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
+    """What the record's claim is now, `claim` being what has its name, None where nothing has.
+
+    One that cannot be read is UNKNOWN, so that nothing of it is released.
+    """
+    if claim is None:
+        return ClaimState.GONE
+    try:
+        found = convert(claim, ClaimObject)
+    except (ValidationError, RecursionError):
+        return ClaimState.UNKNOWN
+    if found.metadata.uid != record.uid:
+        return ClaimState.GONE
+    if found.status is None or found.status.allocation is None:
+        return ClaimState.DEALLOCATED
+    if all(one.driver != DRIVER for one in found.status.allocation.devices.results):
+        return ClaimState.OTHER_RESULTS
+    # A record has its configuration as the settings had it read: either way it is the same claim.
+    state = ClaimState.OTHER_RESULTS
+    for nvidia in (False, True):
+        try:
+            allocation = read_allocation(
+                claim, namespace=record.namespace, name=record.name, uid=record.uid, nvidia=nvidia
+            )
+        except ClaimRefused:
+            state = ClaimState.UNKNOWN
+            continue
+        if record.is_of(allocation):
+            return ClaimState.SAME
+    return state
 
 
 def _unreadable(claim: ClaimReference, why: str) -> ClaimRefused:

@@ -8,51 +8,92 @@ when its devices have no users; not knowing counts as use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import assert_never
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, assert_never
 
-from nodeagent.claims.goals import daemon_of_shares
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase
-from nodeagent.claims.serving.making import is_taken_out
-from nodeagent.claims.upkeep.decisions import (
-    Adopt,
+from nodeagent.claims.model import (
     Allocated,
+    ClaimedDevice,
+    ClaimRecord,
     ClaimState,
-    Decision,
-    FinishRelease,
-    HoldBack,
-    Keep,
-    Repair,
-    ReportForeign,
-    Snapshot,
+    FileState,
+    Phase,
+)
+from nodeagent.claims.parts import (
+    daemon_of_shares,
+    gpu_removed,
+    instance_of,
+    usage_of,
+    usage_without,
 )
 from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
-from nodeagent.plan.mps_users import as_used
-from nodeagent.plan.observed import Access, Gpu, GpuInstance
-from nodeagent.plan.users import IDLE, Usage
+from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode, Placement
+from nodeagent.plan.problems import Code, Problem
+
+if TYPE_CHECKING:
+    from nodeagent.claims.files.records import UnreadableRecord
 
 
-def reconcile(snapshot: Snapshot) -> tuple[Decision, ...]:
-    """One decision for each record, readable or not; then the foreign instances."""
-    held = [HoldBack(one.uid, one.reason) for one in snapshot.unreadable]
-    claims = [_Claim(record, snapshot) for record in snapshot.records]
-    return *held, *(claim.decision() for claim in claims), *_foreign(snapshot, claims)
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is read of all claims at one moment. `claims` and `files` are by uid; a claim that is
+    not in them is unknown, a file missing. `allocations` None: the kubelet did not answer.
+    `planned` are GPU and placement of the instances that belong to a plan.
+    """
+
+    boot_id: str
+    node: ObservedNode
+    records: tuple[ClaimRecord, ...] = ()
+    unreadable: tuple[UnreadableRecord, ...] = ()
+    claims: Mapping[str, ClaimState] = field(default_factory=dict)
+    files: Mapping[str, FileState] = field(default_factory=dict)
+    allocations: tuple[Allocated, ...] | None = None
+    planned: frozenset[tuple[str, Placement]] = frozenset()
 
 
-def reconcile_claim(record: ClaimRecord, snapshot: Snapshot) -> Decision:
+class Action(StrEnum):
+    """What is done for a claim. To repair is to make again what is gone, to verify the rest, and to
+    write anew what differs.
+    """
+
+    LEAVE = "leave"
+    REPAIR = "repair"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`problem`: why a claim is left that is not as it should be."""
+
+    action: Action
+    problem: Problem | None = None
+
+
+_LEAVE, _REPAIR, _RELEASE = map(Decision, Action)
+
+
+def reconcile(snapshot: Snapshot) -> dict[str, Decision]:
+    """By uid, for each record that can be read."""
+    return {record.uid: decision_of(record, snapshot) for record in snapshot.records}
+
+
+def decision_of(record: ClaimRecord, snapshot: Snapshot) -> Decision:
     """That of one record of the snapshot's."""
     return _Claim(record, snapshot).decision()
 
 
-def _foreign(snapshot: Snapshot, claims: Iterable[_Claim]) -> Iterator[ReportForeign]:
-    """Where a record cannot be read, an instance may be that claim's."""
-    held = [one.gpus for one in snapshot.unreadable]
+def foreign_instances(snapshot: Snapshot) -> Iterator[Problem]:
+    """Instances that neither a record nor a plan has: they are left alone. Where a record cannot be
+    read, an instance may be that claim's.
+    """
+    held = [unreadable.gpus for unreadable in snapshot.unreadable]
     own = {
-        (device.gpu, found.instance.id)
-        for claim in claims
-        for device, found in claim.found
-        if isinstance(found, _Present) and found.instance is not None
+        (found.device.gpu, found.instance.id)
+        for record in snapshot.records
+        for found in _Claim(record, snapshot).found
+        if found.instance is not None and found.is_there
     }
     for gpu in snapshot.node.gpus:
         if gpu.access is not Access.OK or any(gpus is None or gpu.uuid in gpus for gpus in held):
@@ -60,68 +101,55 @@ def _foreign(snapshot: Snapshot, claims: Iterable[_Claim]) -> Iterator[ReportFor
         for instance in gpu.instances:
             known = (gpu.uuid, instance.id) in own
             if not known and (gpu.uuid, instance.placement) not in snapshot.planned:
-                yield ReportForeign(gpu.uuid, instance)
+                yield Problem.of(
+                    Code.OWNED,
+                    "unknownInstance",
+                    gpu=gpu.uuid,
+                    title=gpu.title,
+                    instance=f"{instance.id} ({instance.profile} at {instance.placement})",
+                    which=f"-i {gpu.index} -gi {instance.id}",
+                )
 
 
 # --- a device beside the hardware -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Present:
-    """It is there: its GPU instance, None for a GPU as a whole or a share of it."""
+class _Found:
+    """A device on its `gpu`: it `is_there`, with its GPU instance if it has one; or that `instance`
+    is in its place, and was not made for it; or it is missing. `unknown`: why that is not known.
+    """
 
-    gpu: Gpu
+    device: ClaimedDevice
+    gpu: Gpu | None = None
     instance: GpuInstance | None = None
+    is_there: bool = False
+    unknown: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    """Its place is empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class _InTheWay:
-    """Its place has an instance that was not made for it."""
-
-    instance: GpuInstance
-
-
-@dataclass(frozen=True, slots=True)
-class _NotKnown:
-    """The driver does not say."""
-
-    why: str
-
-
-_Found = _Present | _Missing | _InTheWay | _NotKnown
+    @property
+    def is_missing(self) -> bool:
+        return not (self.is_there or self.instance or self.unknown)
 
 
 def _find(device: ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Found:
     gpu = snapshot.node.gpu(device.gpu)
     if gpu is None:
-        if rebooted and is_taken_out(device.gpu, snapshot.node):
-            return _Missing()
-        return _NotKnown(f"the driver does not list {device.gpu}")
+        if rebooted and gpu_removed(device.gpu, snapshot.node):
+            return _Found(device)
+        return _Found(device, unknown=f"the driver does not list {device.gpu}")
     if gpu.access is not Access.OK:
-        return _NotKnown(f"GPU {gpu.index} does not answer: {gpu.access_reason}")
+        return _Found(device, gpu, unknown=f"GPU {gpu.index} does not answer: {gpu.access_reason}")
     if device.placement is None:
-        return _find_whole(device, gpu)
-    mask = device.placement.mask
-    there = [i for i in gpu.instances if i.placement.mask & mask]
-    alike = [i for i in there if (i.profile, i.placement) == (device.profile, device.placement)]
-    if not there:
-        return _Missing()
+        # The GPU as a whole is there outside MIG mode; in whatever mode for an administrator.
+        if device.result.admin_access or not gpu.in_mig_mode:
+            return _Found(device, gpu, is_there=True)
+        return _Found(device, gpu, next(iter(gpu.instances), None))
     # Instances do not outlive the machine's start, and their ids are used again.
-    if not alike or (device.is_made and (rebooted or not device.was_made_as(alike[0]))):
-        return _InTheWay((alike or there)[0])
-    return _Present(gpu, alike[0])
-
-
-def _find_whole(device: ClaimedDevice, gpu: Gpu) -> _Found:
-    """The GPU as a whole is there outside MIG mode; in whatever mode for an administrator."""
-    if device.result.admin_access or not gpu.in_mig_mode:
-        return _Present(gpu)
-    return _InTheWay(gpu.instances[0]) if gpu.instances else _Missing()
+    own = None if device.is_made and rebooted else instance_of(device, gpu)
+    if own is not None:
+        return _Found(device, gpu, own, is_there=True)
+    blockers = (i for i in gpu.instances if device.lies_on(i.placement))
+    return _Found(device, gpu, next(blockers, None))
 
 
 # --- one claim ------------------------------------------------------------------------------------
@@ -134,29 +162,30 @@ class _Claim:
         self._record = record
         self._snapshot = snapshot
         self._rebooted = record.boot_id != snapshot.boot_id
-        self.found = [
-            (device, _find(device, snapshot, rebooted=self._rebooted)) for device in record.devices
-        ]
+        self.found = [_find(d, snapshot, rebooted=self._rebooted) for d in record.devices]
 
     def decision(self) -> Decision:
-        uid, end = self._record.uid, self._end()
+        end = self._end()
         unknown = {  # what an administrator only looks at gives nothing back in the end
-            found.why
-            for device, found in self.found
-            if isinstance(found, _NotKnown) and not (end and device.result.admin_access)
+            found.unknown
+            for found in self.found
+            if found.unknown and not (end and found.device.result.admin_access)
         }
         if unknown:
-            return HoldBack(uid, "; ".join(sorted(unknown)))
-        if end and (users := self._users()):
-            return Keep(uid, f"{end}, but it is used by {users}")
+            return self._left("; ".join(sorted(unknown)), Code.GPU_UNKNOWN)
         if end:
-            return FinishRelease(uid)
-        for _, found in self.found:
-            if isinstance(found, _InTheWay):
-                one = found.instance
-                where = f"GPU instance {one.id} ({one.profile} at {one.placement})"
-                return Keep(uid, f"{where} is in its place, and was not made for it")
+            users = self._users()
+            return self._left(f"{end}, but it is used by {users}") if users else _RELEASE
+        for found in self.found:
+            if found.instance and not found.is_there:
+                blocker = found.instance
+                where = f"GPU instance {blocker.id} ({blocker.profile} at {blocker.placement})"
+                return self._left(f"{where} is in its place, and was not made for it")
         return self._ready() if self._record.phase is Phase.READY else self._unfinished()
+
+    def _left(self, why: str, code: Code = Code.IN_USE) -> Decision:
+        problem = Problem.of(code, "claimKept", claim=self._record.title, why=why)
+        return Decision(Action.LEAVE, problem)
 
     def _end(self) -> str:
         """Why the claim is over; "" while it is not, or that is not known."""
@@ -177,38 +206,33 @@ class _Claim:
     # --- one that goes on -----------------------------------------------------------------------
 
     def _unfinished(self) -> Decision:
-        """What a crash left is not lost. The kubelet asks again, unless it was answered before: a
-        claim that has a CDI file, or a pod with its devices, was ready once.
+        """The kubelet asks again, unless it was answered before: a claim that has a CDI file, or a
+        pod with its devices, was ready once.
         """
         file = self._snapshot.files.get(self._record.uid, FileState.MISSING)
         keys = {result.key for result in self._record.results}
-        allocations = self._snapshot.allocations or ()
-        runs = any(one.key in keys for one in allocations if self._is_own(one))
+        runs = any(one.key in keys for one in self._allocations if self._is_own(one))
         if runs or file is not FileState.MISSING:
-            return Repair(self._record.uid)
-        unwritten = (f for device, f in self.found if device.is_made and device.instance is None)
-        if any(isinstance(found, _Present) for found in unwritten):
-            return Adopt(self._record.uid)
-        return Keep(self._record.uid, "it was not finished; the kubelet retries")
+            return _REPAIR
+        return self._left("it was not finished; the kubelet retries")
 
     def _ready(self) -> Decision:
-        uid = self._record.uid
-        missing = [device for device, found in self.found if isinstance(found, _Missing)]
+        missing = [found.device for found in self.found if found.is_missing]
         planned = [d for d in missing if d.placement is not None and not d.is_made]
         if planned and planned == missing:
-            return Keep(uid, f"{planned[0].result.device} is not there; the plan makes it")
+            return self._left(f"{planned[0].result.device} is not there; the plan makes it")
         is_whole = (
             not (missing or self._rebooted)
-            and all(_is_intact(device, found) for device, found in self.found)
-            and all(self._is_served(device, found) for device, found in self.found)
-            and self._snapshot.files.get(uid) is FileState.SAME
+            and all(_is_intact(found) and self._is_served(found) for found in self.found)
+            and self._snapshot.files.get(self._record.uid) is FileState.SAME
         )
-        return Keep(uid) if is_whole else Repair(uid)
+        return _LEAVE if is_whole else _REPAIR
 
-    def _is_served(self, device: ClaimedDevice, found: _Found) -> bool:
+    def _is_served(self, found: _Found) -> bool:
         """Whether it has the MPS daemon that it is to have, and that is Ready."""
+        device = found.device
         wanted = device.mps
-        if wanted is None or not isinstance(found, _Present):
+        if wanted is None or found.gpu is None:
             return True
         if device.share:
             wanted = daemon_of_shares(device.gpu, self._snapshot.records)
@@ -223,11 +247,10 @@ class _Claim:
         The claim's own allocation is one, also after its release was begun: while the kubelet lists
         the claim it asks again itself, or another pod has it by now.
         """
-        allocations = self._snapshot.allocations
-        if allocations is None:
+        if self._snapshot.allocations is None:
             return "unknown pods (the kubelet does not say)"
-        own = {one for one in allocations if self._is_own(one)}
-        others = {one for one in allocations if one not in own}
+        own = {one for one in self._allocations if self._is_own(one)}
+        others = {one for one in self._allocations if one not in own}
         keys = {device.result.key for device in self._record.devices}
         counted = own | {one for one in others if not self._is_administrators(one)}
         holders = {one for one in counted if one.key in keys}
@@ -235,15 +258,19 @@ class _Claim:
             return ", ".join(sorted({str(one) for one in holders}))
         own_pods = {(one.namespace, one.pod) for one in own}
         other_pods = {(one.namespace, one.pod) for one in others} - own_pods
-        for device, found in self.found:
-            passed_over = other_pods if device.share else set()
-            usage = _usage(device, found)
-            users = tuple(
-                user for user in usage.processes if (user.namespace, user.pod) not in passed_over
-            )
-            if users or not usage.known:
-                return str(Usage(users, usage.known, usage.reason))
+        for found in self.found:
+            if found.device.result.admin_access or not found.is_there or found.gpu is None:
+                continue
+            usage = usage_of(found.device, found.gpu)
+            if found.device.share:
+                usage = usage_without(usage, other_pods)
+            if usage.in_use:
+                return str(usage)
         return ""
+
+    @property
+    def _allocations(self) -> tuple[Allocated, ...]:
+        return self._snapshot.allocations or ()
 
     def _is_own(self, one: Allocated) -> bool:
         return (one.namespace, one.claim) == (self._record.namespace, self._record.name)
@@ -258,23 +285,8 @@ class _Claim:
         )
 
 
-def _usage(device: ClaimedDevice, found: _Found) -> Usage:
-    """Of a MIG device, or of all that is on a GPU. A process on the GPU of which no instance is
-    known may be on any.
-    """
-    if device.result.admin_access or not isinstance(found, _Present):
-        return IDLE
-    gpu = as_used(found.gpu)
-    usage = gpu.usage
-    for instance in gpu.instances:
-        if found.instance is None or instance.id == found.instance.id:
-            for one in instance.compute:
-                usage = usage.together(one.usage)
-    return usage
-
-
-def _is_intact(device: ClaimedDevice, found: _Found) -> bool:
+def _is_intact(found: _Found) -> bool:
     """Whether the compute instance in it is the one that was made."""
-    if not isinstance(found, _Present) or found.instance is None or not device.uuid:
+    if found.instance is None or not found.device.uuid:
         return True
-    return any(one.uuid == device.uuid for one in found.instance.compute)
+    return any(compute.uuid == found.device.uuid for compute in found.instance.compute)

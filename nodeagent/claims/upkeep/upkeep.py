@@ -1,8 +1,8 @@
 """The agent's own care for claims: what a crash, a reboot or a lost call left is put right.
 
 At start and every minute everything that is known of claims is brought together, and what
-`reconciliation` decides is carried out. Each decision is made again in its claim's turn. The API
-server is asked only about claims of which the kubelet lists no pod, so that a node whose claims
+`reconciliation` decides is carried out. Each decision is made again with its claim's lock held. The
+API server is asked only about claims of which the kubelet lists no pod, so that a node whose claims
 are all in use asks it nothing.
 """
 
@@ -12,21 +12,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.model import Allocated, ClaimRecord, ClaimState, Phase
+from nodeagent.claims.serving.allocation import read_state
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.claims.upkeep.claim_state import read_state
-from nodeagent.claims.upkeep.decisions import (
-    Adopt,
-    Allocated,
-    ClaimState,
+from nodeagent.claims.upkeep.reconciliation import (
+    Action,
     Decision,
-    HoldBack,
-    Keep,
-    Repair,
-    ReportForeign,
     Snapshot,
+    decision_of,
+    foreign_instances,
+    reconcile,
 )
-from nodeagent.claims.upkeep.reconciliation import reconcile, reconcile_claim
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
@@ -56,8 +52,8 @@ class Upkeep:
 
     async def round(self) -> tuple[Problem, ...]:
         """What is still amiss after one round, beside the records that cannot be used."""
-        await self._claims.reread()
-        claims, allocations, problems = await self._observe_claims(self._claims.records)
+        await self._claims.store.reread()
+        claims, allocations, problems = await self._observe_claims(self._claims.store.records)
         try:  # after the calls, so that hardware and records are of one moment
             observed = await self._claims.observe()
         except NodeagentError as error:
@@ -65,52 +61,48 @@ class Upkeep:
         snapshot = await self._snapshot(observed, claims, allocations)
         decisions = await asyncio.to_thread(reconcile, snapshot)
         async with asyncio.TaskGroup() as group:  # a cancellation waits until each has ended
-            settling = [group.create_task(self._settle(one, observed)) for one in decisions]
-        found = [one.result() for one in settling]
-        self.amiss = {
-            one.uid: problem
-            for one, problem in zip(decisions, found, strict=True)
-            if problem and not isinstance(one, ReportForeign)
-        }
+            settling = {
+                uid: group.create_task(self._settle(uid, decision))
+                for uid, decision in decisions.items()
+            }
+        found = {uid: task.result() for uid, task in settling.items()}
+        self.amiss = {uid: problem for uid, problem in found.items() if problem}
+        foreign = await asyncio.to_thread(lambda: tuple(foreign_instances(snapshot)))
         try:
             await self._claims.sweep()
         except NodeagentError as error:
             problems = (*problems, _problem(error))
-        return (*problems, *(problem for problem in found if problem))
+        return (*problems, *self.amiss.values(), *foreign)
 
-    async def _settle(self, first: Decision, observed: ObservedNode) -> Problem | None:
+    async def _settle(self, uid: str, decision: Decision) -> Problem | None:
         """Carry one decision out; a failure is a problem of that claim alone."""
-        match first:
-            case Keep(_, "") | HoldBack():
-                return self._reported(first)
-            case ReportForeign():
-                return _foreign(first, observed)
-            case _:
-                pass
-
-        async def decide(record: ClaimRecord) -> Decision:
-            # What is there for a claim that goes on, is made again even while neither answers.
-            goes_on = isinstance(first, Repair | Adopt)
-            claims, allocations, _ = await self._observe_claims([] if goes_on else [record])
-            node = await self._claims.observe()
-            snapshot = await self._snapshot(node, claims, allocations, [record])
-            return reconcile_claim(record, snapshot)
-
+        if decision.action is Action.LEAVE and (
+            decision.problem is None or decision.problem.code == Code.GPU_UNKNOWN
+        ):
+            return decision.problem
+        # What is there for a claim that goes on is made again even while neither answers.
+        goes_on = decision.action is Action.REPAIR
         try:
-            return self._reported(await self._claims.mend(first.uid, decide))
+            async with self._claims.lock(uid):
+                record = self._claims.store.get(uid)
+                if record is None:  # released meanwhile
+                    return None
+                decision = await self._decide(record, goes_on=goes_on)
+                match decision.action:
+                    case Action.REPAIR:
+                        await self._claims.make(record)
+                    case Action.RELEASE:
+                        await self._claims.remove(record)
+                    case Action.LEAVE:
+                        pass
         except NodeagentError as error:
             return _problem(error)
+        return decision.problem
 
-    def _reported(self, decision: Decision) -> Problem | None:
-        """Why a claim was left as it is; of a record that cannot be read, `NodeClaims` says it."""
-        titles = {record.uid: record.title for record in self._claims.records}
-        match decision:
-            case Keep(uid, why) if why and uid in titles:
-                return Problem.of(Code.IN_USE, "claimKept", claim=titles[uid], why=why)
-            case HoldBack(uid, why) if uid in titles:
-                return Problem.of(Code.GPU_UNKNOWN, "claimKept", claim=titles[uid], why=why)
-            case _:
-                return None
+    async def _decide(self, record: ClaimRecord, *, goes_on: bool) -> Decision:
+        claims, allocations, _ = await self._observe_claims([] if goes_on else [record])
+        observed = await self._claims.observe()
+        return decision_of(record, await self._snapshot(observed, claims, allocations, [record]))
 
     # --- what is known ----------------------------------------------------------------------------
 
@@ -122,7 +114,7 @@ class Upkeep:
         concerned: Collection[ClaimRecord] | None = None,
     ) -> Snapshot:
         """`concerned` are the records whose CDI files are read, all where it is None."""
-        records = self._claims.records
+        records = self._claims.store.records
         files = await asyncio.to_thread(
             self._claims.files.states, records if concerned is None else concerned, observed
         )
@@ -130,7 +122,7 @@ class Upkeep:
             self._claims.places.boot_id,
             observed,
             records,
-            self._claims.unreadable,
+            self._claims.store.unreadable,
             claims,
             files,
             allocations,
@@ -163,16 +155,6 @@ class Upkeep:
         except NodeagentError:
             return ClaimState.UNKNOWN
         return await asyncio.to_thread(read_state, found, record)
-
-
-def _foreign(found: ReportForeign, observed: ObservedNode) -> Problem:
-    gpu, one = observed.gpu(found.gpu), found.instance
-    title = gpu.title if gpu else found.gpu
-    which = f"-i {gpu.index if gpu else found.gpu} -gi {one.id}"
-    instance = f"{one.id} ({one.profile} at {one.placement})"
-    return Problem.of(
-        Code.OWNED, "unknownInstance", gpu=found.gpu, title=title, instance=instance, which=which
-    )
 
 
 def _problem(error: NodeagentError) -> Problem:

@@ -23,8 +23,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from nodeagent.claims.model import Allocated
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.upkeep.decisions import Allocated
 from nodeagent.cluster.kubelet.allocations import (
     DeviceId,
     Holding,

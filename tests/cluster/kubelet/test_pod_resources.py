@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.upkeep.decisions import Allocated
+from nodeagent.claims.model import Allocated
 from nodeagent.cluster.kubelet.allocations import ByClaim, ByFile, ByUuid, Holding, PodName
 from nodeagent.cluster.kubelet.pod_resources import (
     KubeletBusy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.upkeep.left_claims import left_claims
+from nodeagent.claims.record_store import LeftRecords
 from nodeagent.gpu.kernel import boot_id
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode
@@ -25,7 +25,7 @@ async def prepared(node: SimulatedNode, home: Home, *, boot: str) -> None:
 async def test_an_agent_that_serves_no_claims(node: SimulatedNode, home: Home) -> None:
     """A plan that needs the place waits and names the claim; one that fits beside it is done."""
     await prepared(node, home, boot=boot_id())
-    kept = left_claims(home.records_dir)
+    kept = LeftRecords.read(home.records_dir)
     [problem] = kept.problems
     assert (problem.code, problem.message) == (
         Code.IN_USE,
@@ -50,7 +50,7 @@ async def test_records_of_another_start_and_unreadable_ones(
     await prepared(node, home, boot="first")
     if content:
         (home.records_dir / f"{UIDS[0]}.json").write_text(content)
-    left = left_claims(home.records_dir)
+    left = LeftRecords.read(home.records_dir)
     assert [problem.code for problem in left.problems] == [Code.STATE_FILE] * bool(content)
     rig = Rig(home.folder, beside=left.beside)
     async with running(rig):
@@ -61,4 +61,4 @@ async def test_records_of_another_start_and_unreadable_ones(
 
 def test_without_records(home: Home) -> None:
     """There is nothing to keep."""
-    assert left_claims(home.records_dir).problems == ()
+    assert LeftRecords.read(home.records_dir).problems == ()

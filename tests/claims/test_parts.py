@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.claims.goals import to_prepare, to_release
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord
+from nodeagent.claims.parts import to_prepare, to_release
 from nodeagent.plan.observed import Gpu, HealthLimits, Placement
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu

@@ -1,0 +1,293 @@
+"""A claim's part of a GPU: what it is to be, beside all that is not the claim's; what came of it,
+and what is in its way. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.errors import NodeagentError, StillInUse, Transient
+from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, Reserved, WantedInstance
+from nodeagent.plan.mps_users import as_used
+from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode
+from nodeagent.plan.plan import GpuOutcome, Verdict
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.remedies import in_use_remedy
+from nodeagent.plan.reserved import without
+from nodeagent.plan.shares import TimeSlice, WantedMps
+from nodeagent.plan.users import Usage
+from nodeagent.structs import replace
+from nodeagent.views.mps_problems import unready_daemons
+
+_MAX_NAMED = 8  # processes in one command; the rest are named when these are gone
+
+
+# --- the goal -------------------------------------------------------------------------------------
+
+
+def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -> DesiredGpu:
+    """The claim's devices are there, shared as it says; what it only uses is left as it is."""
+    path, own = record.title, record.held_on(gpu.uuid)
+    if not own:
+        return unchanged(gpu, path)
+    reserved = tuple(_beside(own, gpu, others))
+    whole = next((device for device in own if device.placement is None), None)
+    if whole is not None:
+        sharing = whole.result.configuration
+        off = MigDisabled(path) if gpu.mig is not None else None
+        time_slice = sharing if isinstance(sharing, TimeSlice) else None
+        mps = daemon_of_shares(gpu.uuid, (record, *others)) if whole.share else whole.mps
+        return DesiredGpu(off, path, mps=mps, time_slice=time_slice, reserved=reserved)
+    wanted = tuple(
+        WantedInstance(device.profile, profile.slices, device.placement.start, path, device.mps)
+        for device in own
+        if device.placement is not None and (profile := gpu.profile(device.profile))
+    )
+    mig = Layout(wanted, path) if wanted or gpu.in_mig_mode else None
+    return DesiredGpu(mig, path, reserved=reserved)
+
+
+def to_release(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -> DesiredGpu:
+    """Those of the claim's devices gone that are proven to have been made for it, and whatever
+    shared them. The daemon of a share stays for the others; one that is not Ready is changed later,
+    so that no release waits for it.
+    """
+    path, own = f"the release of {record.title}", record.held_on(gpu.uuid)
+    if not any((device.placement is None) != gpu.in_mig_mode for device in own):
+        return unchanged(gpu, path)
+    mig = Layout((), path) if gpu.in_mig_mode else None
+    mps = daemon_of_shares(gpu.uuid, others)
+    if mps and not (gpu.mps and gpu.mps.state == DaemonPhase.READY):
+        return unchanged(gpu, path)
+    reserved = tuple(_beside(own, gpu, others))
+    return DesiredGpu(mig, path, mps=mps, reserved=reserved, ends=True)
+
+
+def unchanged(gpu: Gpu, path: str) -> DesiredGpu:
+    """All that is there, and how it is shared, stays as it is."""
+    here = (Reserved(i.profile, i.placement, path) for i in gpu.instances)
+    return DesiredGpu(None, path, reserved=(*here, Reserved("", None, path, shared=True)))
+
+
+def reserved_on(gpu: str, records: Iterable[ClaimRecord]) -> Iterator[Reserved]:
+    """What these claims hold on the GPU with that UUID."""
+    for record in records:
+        for device in record.held_on(gpu):
+            whole = device.placement is None
+            yield Reserved(device.profile, device.placement, record.title, shared=whole)
+
+
+def daemon_of_shares(gpu: str, records: Iterable[ClaimRecord]) -> WantedMps | None:
+    """The one MPS daemon for all shares that these claims have of the GPU with that UUID; None
+    where they have none. Their users and `enforce` are the same (`admission`).
+    """
+    devices = (device for record in records for device in record.devices if device.gpu == gpu)
+    found = {device.result.device: device.mps for device in devices if device.share and device.mps}
+    if not found:
+        return None
+    daemons = [found[name] for name in sorted(found)]
+    shares = tuple(share for daemon in daemons for share in daemon.sharing.shares)
+    return replace(daemons[0], sharing=replace(daemons[0].sharing, shares=shares))
+
+
+def _beside(
+    own: Collection[ClaimedDevice], gpu: Gpu, others: Iterable[ClaimRecord]
+) -> Iterator[Reserved]:
+    """Claims that hold the GPU as a whole, and every instance that is not the claim's own.
+
+    What others are still to get is left out: two that cannot be there together would keep
+    everything else from changing. Other shares of the GPU are a part of the goal for one of them.
+    """
+    if any(device.share for device in own):
+        others = [o for o in others if not any(device.share for device in o.held_on(gpu.uuid))]
+    held = tuple(reserved_on(gpu.uuid, others))
+    yield from (other for other in held if other.placement is None)
+    owners = {(other.profile, other.placement): other for other in held}
+    for instance in gpu.instances:
+        place = instance.profile, instance.placement
+        if place in owners:
+            yield owners[place]
+        elif not any(device.was_made_as(instance) for device in own):
+            yield Reserved(*place, "")
+
+
+# --- the record beside the hardware ---------------------------------------------------------------
+
+
+def clear_ids(record: ClaimRecord, gpu: str | None = None) -> ClaimRecord:
+    """Without ids, which count in one run of the machine alone; of one GPU, by its UUID, or all."""
+    devices = (
+        replace(device, before=None, instance=None, compute=None, uuid="")
+        if gpu in (None, device.gpu)
+        else device
+        for device in record.devices
+    )
+    return replace(record, devices=tuple(devices))
+
+
+def with_intent(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
+    """The record before the claim's devices on the GPU are made, or made again."""
+    if record.boot_id != boot_id:
+        record = replace(clear_ids(record), boot_id=boot_id, phase=Phase.INTENT)
+    here = tuple((instance.id, instance.placement) for instance in gpu.instances)
+    places = {placement for _, placement in here}
+
+    def to_be_made(device: ClaimedDevice) -> ClaimedDevice:
+        gone = device.placement is not None and device.placement not in places
+        if device.gpu == gpu.uuid and (device.before is None or gone):
+            return replace(device, before=here, instance=None, compute=None, uuid="")
+        return device
+
+    devices = tuple(map(to_be_made, record.devices))
+    if devices == record.devices:
+        return record
+    return replace(record, devices=devices, phase=Phase.INTENT)
+
+
+def with_instances(record: ClaimRecord, gpu: Gpu) -> ClaimRecord:
+    """With the ids of what was made on the GPU, or is used there, as it was read back."""
+
+    def with_ids(device: ClaimedDevice) -> ClaimedDevice:
+        instance = instance_of(device, gpu) if device.gpu == gpu.uuid else None
+        if instance is None or not instance.compute:
+            return device
+        compute = instance.compute[0]
+        return replace(device, instance=instance.id, compute=compute.id, uuid=compute.uuid)
+
+    return replace(record, devices=tuple(map(with_ids, record.devices)))
+
+
+def instance_of(device: ClaimedDevice, gpu: Gpu) -> GpuInstance | None:
+    """The GPU instance that stands for the MIG device. One that a claim only uses may be another
+    by now, at the same place.
+    """
+    for instance in gpu.instances:
+        if (instance.profile, instance.placement) == (device.profile, device.placement) and (
+            not device.is_made or device.was_made_as(instance)
+        ):
+            return instance
+    return None
+
+
+def is_there(device: ClaimedDevice, gpu: Gpu) -> bool:
+    """Whether what stands for it is on its GPU, as that was read."""
+    if device.placement is None:
+        return device.result.admin_access or not gpu.in_mig_mode
+    instance = instance_of(device, gpu)
+    return instance is not None and bool(instance.compute)
+
+
+def gpu_removed(gpu: str, node: ObservedNode) -> bool:
+    """Whether the card with this UUID is not in the machine any more: all that are there answer."""
+    complete = bool(node.gpus) and all(o.uuid and o.access is Access.OK for o in node.gpus)
+    return complete and node.gpu(gpu) is None
+
+
+# --- what came of it ------------------------------------------------------------------------------
+
+
+class NotAdmitted(NodeagentError):
+    """The planner or a step refused what a claim needs; `code` is the problem's."""
+
+    def __init__(self, problem: Problem, record: ClaimRecord) -> None:
+        super().__init__(f"{record.title}: {problem.message}", remedy=problem.remedy)
+        self.code = problem.code
+
+
+class DaemonNotReady(NotAdmitted, Transient):
+    """An MPS daemon of the claim's is being started."""
+
+
+def require_done(outcome: GpuOutcome, record: ClaimRecord) -> None:
+    """Raise what is in the way of the claim: StillInUse or NotAdmitted.
+
+    A warning is in its way as well: a MIG mode that waits for a reset is none yet.
+    """
+    problems = outcome.problems or outcome.plan.problems
+    impossible = outcome.plan.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE)
+    if impossible or outcome.failed or problems:
+        first = problems[0] if problems else Problem(code=Code.STEP_FAILED, message="a step failed")
+        if first.code is Code.IN_USE:
+            raise StillInUse(f"{record.title}: {first.message}", remedy=first.remedy)
+        if first.code is Code.MPS and unready_daemons(outcome.after):  # its start goes on
+            raise DaemonNotReady(first, record)
+        raise NotAdmitted(first, record)
+
+
+def require_ready(outcome: GpuOutcome, record: ClaimRecord) -> None:
+    """Raise Transient where a device of the claim's on the GPU is not there, as read back, or one
+    of its own has no MPS daemon that is Ready yet.
+
+    A daemon that did not start in time needs no step any more: it is tried again by itself.
+    """
+    gpu, goal = outcome.after, outcome.plan.goal
+    for device in record.devices:
+        if device.gpu == gpu.uuid and not is_there(device, gpu):
+            anew = f"if none has it any more, run {record.reference.schedule_anew}; "
+            by_plan = "" if device.is_held else f"the plan makes it; {anew}"
+            raise Transient(
+                f"{record.title} has to wait: {device.result.device} of {gpu.title} is not there",
+                remedy=f"{by_plan}`nodeagent status --gpu {gpu.index}` shows what keeps it from "
+                "that",
+            )
+    for problem in unready_daemons(without(gpu, goal.reserved if goal else ())):
+        raise DaemonNotReady(problem, record)
+
+
+# --- who uses what outlives it --------------------------------------------------------------------
+
+
+def require_lasting_unused(
+    record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple[str, str]]
+) -> None:
+    """Raise StillInUse for the users of a claim's device that is there after its release, too: one
+    of a plan, or the GPU as a whole.
+
+    On a GPU of which it has a share, a process in one of the `other_pods` (namespace and name) is
+    not the claim's; any other may be.
+    """
+    for device in record.devices:
+        if device.gpu != gpu.uuid or device.is_made or device.result.admin_access:
+            continue
+        usage = usage_of(device, gpu)
+        if device.share:
+            usage = usage_without(usage, other_pods)
+        if usage.in_use:
+            name = f"{device.result.device} of " if device.placement or device.share else ""
+            raise StillInUse(
+                f"{record.title} is not released: {name}{gpu.title} is in use by {usage}",
+                remedy=_may_be_anothers(usage) if device.share else in_use_remedy(usage),
+            )
+
+
+def usage_of(device: ClaimedDevice, gpu: Gpu) -> Usage:
+    """Of a MIG device, or of all that is on a GPU. A process on the GPU of which no instance is
+    known may be on any.
+    """
+    used = as_used(gpu)
+    usage = used.usage
+    for instance in used.instances:
+        if device.placement in (None, instance.placement):
+            for compute in instance.compute:
+                usage = usage.together(compute.usage)
+    return usage
+
+
+def usage_without(usage: Usage, pods: Collection[tuple[str, str]]) -> Usage:
+    """Without the processes in these pods, by namespace and name."""
+    rest = (user for user in usage.processes if (user.namespace, user.pod) not in pods)
+    return replace(usage, processes=tuple(rest))
+
+
+def _may_be_anothers(usage: Usage) -> str:
+    """The remedy for users of a share: which claim's they are may not be known yet."""
+    files = " ".join(
+        f"/proc/{user.pid}/cgroup" for user in usage.processes[:_MAX_NAMED] if user.pid
+    )
+    shows = f" (`cat {files}` shows its pod)" if files else ""
+    return (
+        f"end it if it is this claim's{shows}, or wait for its end: before the agent has the "
+        "kubelet's list of pods, a minute after its start, it may be another claim's"
+    )
