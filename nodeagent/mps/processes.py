@@ -13,7 +13,9 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from msgspec import Meta
 
 from nodeagent.own_thread import OwnThread
 from nodeagent.processes import (
@@ -45,9 +47,9 @@ class MpsProcess(Struct, frozen=True):
     where it is called like one of these, and its memory is locked up.
     """
 
-    pid: int
-    start_time: int
-    uid: int
+    pid: Annotated[int, Meta(ge=1)]
+    start_time: Annotated[int, Meta(ge=0)]
+    uid: Annotated[int, Meta(ge=0)]
     program: str
     pipe_directory: str
 

@@ -1,6 +1,7 @@
 """How one device is shared among MPS clients, and as whom: what a plan's `mps` comes to.
 
-Limits are in what the control daemon can express: whole MiB, percent with two decimals.
+Limits are in what the control daemon can express: whole MiB, percent with two decimals. The bounds
+of fields are checked where a value is read from a state file.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from nodeagent.structs import Struct, field
 
@@ -42,9 +46,9 @@ class Share(Struct, frozen=True):
     """
 
     name: str
-    count: int | None
-    memory: int | None
-    threads: float | None
+    count: Annotated[int, Meta(ge=0)] | None
+    memory: Annotated[int, Meta(ge=0)] | None
+    threads: Annotated[float, Meta(gt=0, le=ALL_THREADS)] | None
     path: str = ""
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +77,7 @@ class Slot(Struct, frozen=True):
 class Sharing(Struct, frozen=True):
     """How one device is shared. `enforce` is `report` or `terminate`."""
 
-    shares: tuple[Share, ...]
+    shares: Annotated[tuple[Share, ...], Meta(min_length=1)]
     enforce: str
 
     @property
@@ -98,9 +102,9 @@ class Account(Struct, frozen=True):
     With `any_user` one server takes clients of every user, for which it has to run as root.
     """
 
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
+    uid: Annotated[int, Meta(ge=0)]
+    gid: Annotated[int, Meta(ge=0)]
+    groups: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     any_user: bool = False
 
 

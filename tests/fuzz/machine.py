@@ -102,7 +102,7 @@ def _claim_records(folder: Path) -> None:
 
 
 def _states() -> tuple[Parser, ...]:
-    device = _content("record.json").partition(b'"device": "')[2].partition(b'"')[0].decode()
+    device = _content("record.json").partition(b'"device":"')[2].partition(b'"')[0].decode()
     gpus = b'[{"number":0,"uuid":"GPU-1","pci_bus_id":"00000000:1A:00.0"}]'
     plan = b'# configuration: "a"\n# gpus: ' + gpus + b"\nversion: v1\ngpus: []\n"
     places = b'{"GPU-1": [{"profile": "1g.10gb", "slices": 1, "start": 4, "mps": false}]}'

@@ -108,16 +108,35 @@ def unusable(tmp_path: Path) -> str:
     return str(error)
 
 
+def _wanted(shares: list[Any]) -> Any:
+    account = {"uid": 1, "gid": 1}
+    return {"sharing": {"shares": shares, "enforce": "report"}, "account": account}
+
+
+def _process(pid: Any) -> Any:
+    return {"pid": pid, "start_time": 1, "uid": 1, "program": CONTROL, "pipe_directory": "x"}
+
+
+def test_what_is_believed(tmp_path: Path) -> None:
+    """So that the cases below differ from a usable record in one thing alone."""
+    shares = [{"name": "a", "count": 1, "memory": 1, "threads": 1.0}]
+    changed(tmp_path, wanted=_wanted(shares), process=_process(1))
+    [record] = read_records(tmp_path)
+    assert isinstance(record, Record)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"device": "GPU-2"},
         {"wanted": None},
-        {"wanted": {"shares": [], "enforce": "report", "account": [1, 1, [], False], "path": ""}},
-        {"process": ["1", 1, 1, "x"]},
-        {"process": [True, 1, 1, "x"]},
-        {"process": [-1, 1, 1, "x"]},
-        {"process": [1]},
+        {"wanted": _wanted(shares=[])},
+        {"wanted": _wanted(shares=[{"name": "a", "count": -1, "memory": 1, "threads": 1.0}])},
+        {"wanted": _wanted(shares=[{"name": "a", "count": 1, "memory": 1, "threads": 0.0}])},
+        {"process": _process(pid="1")},
+        {"process": _process(pid=True)},
+        {"process": _process(pid=-1)},
+        {"process": {"pid": 1}},
         {"restarts": -1},
         {"runs": 5},
     ],

@@ -12,15 +12,15 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 from msgspec import Meta, json
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, StateUnusable, read_state, write_state
-from nodeagent.mps.processes import CONTROL, MpsProcess
-from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.structs import Struct
+from nodeagent.mps.processes import MpsProcess
+from nodeagent.plan.shares import WantedMps
+from nodeagent.structs import Struct, read_in_threads
 
 FOLDER = "mps"  # below run.dir, with a directory for each device
 _NAME = "record.json"
@@ -35,12 +35,14 @@ class RecordUnusable(NodeagentError):
         self.path = path
 
 
+@read_in_threads
 class Record(Struct, frozen=True):
-    """One daemon. `process` None: it was to be started, and perhaps was. `runs`: what the process
-    was started as, which may not be what is wanted now. `drained`: a person wanted it down.
-    `was_ready`: it was Ready as it is wanted, in this process or one before. `unrecorded`: what is
-    `wanted` is only what was found, since the record then could not be used. `left`: its servers,
-    or what is left of an earlier one; while these exit they are not found by their names.
+    """One daemon, and the content of its file. `process` None: it was to be started, and perhaps
+    was. `runs`: what the process was started as, which may not be what is wanted now. `drained`: a
+    person wanted it down. `was_ready`: it was Ready as it is wanted, in this process or one before.
+    `unrecorded`: what is `wanted` is only what was found, since the record then could not be used.
+    `left`: its servers, or what is left of an earlier one; while these exit they are not found by
+    their names.
     """
 
     device: str
@@ -49,7 +51,7 @@ class Record(Struct, frozen=True):
     process: MpsProcess | None = None
     drained: bool = False
     was_ready: bool = False
-    restarts: int = 0
+    restarts: Annotated[int, Meta(ge=0)] = 0
     unrecorded: bool = False
     left: tuple[MpsProcess, ...] = ()
 
@@ -94,84 +96,10 @@ def devices_without_record(run_dir: Path) -> list[str]:
     return []
 
 
-_Count = Annotated[int, Meta(ge=0)]
-_Percent = Annotated[float, Meta(gt=0, le=100)]
-
-
-_ShareRow = tuple[str, _Count | None, _Count | None, _Percent | None, str]
-
-
-class _WantedJson(TypedDict):
-    """`account`: uid, gid, further groups, whether of any user."""
-
-    shares: Annotated[tuple[_ShareRow, ...], Meta(min_length=1)]
-    enforce: str
-    account: tuple[_Count, _Count, tuple[_Count, ...], bool]
-    path: str
-
-
-class _RecordJson(TypedDict):
-    """`process`: pid, start time, uid, pipe directory; `left` likewise, with the program."""
-
-    device: str
-    wanted: _WantedJson
-    runs: _WantedJson | None
-    process: tuple[_Count, _Count, _Count, str] | None
-    drained: bool
-    wasReady: bool
-    restarts: _Count
-    unrecorded: bool
-    left: tuple[tuple[_Count, _Count, _Count, str, str], ...]
-
-
 def _encode(record: Record) -> bytes:
-    one = record.process
-    content: _RecordJson = {
-        "device": record.device,
-        "wanted": _wanted_json(record.wanted),
-        "runs": _wanted_json(record.runs) if record.runs else None,
-        "process": (one.pid, one.start_time, one.uid, one.pipe_directory) if one else None,
-        "drained": record.drained,
-        "wasReady": record.was_ready,
-        "restarts": record.restarts,
-        "unrecorded": record.unrecorded,
-        "left": tuple(
-            (one.pid, one.start_time, one.uid, one.program, one.pipe_directory)
-            for one in record.left
-        ),
-    }
-    return json.encode(content) + b"\n"
+    return json.encode(record) + b"\n"
 
 
-def _wanted_json(wanted: WantedMps) -> _WantedJson:
-    sharing, account = wanted.sharing, wanted.account
-    return {
-        "shares": tuple((s.name, s.count, s.memory, s.threads, s.path) for s in sharing.shares),
-        "enforce": sharing.enforce,
-        "account": (account.uid, account.gid, account.groups, account.any_user),
-        "path": wanted.path,
-    }
-
-
-def _decode(content: bytes) -> Record:
-    found = json.decode(content, type=_RecordJson)
-    runs, process = found["runs"], found["process"]
-    return Record(
-        device=found["device"],
-        wanted=_wanted(found["wanted"]),
-        runs=_wanted(runs) if runs else None,
-        process=MpsProcess(*process[:3], CONTROL, process[3]) if process else None,
-        drained=found["drained"],
-        was_ready=found["wasReady"],
-        restarts=found["restarts"],
-        unrecorded=found["unrecorded"],
-        left=tuple(MpsProcess(*one) for one in found["left"]),
-    )
-
-
-def _wanted(found: _WantedJson) -> WantedMps:
-    shares = tuple(Share(*row) for row in found["shares"])
-    return WantedMps(Sharing(shares, found["enforce"]), Account(*found["account"]), found["path"])
-
-
-_FORMAT = StateFormat("mps-record", 1, 1 << 20, _encode, _decode)
+_FORMAT = StateFormat(
+    "mps-record", 1, 1 << 20, _encode, lambda content: json.decode(content, type=Record)
+)
