@@ -14,7 +14,7 @@ from nodeagent.cli.command_settings import command_settings
 from nodeagent.errors import UsageError
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.gpu.original_settings import FILE_NAME
-from nodeagent.mps.files.directories import directories_of
+from nodeagent.mps.files.directories import pipe_directory
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.setup import MpsPlaces, places_of
 from nodeagent.settings import Settings
@@ -55,7 +55,7 @@ def simulated_run_dir(settings: Settings, directory: Path) -> Path:
 def _has_room(run_dir: Path) -> bool:
     """Whether sockets of any device's daemon have paths there that are not too long."""
     try:
-        directories_of(run_dir.absolute(), _LONGEST_DEVICE)
+        pipe_directory(run_dir.absolute(), _LONGEST_DEVICE)
     except PathRefused:
         return False
     return True
@@ -118,4 +118,4 @@ def pipes_of(device: str, options: Namespace) -> Path:
     with the same settings; raises NodeagentError where there can be none.
     """
     run_dir = simulated_run_dir(command_settings(options), directory_beside(state_file(options)))
-    return Path(directories_of(run_dir, device).pipe)
+    return Path(pipe_directory(run_dir, device))

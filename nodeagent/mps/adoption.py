@@ -24,8 +24,6 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.control.client import ControlClient, Seen, ask_everything, differences
 from nodeagent.mps.control.commands import MemoryLimit
 from nodeagent.mps.files.directories import (
-    Directories,
-    directories_of,
     is_device_name,
     owner_of,
     spec_in,
@@ -48,6 +46,7 @@ from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.processes import command_of, groups_of
+from nodeagent.structs import replace
 
 SHARE = "unrecorded"  # the name of the one share that such a daemon is taken to have
 _MULTI_USER = frozenset({"-multiuser-server", "-M", "-m", "--multiuser"})
@@ -61,12 +60,12 @@ async def unrecorded(
     `control_client` gets `pipe_directory` and `log_directory`. Raises NodeagentError where the
     device can have no directories.
     """
-    made = directories_of(run_dir, device)
-    process = await asyncio.to_thread(_process, made)
+    left = left_by(run_dir, device)
+    process = await asyncio.to_thread(_process, left)
     if process is None:
         return None
-    pipe_directory = DaemonSockets(made.pipe).directory
-    control = control_client(pipe_directory=pipe_directory, log_directory=made.log)
+    pipes = DaemonSockets(left.pipe_directory).directory
+    control = control_client(pipe_directory=pipes, log_directory=left.log_directory)
     try:
         seen = await ask_everything(control, status=False)
     except NodeagentError:  # its supervisor meets the same error and acts on it
@@ -78,9 +77,10 @@ async def unrecorded(
 
 def left_by(run_dir: Path, device: str) -> DaemonSpec:
     """What is known of the daemon that is gone: whose it was, and where."""
-    made = directories_of(run_dir, device)
-    uid = _owner(made)
-    return DaemonSpec(device, uid, uid, made.pipe, made.log, None, ALL_THREADS)
+    wanted = WantedMps(Sharing((_share(None),), "report"), Account(0, 0))
+    spec = spec_in(run_dir, device, wanted)
+    uid = _owner(spec)
+    return replace(spec, wanted=replace(wanted, account=Account(uid, uid)))
 
 
 def lost_daemons(run_dir: Path) -> tuple[MpsProcess, ...]:
@@ -98,20 +98,20 @@ def lost_daemons(run_dir: Path) -> tuple[MpsProcess, ...]:
     )
 
 
-def _process(made: Directories) -> MpsProcess | None:
+def _process(left: DaemonSpec) -> MpsProcess | None:
     """The one daemon of the user who has the directories, at its own sockets. A name and an
     environment prove nothing: a process without sockets would keep the device for ever.
     """
-    users = {0, _owner(made)}
-    found = [process for process in processes_of(made.pipe, CONTROL) if process.uid in users]
-    own = [one for one in found if DaemonSockets(made.pipe).prove(one)]
+    users, pipes = {0, left.uid}, left.pipe_directory
+    found = [process for process in processes_of(pipes, CONTROL) if process.uid in users]
+    own = [one for one in found if DaemonSockets(pipes).prove(one)]
     return own[0] if len(own) == 1 else None
 
 
-def _owner(made: Directories) -> int:
+def _owner(left: DaemonSpec) -> int:
     """Whose daemon has these directories: root's where there are none."""
     with suppress(OSError):
-        return owner_of(made.log)
+        return owner_of(left.log_directory)
     return os.geteuid()
 
 

@@ -23,7 +23,7 @@ from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import DeviceDaemon
-from nodeagent.plan.shares import WantedMps
+from nodeagent.plan.shares import Account, WantedMps
 from nodeagent.structs import replace
 from nodeagent.views.shapes import MpsDaemon
 
@@ -135,7 +135,9 @@ class Fleet:
         if device in self._supervisors:  # which replaces it
             return
         try:
-            spec = replace(left_by(context.run_dir, device), uid=daemon.uid)
+            left = left_by(context.run_dir, device)
+            account = Account(daemon.uid, daemon.uid)
+            spec = replace(left, wanted=replace(left.wanted, account=account))
             await end_orphans(spec, grace=context.settings.grace)
             words = f"its directory was deleted under its daemon (pid {daemon.pid}), which is ended"
             report = model.Report(Subject.RECORD_UNUSABLE, words)
@@ -288,10 +290,9 @@ class Fleet:
     def running(self) -> tuple[RunningDaemon, ...]:
         """Those that clients can have, by device."""
         return tuple(
-            RunningDaemon(device, s.state.wanted, s.wanted, s.control, s.state.pid, s.clients)
-            for device, s in sorted(self._supervisors.items())
-            if s.wanted is not None
-            and s.state.wanted is not None
+            RunningDaemon(s.state.wanted, s.control, s.state.pid, s.clients)
+            for _, s in sorted(self._supervisors.items())
+            if s.state.wanted is not None
             and s.was_ready
             and not s.unrecorded
             and s.state.phase is not Phase.DOWN

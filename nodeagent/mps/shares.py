@@ -5,7 +5,14 @@ Pure.
 
 from __future__ import annotations
 
-from nodeagent.plan.shares import ALL_THREADS, LEAST_THREADS, Slot, percentage_text
+from nodeagent.plan.shares import (
+    ALL_THREADS,
+    LEAST_THREADS,
+    Account,
+    Slot,
+    WantedMps,
+    percentage_text,
+)
 from nodeagent.structs import Struct, replace
 
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -16,41 +23,62 @@ LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they m
 LARGEST_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
 
 
-class DaemonSpec(Struct, frozen=True):
-    """What one control daemon has to be: for one device, as one user, with these defaults.
+class Limits(Struct, frozen=True):
+    """Of memory in MiB (None: unlimited), and of threads in percent."""
 
-    A client's own environment can only lower the limits, so the daemon's defaults are the
-    ceiling over all shares: `memory_limit` in MiB (None: unlimited), `thread_percentage` in
-    percent. With `multi_user` the server runs as root and takes clients of every user; with
-    `private_shm` it has the device's own /dev/shm.
+    memory: int | None
+    threads: float
+
+
+class DaemonSpec(Struct, frozen=True):
+    """What the control daemon of a device (a UUID) has to be, and where its sockets are.
+
+    With `private_shm` it has the device's own /dev/shm.
     """
 
     device: str
-    uid: int
-    gid: int
+    wanted: WantedMps
     pipe_directory: str
-    log_directory: str
-    memory_limit: int | None
-    thread_percentage: float
-    groups: tuple[int, ...] = ()
-    multi_user: bool = False
     private_shm: bool = False
+
+    @property
+    def account(self) -> Account:
+        return self.wanted.account
+
+    @property
+    def uid(self) -> int:
+        return self.wanted.account.uid
+
+    @property
+    def multi_user(self) -> bool:
+        """Whether its server runs as root and takes clients of every user."""
+        return self.wanted.account.any_user
+
+    @property
+    def log_directory(self) -> str:
+        return f"{self.directory}/log"
 
     @property
     def shm(self) -> str:
         """The directory that daemon, server and clients have as /dev/shm to share memory."""
-        return f"{self.pipe_directory.rpartition('/')[0]}/shm" if self.private_shm else SHM
+        return f"{self.directory}/shm" if self.private_shm else SHM
+
+    @property
+    def directory(self) -> str:
+        """Where all that is the device's lies."""
+        return self.pipe_directory.rpartition("/")[0]
+
+    @property
+    def limits(self) -> Limits:
+        """The daemon's defaults. A client's own environment can only lower them, so they are the
+        ceiling over all shares.
+        """
+        return Limits(self.wanted.sharing.memory_ceiling, self.wanted.sharing.thread_ceiling)
 
     def needs_restart_for(self, wanted: DaemonSpec) -> bool:
-        """Whether a daemon that is so cannot become `wanted` while it runs.
-
-        Taking a memory limit away is among it: the command has no form for that which is safe.
-        """
-        freed = self.memory_limit is not None and wanted.memory_limit is None
-        limited = replace(
-            self, memory_limit=wanted.memory_limit, thread_percentage=wanted.thread_percentage
-        )
-        return freed or limited != wanted
+        """Whether a daemon that is so cannot become `wanted` while it runs."""
+        elsewhere = replace(self, wanted=wanted.wanted) != wanted
+        return elsewhere or self.wanted.needs_restart_for(wanted.wanted)
 
 
 def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:

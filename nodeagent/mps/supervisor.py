@@ -12,13 +12,14 @@ import errno
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import assert_never
 
 from nodeagent.errors import NodeagentError, error_sentence
 from nodeagent.mps.adoption import proven_process
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.control.client import Seen
-from nodeagent.mps.files.directories import directories_of, remake_directories, spec_in
+from nodeagent.mps.files.directories import pipe_directory, remake_directories
 from nodeagent.mps.files.records import Record, write_record
 from nodeagent.mps.files.sockets import DaemonSockets
 from nodeagent.mps.launch.launcher import DaemonProcess, has_private_shm
@@ -52,7 +53,7 @@ class Supervisor:
     """
 
     def __init__(self, context: MpsContext, record: Record) -> None:
-        made = directories_of(context.run_dir, record.device)
+        pipes = pipe_directory(context.run_dir, record.device)
         self.device = record.device
         self.state = model.State(restarts=record.restarts)
         self.since = datetime.now(UTC)
@@ -64,13 +65,13 @@ class Supervisor:
         self._left = record.left  # what may be left, and may exit without a name
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
-        self.pipe_directory, self.log_directory = made.pipe, made.log
+        self.pipe_directory = pipes
+        self.log_directory = str(Path(pipes).with_name("log"))
         self._changed: Signal[None] = Signal(None)
         self.context = context
         self._loop = asyncio.get_running_loop()
-        self.sockets = DaemonSockets(made.pipe)
-        self.control = context.control_client(self.sockets.directory, made.log)
-        self._by_spec: dict[DaemonSpec, WantedMps] = {}
+        self.sockets = DaemonSockets(pipes)
+        self.control = context.control_client(self.sockets.directory, self.log_directory)
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Task[None] | None = None
         self._starting: deque[model.SweepOrphans | model.Spawn] = deque()
@@ -96,10 +97,7 @@ class Supervisor:
 
     def spec_of(self, wanted: WantedMps) -> DaemonSpec:
         """The daemon that makes it so, here."""
-        context = self.context
-        spec = spec_in(context.run_dir, self.device, wanted, private_shm=context.private_shm)
-        self._by_spec[spec] = wanted
-        return spec
+        return DaemonSpec(self.device, wanted, self.pipe_directory, self.context.private_shm)
 
     def want(self, wanted: WantedMps | None) -> None:
         """From now on it is to be so; None: there is to be no daemon."""
@@ -126,7 +124,6 @@ class Supervisor:
         # Clients get the /dev/shm of the setting, and share memory with it there.
         private = has_private_shm(process.pid, spec)
         has = spec if private is None else replace(spec, private_shm=private)
-        self._by_spec[has] = runs
         self.handle(model.Adopted(has, process.pid), process)
         if wanted != runs or (has != spec and not self.unrecorded):
             self.want(wanted)
@@ -315,7 +312,7 @@ class Supervisor:
         return Record(
             device=self.device,
             wanted=self.wanted,
-            runs=self._by_spec.get(runs) if runs else None,
+            runs=runs.wanted if runs else None,
             process=self.monitor.process.identity if self.monitor else None,
             drained=self.state.phase is Phase.DOWN and self.state.wanted is not None,
             was_ready=self.was_ready,

@@ -263,8 +263,8 @@ class NodeController(NodeReader):
         `publishing_problems`, for the daemons do their work without it.
         """
         async with self._publishing:
-            shared = [(daemon.spec, daemon.wanted) for daemon in self._fleet.running()]
-            self.publishing_problems = await asyncio.to_thread(self._publisher.publish, shared)
+            specs = [daemon.spec for daemon in self._fleet.running()]
+            self.publishing_problems = await asyncio.to_thread(self._publisher.publish, specs)
 
     async def _stop(self, step: StopMps) -> None:
         """The fleet knows clients, and not to whom the device was given since it was planned."""

@@ -78,7 +78,7 @@ def test_what_its_clients_get() -> None:
     top = "/run/nodeagent/mps/MIG-7"
     assert isinstance(found, MpsClient)
     assert (found.daemon.pipe_directory, found.daemon.shm) == (f"{top}/pipe", f"{top}/shm")
-    assert (found.daemon.memory_limit, found.slot.name) == (4096, "clients-0")
+    assert (found.daemon.limits.memory, found.slot.name) == (4096, "clients-0")
     on_host = ClaimDaemons(USER, Path("/run/nodeagent"), False, no_daemons)
     assert on_host.client("MIG-7", wanted).daemon.shm == "/dev/shm"
     with pytest.raises(PathRefused):

@@ -16,13 +16,14 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from nodeagent.mps.files.client_files import env_file
-from nodeagent.mps.shares import DaemonSpec, client_environment
+from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import Share
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
 from nodeagent.simulation.mps.knobs import KNOBS
 from nodeagent.simulation.state_file import directory_beside
 from tests.machine_load import stretched
+from tests.mps.plans import daemon_spec
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Ended, Program
@@ -51,7 +52,7 @@ class Node:
 
     def publish(self) -> Path:
         """The env file of the first slot, as an agent writes it."""
-        spec = DaemonSpec(self.device, USER, USER, str(self.pipes), str(self.top / "log"), 1024, 25)
+        spec = daemon_spec(str(self.pipes), self.device, uid=USER, gid=USER)
         file = self.top / "env/small-0.env"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(env_file(client_environment(spec, SHARE.slots[0])))

@@ -25,6 +25,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.mps.fleet_rig import GPU, IS_ROOT, FleetRig, wanted
+from tests.mps.plans import daemon_spec
 
 as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
 
@@ -92,8 +93,8 @@ def spec(open_folder: Path) -> DaemonSpec:
 
 def spec_for(folder: Path, uid: int, gid: int, *, device: str = GPU) -> DaemonSpec:
     """A daemon as some user, its directories made."""
-    made = make_directories(folder / "run", device, uid=uid, gid=gid, shm=True)
-    return DaemonSpec(device, uid, gid, made.pipe, made.log, 4096, 50.0)
+    pipe = make_directories(folder / "run", device, uid=uid, gid=gid, shm=True)
+    return daemon_spec(pipe, device, uid=uid, gid=gid)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ import psutil
 
 from nodeagent.mps.context import Check, MpsContext
 from nodeagent.mps.control.commands import get_memory_limit, get_threads
-from nodeagent.mps.files.directories import directories_of
+from nodeagent.mps.files.directories import pipe_directory
 from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
@@ -183,7 +183,7 @@ class FleetRig:
     # --- what is there ------------------------------------------------------------------------
 
     def pipes(self, device: str = GPU) -> Path:
-        return Path(directories_of(self.run_dir, device).pipe)
+        return Path(pipe_directory(self.run_dir, device))
 
     def back(self, device: str = GPU) -> Path:
         return self.pipes(device).with_name(BACK)

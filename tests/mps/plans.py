@@ -9,6 +9,7 @@ from typing import Any
 from nodeagent.mps.clients.assess import ClientFacts
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.structs import replace
 from nodeagent.views.shapes import MpsClient, MpsMemory
 from tests.views.daemons import mps_client
 
@@ -25,15 +26,28 @@ def wanted(*shares: Share, enforce: str = "report", uid: int = 1000) -> WantedMp
 
 def spec_of(plan: WantedMps, device: str = GPU, *, pipe: str = "/run/x/pipe") -> DaemonSpec:
     """The daemon for it."""
-    return DaemonSpec(
-        device=device,
-        uid=plan.account.uid,
-        gid=plan.account.gid,
-        pipe_directory=pipe,
-        log_directory="/run/x/log",
-        memory_limit=plan.sharing.memory_ceiling,
-        thread_percentage=plan.sharing.thread_ceiling,
-    )
+    return DaemonSpec(device, plan, pipe)
+
+
+def daemon_spec(
+    pipe: str, device: str = GPU, *, uid: int = 1000, gid: int = 1000, any_user: bool = False
+) -> DaemonSpec:
+    """A daemon for two kinds of share, with 4096 MiB and half the threads at most."""
+    shares = Share("small", 2, 1024, 25.0), Share("large", 1, 4096, 50.0)
+    account = Account(uid, gid, any_user=any_user)
+    return DaemonSpec(device, WantedMps(Sharing(shares, "report"), account), pipe)
+
+
+def with_limits(spec: DaemonSpec, memory: int | None, threads: float) -> DaemonSpec:
+    """The same daemon with one share, which has these limits."""
+    sharing = Sharing((Share("one", None, memory, threads),), "report")
+    return replace(spec, wanted=replace(spec.wanted, sharing=sharing))
+
+
+def with_account(spec: DaemonSpec, **changes: Any) -> DaemonSpec:
+    """The same daemon as another user."""
+    account = replace(spec.wanted.account, **changes)
+    return replace(spec, wanted=replace(spec.wanted, account=account))
 
 
 def facts(

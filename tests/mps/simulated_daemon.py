@@ -57,4 +57,4 @@ def running(rig: Rig, plan: WantedMps, control: ControlClient, device: str = GPU
     server = rig.server()
     pids = map(int, rig.ask(f"get_client_list {server}").split())
     spec = spec_of(plan, device, pipe=str(rig.pipes))
-    return RunningDaemon(device, spec, plan, control, None, tuple((server, pid) for pid in pids))
+    return RunningDaemon(spec, control, None, tuple((server, pid) for pid in pids))

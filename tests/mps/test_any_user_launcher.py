@@ -14,8 +14,8 @@ from nodeagent.mps.launch.probing import probe
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.installation import install
-from nodeagent.structs import replace
 from tests.mps.conftest import spec_for
+from tests.mps.plans import with_account
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may serve every user")
 
@@ -45,7 +45,7 @@ async def test_the_form_that_is_known(open_folder: Path, version: str) -> None:
     trying = Trying(open_folder, version)
     for number in range(2):
         device = f"GPU-0000000{number}-0000-0000-0000-000000000000"
-        spec = replace(spec_for(open_folder, 0, 0, device=device), multi_user=True)
+        spec = with_account(spec_for(open_folder, 0, 0, device=device), any_user=True)
         process = await trying.launcher.launch(spec)
         try:
             line = await asyncio.to_thread(Path(f"/proc/{process.pid}/cmdline").read_bytes)
@@ -60,7 +60,7 @@ async def test_the_form_that_is_known(open_folder: Path, version: str) -> None:
 async def test_a_program_without_any(open_folder: Path) -> None:
     """The lack is reported in words, and the program tried again: it may have been replaced."""
     trying = Trying(open_folder, "550")
-    spec = replace(spec_for(open_folder, 0, 0), multi_user=True)
+    spec = with_account(spec_for(open_folder, 0, 0), any_user=True)
     for _ in range(2):
         with pytest.raises(StartError, match="user"):
             await trying.launcher.launch(spec)

@@ -21,6 +21,7 @@ from nodeagent.structs import replace
 from tests.machine_load import stretched
 from tests.mps.conftest import flag, running, seen, spec_for
 from tests.mps.fleet_rig import GPU
+from tests.mps.plans import with_account
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 
@@ -85,7 +86,7 @@ async def test_nothing_of_ours_reaches_a_daemon(
 @as_root
 async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> None:
     """User, group and further groups, none of root's."""
-    spec = replace(spec_for(open_folder, 1000, 100), groups=(44, 109))
+    spec = with_account(spec_for(open_folder, 1000, 100), groups=(44, 109))
     async with running(spec, programs) as process:
         found = seen(spec)
         assert process.identity.uid == 1000
@@ -96,7 +97,7 @@ async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> N
 
 async def test_a_multi_user_server_is_asked_for(spec: DaemonSpec, programs: Programs) -> None:
     """By the flag that the daemon takes beside -f."""
-    wanted = replace(spec, multi_user=True)
+    wanted = with_account(spec, any_user=True)
     async with running(wanted, programs, find_flag=flag("-multiuser-server")):
         assert seen(spec)["arguments"] == ["-f", "-multiuser-server"]
 
@@ -205,7 +206,7 @@ async def test_a_start_that_is_given_up(spec: DaemonSpec, programs: Programs) ->
 
 async def test_a_driver_without_servers_for_all(spec: DaemonSpec, programs: Programs) -> None:
     """It is said, instead of started as something else; another form of the flag is used."""
-    wanted = replace(spec, multi_user=True)
+    wanted = with_account(spec, any_user=True)
     with pytest.raises(StartError, match="has no server for all users"):
         await ChildLauncher(programs, find_flag=flag("")).launch(wanted)
     async with running(wanted, programs, find_flag=flag("-M")):

@@ -16,8 +16,8 @@ from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import (
     DEFAULT_DIRECTORIES,
     LONGEST_SOCKET_PATH,
-    directories_of,
     make_directories,
+    pipe_directory,
     remove_directories,
     seal_pipe_directory,
 )
@@ -45,6 +45,11 @@ def mode(path: str | Path) -> str:
     return f"{stat.S_IMODE(found.st_mode):o} {found.st_uid}:{found.st_gid}"
 
 
+def beside(pipe: str, name: str) -> Path:
+    """Another directory of the same device."""
+    return Path(pipe).with_name(name)
+
+
 @as_root
 @pytest.mark.parametrize("name", ["pipe", "log", "shm"])
 def test_an_agent_that_was_killed_while_it_made_them(run_dir: Path, name: str) -> None:
@@ -52,14 +57,14 @@ def test_an_agent_that_was_killed_while_it_made_them(run_dir: Path, name: str) -
     who put that there is not known.
     """
     made = make_directories(run_dir, GPU, uid=4711, gid=4712, shm=True)
-    before = mode(getattr(made, name))
-    Path(getattr(made, name)).rmdir()
-    Path(getattr(made, name)).mkdir(mode=0o700)
+    before = mode(beside(made, name))
+    beside(made, name).rmdir()
+    beside(made, name).mkdir(mode=0o700)
     assert make_directories(run_dir, GPU, uid=4711, gid=4712, shm=True) == made
-    assert mode(getattr(made, name)) == before
-    os.chown(made.log, 0, 0)
-    Path(made.log).chmod(0o700)
-    (Path(made.log) / "whose").touch()
+    assert mode(beside(made, name)) == before
+    os.chown(beside(made, "log"), 0, 0)
+    beside(made, "log").chmod(0o700)
+    (beside(made, "log") / "whose").touch()
     with pytest.raises(PathRefused, match="log belongs to user 0, not 4711"):
         make_directories(run_dir, GPU, uid=4711, gid=4712)
 
@@ -72,12 +77,12 @@ def test_made_for_their_user(run_dir: Path) -> None:
         found = make_directories(run_dir, GPU, uid=OTHER, gid=100, shm=True)
     finally:
         os.umask(umask)
-    assert found.pipe == f"{run_dir}/mps/{GPU}/pipe"
+    assert found == f"{run_dir}/mps/{GPU}/pipe"
     for path in (run_dir, run_dir / "mps", run_dir / "mps" / GPU):
         assert mode(path) == f"755 0:{MINE}"
-    assert mode(found.pipe) == "755 1000:100"
-    assert mode(found.log) == "750 1000:100"
-    assert mode(found.shm) == "1777 1000:100"
+    assert mode(found) == "755 1000:100"
+    assert mode(beside(found, "log")) == "750 1000:100"
+    assert mode(beside(found, "shm")) == "1777 1000:100"
 
 
 def test_a_volume_that_everyone_can_write(run_dir: Path) -> None:
@@ -89,17 +94,17 @@ def test_a_volume_that_everyone_can_write(run_dir: Path) -> None:
     assert not list(run_dir.iterdir())
     made = make_directories(run_dir / "own", GPU, uid=ME, gid=MINE)
     assert mode(run_dir / "own") == f"755 {ME}:{MINE}"
-    assert mode(made.pipe) == f"755 {ME}:{MINE}"
+    assert mode(made) == f"755 {ME}:{MINE}"
 
 
 def test_made_again(run_dir: Path) -> None:
     """What is there stays, with what is in it; modes that changed are put right."""
     found = make_directories(run_dir, GPU, uid=ME, gid=MINE)
-    (Path(found.log) / "control.log").write_text("kept")
-    Path(found.pipe).chmod(0o777)
+    (beside(found, "log") / "control.log").write_text("kept")
+    Path(found).chmod(0o777)
     assert make_directories(run_dir, GPU, uid=ME, gid=MINE) == found
-    assert (Path(found.log) / "control.log").read_text() == "kept"
-    assert mode(found.pipe) == f"755 {ME}:{MINE}"
+    assert (beside(found, "log") / "control.log").read_text() == "kept"
+    assert mode(found) == f"755 {ME}:{MINE}"
 
 
 @pytest.mark.parametrize(
@@ -134,10 +139,10 @@ def test_the_longest_path() -> None:
     """To the byte: one more, and the daemon would end without a word."""
     rest = len(f"/mps/{GPU}/pipe/control_privileged")
     run_dir = Path("/" + "x" * (LONGEST_SOCKET_PATH - rest - 1))
-    socket = f"{directories_of(run_dir, GPU).pipe}/control_privileged"
+    socket = f"{pipe_directory(run_dir, GPU)}/control_privileged"
     assert len(socket) == LONGEST_SOCKET_PATH
     with pytest.raises(PathRefused):
-        directories_of(Path(f"{run_dir}x"), GPU)
+        pipe_directory(Path(f"{run_dir}x"), GPU)
 
 
 def a_symlink(run_dir: Path, place: str) -> None:
@@ -201,12 +206,12 @@ def test_removed_for_another_user(run_dir: Path) -> None:
     """Then it can be had by that one; what a symlink leads to is left alone."""
     outside = run_dir.parent / "outside"
     outside.mkdir()
-    pipe = Path(make_directories(run_dir, GPU, uid=OTHER, gid=OTHER).pipe)
+    pipe = Path(make_directories(run_dir, GPU, uid=OTHER, gid=OTHER))
     (pipe / "link").symlink_to(outside)
     remove_directories(run_dir, GPU)
     remove_directories(run_dir, GPU)
     assert outside.exists()
-    assert mode(make_directories(run_dir, GPU, uid=4711, gid=4711).pipe) == "755 4711:4711"
+    assert mode(make_directories(run_dir, GPU, uid=4711, gid=4711)) == "755 4711:4711"
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse")
@@ -214,9 +219,10 @@ def test_removed_for_another_user(run_dir: Path) -> None:
 def test_removed_with_what_its_user_mounted_on_it(run_dir: Path, name: str) -> None:
     """fusermount lets each user do so on its own directories, and root may not look into it."""
     made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
-    with silent_file_system(Path(getattr(made, name)), OTHER):
+    with silent_file_system(beside(made, name), OTHER):
         remove_directories(run_dir, GPU)
-        assert mode(make_directories(run_dir, GPU, uid=4711, gid=4711).log) == "750 4711:4711"
+        made = make_directories(run_dir, GPU, uid=4711, gid=4711)
+        assert mode(beside(made, "log")) == "750 4711:4711"
     remove_directories(run_dir, GPU)
     assert list((run_dir / "mps").rglob("*")) == [run_dir / "mps/.aside"]
 
@@ -224,7 +230,7 @@ def test_removed_with_what_its_user_mounted_on_it(run_dir: Path, name: str) -> N
 @pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse")
 def test_what_is_mounted_on_it_is_not_sealed(run_dir: Path) -> None:
     """Its owner would say what that looks like."""
-    pipe = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER).pipe
+    pipe = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     with silent_file_system(Path(pipe), OTHER), pytest.raises(OSError, match="another file system"):
         seal_pipe_directory(pipe)
 
@@ -233,11 +239,11 @@ def test_what_is_mounted_on_it_is_not_sealed(run_dir: Path) -> None:
 def test_what_all_users_could_fill_is_not_there(run_dir: Path) -> None:
     """Neither a /dev/shm that nothing uses, nor a lock file that all may write, as daemons make."""
     made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
-    assert not Path(made.shm).exists()
-    lock = Path(made.pipe) / "control_lock"
+    assert not beside(made, "shm").exists()
+    lock = Path(made) / "control_lock"
     lock.touch()
     lock.chmod(0o666)
-    seal_pipe_directory(made.pipe)
+    seal_pipe_directory(made)
     assert mode(lock) == f"644 0:{MINE}"
 
 
@@ -245,7 +251,7 @@ def test_removed_while_another_thread_removes(run_dir: Path) -> None:
     """As the environment files of a stopped device go: all of it goes all the same, for a record
     that stayed would bring its daemon back.
     """
-    top = Path(make_directories(run_dir, GPU, uid=ME, gid=MINE).pipe).parent
+    top = Path(make_directories(run_dir, GPU, uid=ME, gid=MINE)).parent
     (top / "record.json").touch()
     files = [top / "env" / f"{number:04}" for number in range(1500)]
     files[0].parent.mkdir()
@@ -286,7 +292,7 @@ def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
         "    except OSError: pass\n"
     )
     user = subprocess.Popen(
-        [PYTHON, "-IS", "-c", script, made.shm, outside],
+        [PYTHON, "-IS", "-c", script, beside(made, "shm"), outside],
         user=OTHER,
         group=OTHER,
         stdout=subprocess.PIPE,

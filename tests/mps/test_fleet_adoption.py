@@ -139,7 +139,7 @@ async def test_a_plan_that_changed_while_no_agent_was_there(rig: FleetRig) -> No
         assert (await ready(fleet)).pid == pid
         [daemon] = fleet.running()
         assert isinstance(daemon, RunningDaemon)
-        assert (daemon.spec.memory_limit, daemon.wanted) == (2048, wanted(2048))
+        assert (daemon.spec.limits.memory, daemon.wanted) == (2048, wanted(2048))
 
 
 @as_root

@@ -31,7 +31,7 @@ async def test_what_the_planner_and_the_client_watch_see(
     assert [user.pid for user in daemon.clients.processes] == [client.pid]
     [running] = fleet.running()
     assert (running.wanted, running.clients) == (wanted(), ((server, client.pid),))
-    assert running.spec.memory_limit == 4096
+    assert running.spec.limits.memory == 4096
 
 
 async def test_a_survey_touches_nothing(rig: FleetRig) -> None:

@@ -156,7 +156,7 @@ async def test_directories_without_a_record(rig: FleetRig) -> None:
     left = make_directories(rig.run_dir, OTHER_GPU, uid=account.uid, gid=account.gid)
     (rig.run_dir / "mps" / "notes").mkdir()
     async with rig.fleet() as fleet:
-        assert not Path(left.pipe).parent.exists()
+        assert not Path(left).parent.exists()
         await fleet.start(GPU, wanted())
     rig.pipes().with_name("record.json").unlink()
     async with rig.fleet():

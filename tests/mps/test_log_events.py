@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.mps.lifecycle.model import Ending, Event, ServerGone
 from nodeagent.mps.log_events import LogEvents
-from nodeagent.mps.shares import DaemonSpec
+from tests.mps.plans import daemon_spec
 
 FLOODS: dict[str, Callable[[int], str]] = {
     "nothing": lambda _: "",
@@ -24,9 +24,10 @@ FLOODS: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood(tmp_path: Path, kind: str) -> None:
     """The loop is never held for long, few events come of it, and later lines are read."""
-    log = tmp_path / "daemon.log"
+    log = tmp_path / "log/daemon.log"
+    log.parent.mkdir()
     log.write_bytes(b"")
-    spec = DaemonSpec("GPU-1", 1000, 1000, str(tmp_path), str(tmp_path), None, 100.0)
+    spec = daemon_spec(f"{tmp_path}/pipe", "GPU-1")
     events: list[Event] = []
     listener = LogEvents(1, spec, os.getpid(), log_size=1 << 22, adopted=False)
     longest = 0.0

@@ -14,6 +14,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, DaemonSpec
 from nodeagent.structs import replace
 from tests.mps.conftest import running, wait_for
+from tests.mps.plans import with_account
 
 
 async def test_adopted_by_another_agent(spec: DaemonSpec, programs: Programs) -> None:
@@ -40,7 +41,7 @@ async def test_what_is_not_adopted(spec: DaemonSpec, programs: Programs) -> None
         wrong = [
             (replace(noted, start_time=noted.start_time - 1), spec),  # its number was used again
             (noted, replace(spec, pipe_directory="/elsewhere")),
-            (noted, replace(spec, uid=4711)),
+            (noted, with_account(spec, uid=4711)),
             (replace(noted, pid=os.getpid()), spec),
             (replace(noted, pid=2**22 - 1), spec),
         ]

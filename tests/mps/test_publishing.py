@@ -26,11 +26,11 @@ class Node:
         self.run, self.cdi = folder / "run", folder / "cdi"
         self.publisher = Publisher(run_dir=self.run, cdi_dir=self.cdi)
 
-    def shared(self, **plans: WantedMps) -> list[tuple[DaemonSpec, WantedMps]]:
+    def shared(self, **plans: WantedMps) -> list[DaemonSpec]:
         """What `publish` takes: of the GPU, of the MIG device, or both."""
         devices = {"gpu": GPU, "mig": MIG}
         return [
-            (spec_of(plan, devices[name], pipe=f"{self.run}/mps/{devices[name]}/pipe"), plan)
+            spec_of(plan, devices[name], pipe=f"{self.run}/mps/{devices[name]}/pipe")
             for name, plan in plans.items()
         ]
 
@@ -68,8 +68,8 @@ def test_every_slot(node: Node) -> None:
         f"{GPU}/env/small-1.env",
         f"{MIG}/env/clients-0.env",
     ]
-    spec, plan = shared[0]
-    expected = client_environment(spec, plan.sharing.slots[1])
+    spec = shared[0]
+    expected = client_environment(spec, spec.wanted.sharing.slots[1])
     read = dict(line.split("=", 1) for line in files[f"{GPU}/env/small-1.env"].splitlines())
     assert read == expected
     assert node.devices() == [
@@ -231,7 +231,7 @@ def test_hostile_shares(node: Node, share: Share) -> None:
 def test_hostile_devices_and_directories(node: Node, device: str, pipe: str) -> None:
     """The same."""
     plan = wanted()
-    [problem] = node.publisher.publish([(spec_of(plan, device, pipe=pipe), plan)])
+    [problem] = node.publisher.publish([spec_of(plan, device, pipe=pipe)])
     assert "\n" not in problem.message
     assert node.files() == {}
     assert not node.cdi.exists()

@@ -15,11 +15,11 @@ from nodeagent.mps.control.commands import (
 )
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ServerStatus
-from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
 from tests.mps.fleet_rig import GPU, FleetRig, status, until, wanted
+from tests.mps.plans import daemon_spec, with_limits
 
-SPEC = DaemonSpec("GPU-1", 1, 1, "/p", "/l", 1500, 33.33)
+SPEC = with_limits(daemon_spec("/p", "GPU-1"), 1500, 33.33)
 SERVER = SeenServer(50, ServerStatus.ACTIVE, (), MemoryLimit(1, "G"), 33.3)
 SEEN = Seen((SERVER,), MemoryLimit(1, "G"), 33.3)
 
@@ -54,7 +54,7 @@ def test_differences(seen: Seen, words: tuple[str, ...]) -> None:
 
 def test_no_limit_wanted() -> None:
     """Then there must be none."""
-    free = replace(SPEC, memory_limit=None)
+    free = with_limits(SPEC, None, 33.33)
     assert differences(replace(SEEN, servers=(), memory_limit=None), free) == ()
     assert differences(replace(SEEN, servers=()), free) == ("memory limit is 1G, wanted none",)
 

@@ -21,6 +21,7 @@ from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
 from tests.mps.conftest import flag, seen, spec_for, wait_for
 from tests.mps.fleet_rig import GPU
+from tests.mps.plans import with_account
 from tests.mps.systemd_programs import SystemdPrograms
 
 UNIT = f"nodeagent-mps-{GPU}.service"
@@ -53,7 +54,7 @@ async def test_run_as_the_plans_user(
     open_folder: Path, programs: Programs, systemd: SystemdPrograms
 ) -> None:
     """User, groups, environment and log as a child's; the pid is the daemon's own."""
-    spec = replace(spec_for(open_folder, 1000, 100), groups=(44, 109))
+    spec = with_account(spec_for(open_folder, 1000, 100), groups=(44, 109))
     async with service(spec, replace(programs, library_path="/opt/cuda")) as process:
         assert process.identity == mps_process(process.pid)
         assert (process.identity.uid, process.identity.program) == (1000, CONTROL)
@@ -76,7 +77,7 @@ async def test_what_systemd_is_asked_for(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
 ) -> None:
     """Its own slice, limits that servers need, servers left alone, and this /dev/shm."""
-    async with service(replace(spec, multi_user=True, private_shm=True), programs):
+    async with service(replace(with_account(spec, any_user=True), private_shm=True), programs):
         [call] = [call for call in systemd.calls() if call[0] == "systemd-run"]
     assert {
         f"--unit={UNIT}",

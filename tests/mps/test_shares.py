@@ -31,6 +31,7 @@ from nodeagent.plan.shares import (
     written_bytes,
 )
 from nodeagent.structs import replace
+from tests.mps.plans import daemon_spec, with_account, with_limits
 
 GIB = 1024**3
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
@@ -71,10 +72,7 @@ def problems(entry: MpsEntry, memory: int = H100) -> tuple[Problem, ...]:
     return tuple(on.problems)
 
 
-def spec(**changes: object) -> DaemonSpec:
-    """Some daemon, changed."""
-    plain = DaemonSpec(GPU, 1000, 1000, "/run/x/pipe", "/run/x/log", 40960, 40.0)
-    return replace(plain, **changes)  # type: ignore[arg-type]  # names and values are the tests'
+SPEC = with_limits(daemon_spec("/run/x/pipe", GPU), 40960, 40.0)
 
 
 def test_named_shares() -> None:
@@ -202,8 +200,8 @@ def test_what_a_client_gets() -> None:
         "CUDA_VISIBLE_DEVICES": GPU,
         "NODEAGENT_MPS_SLOT": f"{GPU}/small-1",
     }
-    assert client_environment(spec(), slot(None, None)) == always
-    assert client_environment(spec(), slot(8192, 33.3)) == always | {
+    assert client_environment(SPEC, slot(None, None)) == always
+    assert client_environment(SPEC, slot(8192, 33.3)) == always | {
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33.3",
     }
@@ -251,8 +249,8 @@ def test_from_the_document_to_what_is_said(written: object, mebibytes: int | Non
     assert found is not None
     wanted = WantedMps(found, Account(1000, 1000))
     daemon = spec_in(Path("/run/x"), GPU, wanted)
-    assert daemon.memory_limit is not None
-    said = set_memory_limit(daemon.memory_limit).line
+    assert daemon.limits.memory is not None
+    said = set_memory_limit(daemon.limits.memory).line
     assert said == f"set_default_device_pinned_mem_limit 0 {mebibytes}M"
     [client] = found.slots
     assert client_environment(daemon, client)[MEMORY_VARIABLE] == f"0={mebibytes}M"
@@ -282,32 +280,33 @@ def test_limits_that_a_driver_misreads_reach_no_client(memory: object, threads: 
     """Whatever made a share with such limits, no environment is made of them."""
     share = slot(memory, threads)  # type: ignore[arg-type]  # wrong types are among what is tried
     with pytest.raises(ValueError, match="expected"):
-        client_environment(spec(), share)
+        client_environment(SPEC, share)
 
 
 @given(memory=st.integers(1, 300 * 1024), hundredths=st.integers(10, 10_000))
 def test_limits_are_always_of_the_one_safe_form(memory: int, hundredths: int) -> None:
     """Whole MiB of ordinal 0 with unit M, and a percentage without exponent or endless decimals."""
-    found = client_environment(spec(), slot(memory, hundredths / 100))
+    found = client_environment(SPEC, slot(memory, hundredths / 100))
     assert re.fullmatch(r"0=[1-9][0-9]*M", found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"])
     assert re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,2})?", found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
 
 
 @pytest.mark.parametrize(
-    ("changes", "restart"),
+    ("other", "restart"),
     [
-        ({}, False),
-        ({"memory_limit": 1024, "thread_percentage": 5.0}, False),
-        ({"memory_limit": None}, True),
-        ({"uid": 1001}, True),
-        ({"groups": (44,)}, True),
-        ({"multi_user": True}, True),
-        ({"pipe_directory": "/run/y"}, True),
+        (SPEC, False),
+        (with_limits(SPEC, 1024, 5.0), False),
+        (with_limits(SPEC, None, 40.0), True),
+        (with_account(SPEC, uid=1001), True),
+        (with_account(SPEC, groups=(44,)), True),
+        (with_account(SPEC, any_user=True), True),
+        (replace(SPEC, pipe_directory="/run/y"), True),
     ],
 )
-def test_what_needs_another_process(changes: dict[str, object], restart: bool) -> None:
+def test_what_needs_another_process(other: DaemonSpec, restart: bool) -> None:
     """Limits can be set anew while it runs; taken away, or anything else, they cannot."""
-    assert spec().needs_restart_for(spec(**changes)) is restart
+    assert SPEC.needs_restart_for(other) is restart
+    assert other.needs_restart_for(SPEC) is (restart and other.limits.memory is not None)
 
 
 def test_bytes_as_text() -> None:

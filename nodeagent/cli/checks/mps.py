@@ -15,7 +15,7 @@ from nodeagent.cli import event_loop
 from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
 from nodeagent.cli.checks.machine import is_visible
 from nodeagent.files.open_directory import PathRefused
-from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, directories_of, may_pass
+from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, may_pass, pipe_directory
 from nodeagent.mps.launch.launcher import OPEN_FILES
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
@@ -150,10 +150,10 @@ def path_finding(run_dir: Path, *, wanted: bool) -> PreflightFinding:
     """Whether the paths of the daemons' sockets are short and safe enough below run.dir."""
     check = "mps sockets"
     try:
-        directories = directories_of(run_dir, _LONGEST_DEVICE)
+        pipes = pipe_directory(run_dir, _LONGEST_DEVICE)
     except PathRefused as refusal:
         return (error if wanted else warning)(check, refusal.message, refusal.remedy)
-    return ok(check, f"{Path(directories.pipe).parents[1]} is short enough for sockets")
+    return ok(check, f"{Path(pipes).parents[1]} is short enough for sockets")
 
 
 def user_findings(

@@ -125,12 +125,18 @@ class RunningDaemon(Struct, frozen=True):
     (server pid, client pid).
     """
 
-    device: str
     spec: DaemonSpec
-    wanted: WantedMps
     control: ControlClient
     pid: int | None
     clients: tuple[tuple[int, int], ...]
+
+    @property
+    def device(self) -> str:
+        return self.spec.device
+
+    @property
+    def wanted(self) -> WantedMps:
+        return self.spec.wanted
 
     @property
     def user(self) -> int | None:

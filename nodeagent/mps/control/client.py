@@ -296,9 +296,9 @@ async def set_limits(control: ControlClient, spec: DaemonSpec) -> None:
 
 
 def _limits(spec: DaemonSpec, server: int | None) -> Iterator[Command[Any]]:
-    yield commands.set_threads(spec.thread_percentage, server)
-    if spec.memory_limit is not None:
-        yield commands.set_memory_limit(spec.memory_limit, server)
+    yield commands.set_threads(spec.limits.threads, server)
+    if spec.limits.memory is not None:
+        yield commands.set_memory_limit(spec.limits.memory, server)
 
 
 def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
@@ -313,16 +313,16 @@ def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
 
 
 def _differences(whose: str, seen: Seen | SeenServer, spec: DaemonSpec) -> Iterator[str]:
-    memory, threads = seen.memory_limit, seen.threads
+    memory, threads, wanted = seen.memory_limit, seen.threads, spec.limits
     if isinstance(memory, UnexpectedReply):
         yield f"{whose}memory limit not known ({memory.message})"
-    elif spec.memory_limit is None:
+    elif wanted.memory is None:
         if memory is not None:
             yield f"{whose}memory limit is {memory}, wanted none"
-    elif memory is None or not memory.agrees_with(spec.memory_limit):
-        yield f"{whose}memory limit is {memory or 'not set'}, wanted {spec.memory_limit}M"
+    elif memory is None or not memory.agrees_with(wanted.memory):
+        yield f"{whose}memory limit is {memory or 'not set'}, wanted {wanted.memory}M"
     if isinstance(threads, UnexpectedReply):
         yield f"{whose}thread percentage not known ({threads.message})"
-    elif threads is None or not commands.threads_agree(threads, spec.thread_percentage):
-        wanted = percentage_text(spec.thread_percentage)
-        yield f"{whose}thread percentage is {threads}, wanted {wanted}"
+    elif threads is None or not commands.threads_agree(threads, wanted.threads):
+        percentage = percentage_text(wanted.threads)
+        yield f"{whose}thread percentage is {threads}, wanted {percentage}"

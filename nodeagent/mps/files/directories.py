@@ -29,7 +29,6 @@ from nodeagent.files.open_directory import (
 from nodeagent.files.unasked import open_below
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
-from nodeagent.structs import Struct
 
 _REMEDIES = Remedies(
     owner="find out what created it; remove it if no daemon runs there",
@@ -120,21 +119,13 @@ _MODES = {
 }
 
 
-class Directories(Struct, frozen=True):
-    """Absolute paths."""
-
-    pipe: str
-    log: str
-    shm: str
-
-
 def is_device_name(text: str) -> bool:
     """Whether a device can have a directory of this name."""
     return _DEVICE.fullmatch(text) is not None
 
 
-def directories_of(run_dir: Path, device: str) -> Directories:
-    """Where they are. Raises PathRefused for what cannot be a path of sockets."""
+def pipe_directory(run_dir: Path, device: str) -> str:
+    """Where its sockets are. Raises PathRefused for what cannot be a path of sockets."""
     top = _top(run_dir, device)
     socket = os.fsencode(f"{top}/pipe/{LONGEST_SOCKET_NAME}")
     if len(socket) > LONGEST_SOCKET_PATH:
@@ -143,37 +134,23 @@ def directories_of(run_dir: Path, device: str) -> Directories:
             f"{LONGEST_SOCKET_PATH}",
             remedy=SHORTER,
         )
-    return Directories(f"{top}/pipe", f"{top}/log", f"{top}/shm")
+    return f"{top}/pipe"
 
 
 def spec_in(
     run_dir: Path, device: str, wanted: WantedMps, *, private_shm: bool = False
 ) -> DaemonSpec:
-    """The daemon of `device` (a UUID) that makes `wanted` so. Raises as `directories_of`."""
-    made, account = directories_of(run_dir, device), wanted.account
-    return DaemonSpec(
-        device=device,
-        uid=account.uid,
-        gid=account.gid,
-        groups=account.groups,
-        multi_user=account.any_user,
-        pipe_directory=made.pipe,
-        log_directory=made.log,
-        memory_limit=wanted.sharing.memory_ceiling,
-        thread_percentage=wanted.sharing.thread_ceiling,
-        private_shm=private_shm,
-    )
+    """The daemon of `device` (a UUID) that makes `wanted` so. Raises as `pipe_directory`."""
+    return DaemonSpec(device, wanted, pipe_directory(run_dir, device), private_shm)
 
 
-def make_directories(
-    run_dir: Path, device: str, *, uid: int, gid: int, shm: bool = False
-) -> Directories:
+def make_directories(run_dir: Path, device: str, *, uid: int, gid: int, shm: bool = False) -> str:
     """Make them for this user, or see that they are as they must be; `shm` only where it is used,
-    for every user of the machine can fill it.
+    for every user of the machine can fill it. Returns the one with its sockets.
 
     Raises PathRefused with what was found where. Blocks for as long as the file system does.
     """
-    found = directories_of(run_dir, device)
+    pipe = pipe_directory(run_dir, device)
     with ExitStack() as stack:
         opened = OpenDirectory.opened(run_dir, make=True, remedies=_REMEDIES, group=True)
         above = stack.enter_context(opened)
@@ -186,7 +163,7 @@ def make_directories(
             is_pipe = name == "pipe"  # sealed when its last daemon had answered
             made = above.child(name, make=True, mode=mode, owner=(uid, gid), retake=is_pipe)
             stack.enter_context(made)
-    return found
+    return pipe
 
 
 def seal_pipe_directory(pipe: str) -> None:
@@ -220,7 +197,8 @@ def remake_directories(run_dir: Path, spec: DaemonSpec) -> None:
     with suppress(FileNotFoundError):
         if _has_mounts(top) or any(owner_of(one) not in owners[one] for one in owners):
             remove_directories(run_dir, spec.device)
-    make_directories(run_dir, spec.device, uid=spec.uid, gid=spec.gid, shm=spec.private_shm)
+    account, shm = spec.account, spec.private_shm
+    make_directories(run_dir, spec.device, uid=account.uid, gid=account.gid, shm=shm)
 
 
 def remove_directories(run_dir: Path, device: str) -> None:

@@ -26,7 +26,6 @@ from nodeagent.mps.files.client_files import (
 )
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import Struct
 
 ENV_DIRECTORY = "env"
@@ -47,7 +46,7 @@ class Publisher(Struct, frozen=True, kw_only=True):
     run_dir: Path
     cdi_dir: Path
 
-    def publish(self, shared: Iterable[tuple[DaemonSpec, WantedMps]]) -> tuple[Problem, ...]:
+    def publish(self, daemons: Iterable[DaemonSpec]) -> tuple[Problem, ...]:
         """Make env files and CDI specification exactly these; what could not be done, and why.
 
         A slot that could not be said safely is left out of both. Blocks on the file system.
@@ -55,13 +54,13 @@ class Publisher(Struct, frozen=True, kw_only=True):
         problems: list[Problem] = []
         env_files: dict[str, Files] = {}
         slots: list[Device] = []
-        for spec, wanted in sorted(shared, key=lambda one: one[0].device):
+        for spec in sorted(daemons, key=lambda spec: spec.device):
             with _noted(problems, spec.device):
                 # All slots of a device or none: some without others would only puzzle.
-                devices = [slot_device(spec, slot) for slot in wanted.sharing.slots]
+                devices = [slot_device(spec, slot) for slot in spec.wanted.sharing.slots]
                 env_files[spec.device] = {
                     file_name(slot.name): env_file(client_environment(spec, slot))
-                    for slot in wanted.sharing.slots
+                    for slot in spec.wanted.sharing.slots
                 }
                 slots += devices
         # A directory where nothing can be published does not matter while nothing is to be there.

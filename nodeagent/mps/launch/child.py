@@ -163,9 +163,10 @@ def _credentials(spec: DaemonSpec) -> dict[str, object]:
 
     The group as well: the daemon makes its servers the user's, but leaves them its own group.
     """
-    if (spec.uid, spec.gid) == (os.geteuid(), os.getegid()) and spec.uid != 0:
+    account = spec.account
+    if (account.uid, account.gid) == (os.geteuid(), os.getegid()) and account.uid != 0:
         return {}
-    return {"user": spec.uid, "group": spec.gid, "extra_groups": list(spec.groups)}
+    return {"user": account.uid, "group": account.gid, "extra_groups": list(account.groups)}
 
 
 def _allow_open_files(pid: int) -> None:

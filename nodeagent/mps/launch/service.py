@@ -237,11 +237,11 @@ def unit_of(spec: DaemonSpec) -> str:
 def _properties(spec: DaemonSpec, log: int) -> list[str]:
     # systemd opens it as root. By its name it would follow a symlink that the log directory's
     # owner can make; this is the file itself that was looked at.
-    said = f"append:/proc/{os.getpid()}/fd/{log}"
+    said, account = f"append:/proc/{os.getpid()}/fd/{log}", spec.account
     return [
-        f"User={spec.uid}",
-        f"Group={spec.gid}",
-        *([f"SupplementaryGroups={' '.join(map(str, spec.groups))}"] if spec.groups else []),
+        f"User={account.uid}",
+        f"Group={account.gid}",
+        *([f"SupplementaryGroups={' '.join(map(str, account.groups))}"] if account.groups else []),
         f"StandardOutput={said}",
         "StandardError=inherit",
         f"UnsetEnvironment={_UNWANTED}",

@@ -254,7 +254,8 @@ def _new_plan_for_process(life: Transition, spec: DaemonSpec | None) -> None:
         life.state = replace(state, phase=Phase.DRAINING, drain=drain, deadline=None, why=why)
     elif spec != state.running:
         life.state = replace(state, running=spec, attempts=0)
-        if state.phase in {Phase.LIMITING, Phase.READY}:
+        other_limits = spec.limits != state.spec.limits
+        if other_limits and state.phase in {Phase.LIMITING, Phase.READY}:
             life.limit("a new plan has other limits")
         # Else its way to Ready leads through the new limits anyway.
 

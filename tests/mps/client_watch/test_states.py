@@ -12,7 +12,6 @@ import pytest
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.plan.shares import WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
 from nodeagent.structs import replace
@@ -23,10 +22,10 @@ from tests.simulation.mps.rig import Rig, gone
 from tests.views.daemons import mps_client
 
 
-def env_files(folder: Path, spec: DaemonSpec, plan: WantedMps) -> dict[str, dict[str, str]]:
+def env_files(folder: Path, spec: DaemonSpec) -> dict[str, dict[str, str]]:
     """Publish, and read back what each slot's client is given."""
     publisher = Publisher(run_dir=folder / "run", cdi_dir=folder / "cdi")
-    assert publisher.publish([(spec, plan)]) == ()
+    assert publisher.publish([spec]) == ()
     files = (folder / "run/mps" / spec.device / "env").iterdir()
     return {
         path.stem: dict(line.split("=", 1) for line in path.read_text().splitlines())
@@ -38,7 +37,7 @@ async def test_each_env_file(rig: Rig, start_client: Start, tmp_path: Path) -> N
     """A client started with it, as the plan's user, has the limits that its server says it has."""
     plan = wanted()
     spec = start(rig, plan)
-    files = env_files(tmp_path, spec, plan)
+    files = env_files(tmp_path, spec)
     assert sorted(files) == ["large-0", "small-0", "small-1"]
     uid = 1000 if os.geteuid() == 0 else os.geteuid()
     clients = {name: start_client(uid, **values) for name, values in files.items()}
@@ -96,7 +95,7 @@ async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
     spec = replace(start(rig, plan), private_shm=True)
     _make_shm(Path(spec.shm))
     publisher = Publisher(run_dir=tmp_path / "run", cdi_dir=tmp_path)
-    assert publisher.publish([(spec, plan)]) == ()
+    assert publisher.publish([spec]) == ()
     document = json.loads((tmp_path / "nodeagent.io-mps.json").read_text())
     edits = next(d for d in document["devices"] if d["name"] == f"{GPU}-small-1")["containerEdits"]
     mounts = "\n".join(
@@ -192,7 +191,7 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
     spec = start(rig, plan)
     control = asking(rig)
     async with Watch() as watch:
-        daemon = RunningDaemon(GPU, spec, plan, control, None, ((5, 0), (5, 2**22 - 1)))
+        daemon = RunningDaemon(spec, control, None, ((5, 0), (5, 2**22 - 1)))
         unseen, ended = await look(watch, daemon)
         await watch.settle()
     assert unseen.pid == 0
@@ -208,7 +207,7 @@ async def test_several_daemons(rig: Rig, start_client: Start) -> None:
     client = start_client(**slot("small-0"))
     control = asking(rig)
     async with Watch() as watch:
-        empty = RunningDaemon(MIG, spec, plan, control, None, ())
+        empty = RunningDaemon(replace(spec, device=MIG), control, None, ())
         found = await watch.check([running(rig, plan, control), empty])
         assert await watch.check([]) == {}
     assert [state.pid for state in found[GPU]] == [client.pid]

@@ -68,7 +68,7 @@ async def test_what_is_among_the_sockets_before_a_start(rig: FleetRig) -> None:
     outside = rig.folder / "outside"
     outside.write_text("kept")
     async with rig.fleet() as fleet:
-        pipes = Path(make_directories(rig.run_dir, GPU, uid=US, gid=US).pipe)
+        pipes = Path(make_directories(rig.run_dir, GPU, uid=US, gid=US))
         for name in ("control", "control_lock", "anything"):
             (pipes / name).symlink_to(outside)
         (pipes / "foreign").touch()

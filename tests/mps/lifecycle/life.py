@@ -19,7 +19,7 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.settings import MpsSettings
-from nodeagent.structs import replace
+from tests.mps.plans import daemon_spec, with_account, with_limits
 
 POLICY = MpsSettings(
     start_deadline=5.0,
@@ -35,9 +35,9 @@ POLICY = MpsSettings(
     most_attempts=2,
 )
 
-SPEC = DaemonSpec("GPU-1", 1000, 1000, "/run/1/pipe", "/run/1/log", 4096, 50.0)
-OTHER_LIMITS = replace(SPEC, memory_limit=2048)
-OTHER_USER = replace(SPEC, uid=1001)
+SPEC = daemon_spec("/run/1/pipe", "GPU-1")
+OTHER_LIMITS = with_limits(SPEC, 2048, 50.0)
+OTHER_USER = with_account(SPEC, uid=1001)
 
 
 @dataclass
