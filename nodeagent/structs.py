@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import Struct, field, json
+from msgspec import Meta, Struct, field, json
 from msgspec.structs import asdict
 
 if TYPE_CHECKING:
@@ -42,4 +42,4 @@ def read_in_threads(kind: type[Kind]) -> type[Kind]:
     return kind
 
 
-__all__ = ["Shape", "Struct", "asdict", "field", "read_in_threads", "replace"]
+__all__ = ["Meta", "Shape", "Struct", "asdict", "field", "read_in_threads", "replace"]

@@ -15,8 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
-from msgspec import Meta
-
 from nodeagent.own_thread import OwnThread
 from nodeagent.processes import (
     Process,
@@ -30,7 +28,7 @@ from nodeagent.processes import (
     name_of,
     pids,
 )
-from nodeagent.structs import Struct
+from nodeagent.structs import Meta, Struct
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
-
-from nodeagent.structs import Struct, field
+from nodeagent.structs import Meta, Struct, field
 
 MIB = 1024**2
 ALL_THREADS = 100.0
