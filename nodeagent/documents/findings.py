@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from nodeagent.errors import DocumentError
-from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.codes import Code
 from nodeagent.text import shown
 
 DocumentPath = tuple[str | int, ...]
@@ -30,6 +31,14 @@ def path_text(path: DocumentPath) -> str:
     return text
 
 
+class _Fault(NamedTuple):
+    mark: Mark
+    code: Code
+    message: str
+    remedy: str
+    path: str
+
+
 class Findings:
     """Collects the faults of one document and raises them together, in the text's order.
 
@@ -44,7 +53,7 @@ class Findings:
         self._has_lines = marks is not None
         self._marks = {} if marks is None else marks
         self._key_marks = {} if key_marks is None else key_marks
-        self._found: list[tuple[Mark, Problem]] = []
+        self._found: list[_Fault] = []
 
     def add(
         self,
@@ -61,9 +70,7 @@ class Findings:
             mark = self._mark(path, of_key=of_key)
         line, column = mark
         where = f"{message} (line {line}, column {column})" if self._has_lines else message
-        self._found.append(
-            (mark, Problem(code=code, message=where, remedy=remedy, path=path_text(path)))
-        )
+        self._found.append(_Fault(mark, code, where, remedy, path_text(path)))
 
     @property
     def full(self) -> bool:
@@ -73,10 +80,14 @@ class Findings:
     def raise_any(self) -> None:
         if not self._found:
             return
-        self._found.sort(key=lambda found: found[0])
-        problems = [problem for _, problem in self._found[:MOST_PROBLEMS]]
-        left_out = len(self._found) - len(problems)
-        if left_out:
+        from nodeagent.plan.problems import Problem  # settings without a fault do without it
+
+        self._found.sort(key=lambda fault: fault.mark)
+        problems = [
+            Problem(code=code, message=message, remedy=remedy, path=path)
+            for _, code, message, remedy, path in self._found[:MOST_PROBLEMS]
+        ]
+        if len(self._found) > MOST_PROBLEMS:
             problems.append(Problem.of(Code.SYNTAX, "more", most=MOST_PROBLEMS))
         raise DocumentError(problems)
 
@@ -90,4 +101,6 @@ class Findings:
 
 def refuse(message: str, *, code: Code = Code.SYNTAX, remedy: str = "") -> DocumentError:
     """A document that is refused for one reason that concerns it as a whole."""
+    from nodeagent.plan.problems import Problem
+
     return DocumentError([Problem(code=code, message=message, remedy=remedy)])

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nodeagent.documents.findings import DocumentPath, Findings, path_text
-from nodeagent.plan.problems import Code
-from nodeagent.structs import Struct
+from nodeagent.plan.codes import Code
 from nodeagent.text import did_you_mean, listed, nearest, shown
 
 T = TypeVar("T")
@@ -26,7 +25,7 @@ class NotAccepted(Exception):
     """The value at a place cannot be used; why has been noted in the findings."""
 
 
-class Place(Struct, frozen=True):
+class Place(NamedTuple):
     """A value in a document: where it is, and where its faults are noted."""
 
     value: Any
@@ -63,14 +62,24 @@ class Place(Struct, frozen=True):
         return self.refuse(f"found {shown(self.value)}, expected {accepted}", remedy=remedy)
 
 
-class Rule(Struct, Generic[T], frozen=True):
-    """What is accepted at a place; `read` raises NotAccepted when a fault had to be noted."""
+class Rule(Generic[T]):
+    """What is accepted at a place; `read` raises NotAccepted when a fault had to be noted.
 
-    read: Callable[[Place], T]
-    schema: JsonSchema
+    `written` gives a value that was read as a document has it.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Place], T],
+        schema: JsonSchema,
+        written: Callable[[Any], object] = lambda value: value,
+    ) -> None:
+        self.read = read
+        self.schema = schema
+        self.written = written
 
 
-class Key(Struct, frozen=True):
+class Key(NamedTuple):
     """A key of a map. When it is left out, `default` is what its value would have been."""
 
     name: str
@@ -192,10 +201,14 @@ def map_of(
 
 
 def form(
-    *keys: Key, build: Callable[[Place, Given], T], constraints: JsonSchema | None = None
+    *keys: Key,
+    build: Callable[[Place, Given], T],
+    constraints: JsonSchema | None = None,
+    hint: Callable[[str], str] = lambda _: "",
 ) -> Rule[T]:
     """A map with known keys. `build` makes the result of their values and checks what concerns
     several of them; `constraints` are the same in JSON Schema, as far as it can express them.
+    `hint` knows what an unknown key was meant to be, besides a known one.
     """
     known = [key.name for key in keys]
 
@@ -203,7 +216,7 @@ def form(
         if not isinstance(place.value, dict):
             raise place.unexpected(f"a map with the keys {listed(known)}")
         unknown = [name for name in place.value if name not in known]
-        misspelt = {_refuse_key(place, name, known) for name in unknown}
+        misspelt = {_refuse_key(place, name, known, hint(name)) for name in unknown}
         given: dict[str, Any] = {}
         for key in keys:
             if key.name in misspelt and key.name not in place.value:
@@ -228,12 +241,12 @@ def form(
     )
 
 
-def _refuse_key(place: Place, name: str, known: list[str]) -> str | None:
+def _refuse_key(place: Place, name: str, known: list[str], hint: str) -> str | None:
     """Note an unknown key; the result is the known one that was probably meant."""
     likely = nearest(name, known)
     place.refuse(
         f"unknown key {shown(name)}; here belong {listed(known)}",
-        remedy=f"did you mean {likely}?" if likely else "",
+        remedy=hint or (f"did you mean {likely}?" if likely else ""),
         code=Code.UNKNOWN_KEY,
         below=(name,),
         of_key=True,

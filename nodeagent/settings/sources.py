@@ -6,19 +6,21 @@ Every error names the place that the value came from, the value, and what would 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from nodeagent.documents.findings import Findings
+from nodeagent.documents.grammar import Given, JsonSchema, Key, Place, Rule, form, read_with
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.settings.group import Group, fields
 from nodeagent.settings.model import Settings
-from nodeagent.settings.values import Kind, kind_of
-from nodeagent.text import did_you_mean, listed, nearest, shown
+from nodeagent.settings.values import rule_of
+from nodeagent.text import listed, nearest
 
-if TYPE_CHECKING:  # most commands find no settings file, and do without YAML
-    from nodeagent.documents.bounded_yaml import Tree
+if TYPE_CHECKING:
+    from nodeagent.plan.problems import Problem
 
 DEFAULT_FILE = Path("/etc/nodeagent/settings.yaml")
 
@@ -32,11 +34,7 @@ SERVICE_LINK = (
 )
 
 
-class _Given(NamedTuple):
-    """One value and the words for the place it came from."""
-
-    value: object
-    origin: str
+Values = dict[str, Any]  # by the full names of settings
 
 
 def load_settings(
@@ -47,20 +45,19 @@ def load_settings(
     `flags` are named like settings (`plan.file`); those that are None were not given. Raises
     UsageError.
     """
-    given = {}
+    values: Values = {}
     if name_of_node := environment.get("NODE_NAME"):
-        given["node_name"] = _Given(name_of_node, "NODE_NAME")
-    given |= _from_file(path)
-    given |= _from_environment(environment)
-    for name, value in flags.items():
-        if value is not None:
-            given[name] = _Given(value, f"command line: {name}")
-    return _settings_of(given)
+        values = _each({"NODE_NAME": ("node_name", name_of_node)})
+    values |= _from_file(path)
+    values |= _from_environment(environment)
+    given = {f"command line: {name}": (name, value) for name, value in flags.items()}
+    values |= _each({origin: one for origin, one in given.items() if one[1] is not None})
+    return _settings_of(values)
 
 
 def setting_names() -> list[str]:
     """The names of all settings, such as `plan.file`, in the order of the model."""
-    return list(_kinds())
+    return list(_rules())
 
 
 def choices(name: str) -> tuple[str, ...]:
@@ -70,7 +67,7 @@ def choices(name: str) -> tuple[str, ...]:
 
 def schema_of(name: str) -> dict[str, Any]:
     """The JSON Schema of a setting's value."""
-    return _kinds()[name].schema
+    return _rules()[name].schema
 
 
 def settings_schema() -> dict[str, Any]:
@@ -79,13 +76,13 @@ def settings_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:nodeagent:schema:settings",
         "title": "nodeagent settings",
-        **_group_schema(Settings()),
+        **_form(Settings()).schema,
     }
 
 
 def written(settings: Settings, name: str) -> object:
     """The value of a setting as a file would have it."""
-    return _kinds()[name].written(value_of(settings, name))
+    return _rules()[name].written(value_of(settings, name))
 
 
 def value_of(settings: Settings, name: str) -> Any:
@@ -94,35 +91,64 @@ def value_of(settings: Settings, name: str) -> Any:
     return getattr(getattr(settings, group) if group else settings, key)
 
 
-def _group_schema(group: Group) -> dict[str, Any]:
-    properties: dict[str, Any] = {}
+def _form(group: Group, prefix: str = "") -> Rule[Values]:
+    """How a group is written in a file; what is read is by the full names of the settings."""
+    keys: list[Key] = []
+    properties: JsonSchema = {}
     for name, field in fields(group).items():
         value = getattr(group, name)
         if isinstance(value, Group):
-            properties[name] = _group_schema(value)
+            rule: Rule[Any] = _form(value, f"{name}.")
+            properties[name] = rule.schema
         elif field.description:
-            kind = kind_of(field.kind)
-            properties[name] = {"description": field.description, **kind.schema}
+            rule = rule_of(field.kind)
+            properties[name] = {"description": field.description, **rule.schema}
             if name != "node_name":  # which is each node's own
-                properties[name]["default"] = kind.written(value)
-    return {
+                properties[name]["default"] = rule.written(value)
+        else:
+            continue
+        keys.append(Key(name, _or_nothing(rule), field.description))
+
+    def named(_: Place, given: Given) -> Values:
+        found: Values = {}
+        for name, value in given.items():
+            if isinstance(getattr(group, name), Group):
+                found |= value or {}
+            elif value is not None:
+                found[f"{prefix}{name}"] = value
+        return found
+
+    read = form(*keys, build=named, hint=lambda name: _unflattened(f"{prefix}{name}")).read
+    schema: JsonSchema = {
         "type": "object",
         "description": type(group).__doc__,
         "additionalProperties": False,
         "properties": properties,
     }
+    return Rule(read, schema)
+
+
+def _or_nothing(rule: Rule[Any]) -> Rule[Any]:
+    """A key without a value says nothing."""
+    return Rule(lambda place: None if place.value is None else rule.read(place), rule.schema)
+
+
+def _unflattened(name: str) -> str:
+    """How a setting is written in a file, for one that was written flat."""
+    group, _, key = name.partition(".")
+    return f"write {group}: {{{key}: ...}}" if key and name in setting_names() else ""
 
 
 @cache
-def _kinds() -> Mapping[str, Kind]:
+def _rules() -> Mapping[str, Rule[Any]]:
     found = {}
     for name, field in fields(Settings).items():
         if isinstance(field.default, Group):
             for inner in fields(field.default).values():
                 if inner.description:
-                    found[f"{name}.{inner.name}"] = kind_of(inner.kind)
+                    found[f"{name}.{inner.name}"] = rule_of(inner.kind)
         elif field.description:
-            found[name] = kind_of(field.kind)
+            found[name] = rule_of(field.kind)
     return found
 
 
@@ -131,22 +157,20 @@ def variable_of(setting: str) -> str:
     return PREFIX + setting.replace(".", "_").upper()
 
 
-# --- the file -----------------------------------------------------------------------------------
+# --- the sources ----------------------------------------------------------------------------------
 
 
-def _refuse_pipe(where: Path) -> None:
-    if where.is_fifo():
-        raise UsageError(f"settings file {where} is a named pipe, which may never be written")
-
-
-def _from_file(path: Path | None) -> dict[str, _Given]:
+def _from_file(path: Path | None) -> Values:
     where = path or DEFAULT_FILE
     try:
-        _refuse_pipe(where)
+        if where.is_fifo():
+            raise UsageError(f"settings file {where} is a named pipe, which may never be written")
         with where.open("rb") as file:
             from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
 
             tree = read_tree(file.read(LARGEST_TEXT))  # a text of this size is refused already
+        whole = _or_nothing(_form(Settings()))
+        return read_with(whole, tree.value, tree.findings()) or {}
     except FileNotFoundError:
         if path is None:
             return {}
@@ -155,49 +179,10 @@ def _from_file(path: Path | None) -> dict[str, _Given]:
         why = error.strerror or error
         raise UsageError(f"settings file {where} cannot be read: {why}") from None
     except DocumentError as error:
-        raise UsageError(f"{where}: {error.args[0]}", remedy=error.remedy) from None
-    return dict(_named(tree, str(where)))
+        raise _refused([(str(where), problem) for problem in error.problems]) from None
 
 
-def _named(tree: Tree, where: str) -> Iterator[tuple[str, _Given]]:
-    """Each value in the file under the setting's full name; a key without a value says nothing."""
-    groups = {name.partition(".")[0] for name in setting_names() if "." in name}
-    for key, value in _entries(tree.value, where):
-        if key not in groups:
-            yield from _one(tree, (key,), value, where)
-            continue
-        for inner, inner_value in _entries(value, f"{where}: {key}"):
-            yield from _one(tree, (key, inner), inner_value, where)
-
-
-def _entries(value: object, where: str) -> list[tuple[str, object]]:
-    if value is None:
-        return []
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: found {shown(value)}", remedy="accepted: keys with values")
-    return list(value.items())
-
-
-def _one(
-    tree: Tree, path: tuple[str, ...], value: object, where: str
-) -> Iterator[tuple[str, _Given]]:
-    name = ".".join(path)
-    names = setting_names()
-    origin = f"{where} line {tree.key_marks[path][0]}: {name}"
-    if name not in names:
-        known = f"there are {listed(names, most=len(names))}"
-        raise UsageError(f"{origin} is not a setting", remedy=did_you_mean(name, names) or known)
-    if "." in path[-1]:
-        group, _, key = name.partition(".")
-        raise UsageError(f"{origin} is written flat", remedy=f"write {group}: {{{key}: ...}}")
-    if value is not None:
-        yield name, _Given(value, origin)
-
-
-# --- the environment ----------------------------------------------------------------------------
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
+def _from_environment(environment: Mapping[str, str]) -> Values:
     """A variable that is set but empty counts as not set."""
     settings = {variable_of(name): name for name in setting_names()}
     given = {}
@@ -205,39 +190,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
         if not variable.startswith(PREFIX) or not value:
             continue
         if variable in settings:
-            given[settings[variable]] = _Given(value, variable)
+            given[variable] = (settings[variable], value)
         elif not (
             re.fullmatch(RESERVED, variable) or re.match(SERVICE_LINK, f"{variable}={value}")
         ):
             raise UsageError(f"{variable} is not a setting", remedy=_nearest_variable(variable))
-    return given
-
-
-# --- values -------------------------------------------------------------------------------------
-
-
-def _settings_of(given: Mapping[str, _Given]) -> Settings:
-    """The values read, each by its kind; of those that are wrong the first is named."""
-    values: dict[str, dict[str, Any]] = {}
-    wrong: list[UsageError] = []
-    for name, kind in _kinds().items():
-        if name in given:
-            group, _, key = name.rpartition(".")
-            try:
-                values.setdefault(group, {})[key] = kind.read(given[name].value)
-            except ValueError as error:
-                found = f"{given[name].origin}: found {shown(given[name].value)}"
-                wrong.append(UsageError(found, remedy=str(error)))
-    if wrong:
-        more = f"; {len(wrong) - 1} more are wrong" if len(wrong) > 1 else ""
-        raise UsageError(wrong[0].message, remedy=f"{wrong[0].remedy}{more}")
-    plain = values.pop("", {})
-    settings = Settings(given=frozenset(plain), **plain)
-    groups = {
-        name: getattr(settings, name).__replace__(given=frozenset(inner), **inner)
-        for name, inner in values.items()
-    }
-    return settings.__replace__(**groups)
+    return _each(given)
 
 
 def _nearest_variable(variable: str) -> str:
@@ -247,3 +205,44 @@ def _nearest_variable(variable: str) -> str:
     if likely:
         return f"did you mean {PREFIX}{likely}?"
     return f"after {PREFIX} may stand {listed(rests, most=len(rests))}"
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _each(given: Mapping[str, tuple[str, object]]) -> Values:
+    """The settings of one source, by what each is called there, with their values."""
+    values: Values = {}
+    faults: list[tuple[str, Problem]] = []
+    for origin, (name, value) in given.items():
+        try:
+            values[name] = read_with(_rules()[name], value, Findings())
+        except DocumentError as error:
+            faults.append((origin, error.problems[0]))
+    if faults:
+        raise _refused(faults)
+    return values
+
+
+def _refused(faults: Sequence[tuple[str, Problem]]) -> UsageError:
+    """The first in full, each with where it was found; the others are counted."""
+    (origin, first), *others = faults
+    where = f"{origin}: {first.path}" if first.path else origin
+    more = [f"{len(others)} more are wrong"] if others else []
+    return UsageError(
+        f"{where}: {first.message}", remedy="; ".join(filter(None, [first.remedy, *more]))
+    )
+
+
+def _settings_of(values: Values) -> Settings:
+    groups: dict[str, Values] = {}
+    for name, value in values.items():
+        group, _, key = name.rpartition(".")
+        groups.setdefault(group, {})[key] = value
+    plain = groups.pop("", {})
+    settings = Settings(given=frozenset(plain), **plain)
+    changed = {
+        name: getattr(settings, name).__replace__(given=frozenset(inner), **inner)
+        for name, inner in groups.items()
+    }
+    return settings.__replace__(**changed)

@@ -17,7 +17,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.documents.xids import read_xid_table
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
 from nodeagent.metrics.selection import default_text, read_selection
-from nodeagent.settings.sources import _kinds, load_settings, variable_of
+from nodeagent.settings.sources import load_settings, schema_of, setting_names, variable_of
 from tests.fuzz.runs import Parser, Refused
 
 _HASH = "$2y$04$" + "a" * 21 + "e" + "a" * 31
@@ -126,7 +126,7 @@ def _environment(text: bytes, _: Path) -> None:
         raise Refused
 
 
-_EACH_KIND = tuple({kind.read.__qualname__: name for name, kind in _kinds().items()}.values())
+_EACH_KIND = tuple({json.dumps(schema_of(name)): name for name in setting_names()}.values())
 
 
 def parsers() -> tuple[Parser, ...]:
