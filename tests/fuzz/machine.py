@@ -10,12 +10,9 @@ from typing import Any
 from nodeagent.claims.files import records
 from nodeagent.claims.offering.planned_places import planned_places_file
 from nodeagent.cluster.kubelet.allocations import read_claimed_device, read_device_id
-from nodeagent.cluster.kubelet.generated import dra_pb2, podresources_pb2
-from nodeagent.cluster.kubelet.plugin.claim_calls import read_claim_name
-from nodeagent.cluster.kubelet.plugin.driver import claims_of
+from nodeagent.cluster.kubelet.generated import podresources_pb2
 from nodeagent.cluster.kubelet.pod_resources import KubeletError, allocated_in, holdings_in
 from nodeagent.cluster.kubelet.processes import outside_pods, pod_of_cgroup
-from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile
 from nodeagent.gpu.nvidia_smi import listed_time_slice
 from nodeagent.gpu.original_settings import OriginalSettings
@@ -210,23 +207,11 @@ def _pods(count: int, devices: list[str]) -> bytes:
 
 _GPU = "GPU-b3bd7a30-5896-557f-8bf4-a9aa828e379c"
 _IDS = [_GPU, f"{_GPU}::3", f"MIG-{_GPU}/1/0", "nvidia0", "nvidia0/gi1/vgpu0", "x"]
-_CALL, _OTHER_CALL = (
-    dra_pb2.NodePrepareResourcesRequest(
-        claims=[dra_pb2.Claim(namespace="ns", name=name, uid=_CLAIM)]
-    ).SerializeToString()
-    for name in ("claim", "a/b")
-)
 
 
 def _allocations(text: bytes, _: Path) -> None:
     holdings_in(text)
     allocated_in(text)
-
-
-def _call(text: bytes, _: Path) -> None:
-    found = claims_of(dra_pb2.NodePrepareResourcesRequest, text)
-    for claim in found.values():
-        read_claim_name(claim.namespace, claim.name, claim.uid)
 
 
 def _device_id(text: bytes, _: Path) -> None:
@@ -328,7 +313,6 @@ def parsers() -> tuple[Parser, ...]:
             (_pods(1, _IDS), _pods(3, _IDS[:2])),
             (_pods(250, _IDS * 3), _pods(1, ["nvidia" + "0" * 1_000_000])),
         ),
-        Parser("kubelet: claims", _call, (NodeagentError,), (_CALL, _OTHER_CALL), (_CALL * 128,)),
         Parser(
             "device id",
             _device_id,

@@ -9,7 +9,6 @@ finds the work done, or waits for it again.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,26 +17,21 @@ from typing import Final, Protocol
 
 import structlog
 
-from nodeagent.claims.model import UID, ClaimedDevice, ClaimRefused
+from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.reporting.attempts import REPORT_FAULT
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.claims.serving.allocation import LABEL
 from nodeagent.errors import NodeagentError
 from nodeagent.signals import Signal
-from nodeagent.text import shown
 
 log = structlog.get_logger(__name__)
 
 ANSWER_WITHIN: Final = 40.0  # seconds; the kubelet cancels a call after 45
 HEARTBEAT: Final = 10.0  # seconds; the kubelet takes what it was not sent for 30 s as Unknown
 
-_NAMESPACE: Final = re.compile(LABEL)
-_NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimName:
-    """A ResourceClaim. Its uid makes file names, so `read_claim_name` lets only such through."""
+    """A ResourceClaim, as the kubelet names it."""
 
     namespace: str
     name: str
@@ -45,18 +39,6 @@ class ClaimName:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name} (uid {self.uid})"
-
-
-def read_claim_name(namespace: str, name: str, uid: str) -> ClaimName:
-    """The claim. Raises ClaimRefused for a name that no API server would have let through."""
-    for what, text, form in (
-        ("namespace", namespace, _NAMESPACE),
-        ("name", name, _NAME),
-        ("uid", uid, UID),
-    ):
-        if not form.fullmatch(text):
-            raise ClaimRefused(f"the claim's {what} {shown(text)} is not one of Kubernetes")
-    return ClaimName(namespace, name, uid)
 
 
 class ClaimService(Protocol):
@@ -121,8 +103,6 @@ class ClaimCalls:
         until = clock() + self._answer_within
         while True:
             work = self._running.get(claim.uid) or self._start(kind, claim)
-            if work.claim != claim:
-                raise NodeagentError(f"{claim} has the uid of another claim, {work.claim}")
             if work.kind is not kind:
                 self._service.give_way(claim)  # its pod is over, say
             await asyncio.wait({work.task}, timeout=max(until - clock(), 0.0))

@@ -1,12 +1,9 @@
-"""The DRA driver towards the kubelet: its gRPC services, and the sockets in their order.
-
-Requests are decoded here: inside gRPC a failure would be logged past the agent's logging.
-"""
+"""The DRA driver towards the kubelet: its gRPC services, and the sockets in their order."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import Any, Final, Literal
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.names import DRIVER
@@ -28,16 +25,15 @@ from nodeagent.cluster.kubelet.generated import (
 from nodeagent.cluster.kubelet.generated import (
     pluginregistration_pb2 as registration_pb2,
 )
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, HealthFeed, read_claim_name
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
 from nodeagent.cluster.kubelet.plugin.sockets import check_path, remove_dead, serve
 from nodeagent.errors import NodeagentError
 
 log = structlog.get_logger(__name__)
 
-MOST_CLAIMS: Final = 256  # in one call; a pod has far fewer
-LONGEST_MESSAGE: Final = 1024  # bytes; the kubelet would cut it inside a letter
+MAX_MESSAGE: Final = 1024  # bytes; the kubelet would cut it inside a letter
 _CUT: Final = "..."
-_LONGEST_REASON: Final = 1000  # characters
+_MAX_REASON: Final = 1000  # characters
 
 _DRA: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 _REGISTRATION: Final = "pluginregistration.Registration"
@@ -47,8 +43,7 @@ _REGISTRATION: Final = "pluginregistration.Registration"
 _HEALTH: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 VERSIONS: Final = ("v1.DRAPlugin", *_HEALTH)  # a kubelet takes the first it knows
 
-_Context = grpc.aio.ServicerContext[bytes, bytes]
-_Kind = type[dra_pb2.NodePrepareResourcesRequest | dra_pb2.NodeUnprepareResourcesRequest]
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @asynccontextmanager
@@ -82,9 +77,19 @@ async def dra_driver(
         await claims.close()
 
 
-def _service(name: str, **methods: Any) -> grpc.GenericRpcHandler:
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _service(name: str, **methods: tuple[type[Message], Any]) -> grpc.GenericRpcHandler:
+    """`methods` have the type of their request, and what answers it."""
     handlers: dict[str, Any] = {
-        method: grpc.unary_unary_rpc_method_handler(answer) for method, answer in methods.items()
+        method: grpc.unary_unary_rpc_method_handler(
+            answer,
+            request_deserializer=request.FromString,
+            response_serializer=_serialized,
+        )
+        for method, (request, answer) in methods.items()
     }
     return grpc.method_handlers_generic_handler(name, handlers)
 
@@ -107,42 +112,39 @@ class RegistrationService:
     ) -> None:
         self.status = Registration()
         self._on_change = on_change
-        info = registration_pb2.PluginInfo(
+        self._info = registration_pb2.PluginInfo(
             type="DRAPlugin", name=DRIVER, endpoint=str(endpoint), supported_versions=VERSIONS
         )
-        self._info = info.SerializeToString()
 
     def handler(self) -> grpc.GenericRpcHandler:
         return _service(
-            _REGISTRATION, GetInfo=self._get_info, NotifyRegistrationStatus=self._notify
+            _REGISTRATION,
+            GetInfo=(registration_pb2.InfoRequest, self._get_info),
+            NotifyRegistrationStatus=(registration_pb2.RegistrationStatus, self._notify),
         )
 
-    async def _get_info(self, _: bytes, context: _Context) -> bytes:
+    async def _get_info(
+        self, _: registration_pb2.InfoRequest, context: _Context
+    ) -> registration_pb2.PluginInfo:
         return self._info
 
-    async def _notify(self, request: bytes, context: _Context) -> bytes:
-        try:
-            status = registration_pb2.RegistrationStatus.FromString(request)
-        except DecodeError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unreadable: {error}")
+    async def _notify(
+        self, status: registration_pb2.RegistrationStatus, context: _Context
+    ) -> registration_pb2.RegistrationStatusResponse:
         before = self.status
         if status.plugin_registered:
             self.status = Registration("registered")
             log.info("the kubelet registered the DRA driver")
         else:
-            self.status = refused = Registration("refused", status.error[:_LONGEST_REASON])
+            self.status = refused = Registration("refused", status.error[:_MAX_REASON])
             if refused != before:  # the kubelet tries again and again
                 log.error("the kubelet refused the DRA driver", reason=refused.reason)
         if self.status != before:
             self._on_change(self.status)
-        return registration_pb2.RegistrationStatusResponse().SerializeToString()
+        return registration_pb2.RegistrationStatusResponse()
 
 
 # --- claims ---------------------------------------------------------------------------------------
-
-
-class CallRefused(NodeagentError):
-    """A call of the kubelet cannot be answered claim by claim."""
 
 
 class DraService:
@@ -153,57 +155,42 @@ class DraService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         return _service(
-            _DRA, NodePrepareResources=self._prepare_all, NodeUnprepareResources=self._release_all
+            _DRA,
+            NodePrepareResources=(dra_pb2.NodePrepareResourcesRequest, self._prepare_all),
+            NodeUnprepareResources=(dra_pb2.NodeUnprepareResourcesRequest, self._release_all),
         )
 
-    async def _prepare_all(self, request: bytes, context: _Context) -> bytes:
-        claims = await _claims(dra_pb2.NodePrepareResourcesRequest, request, context)
-        answers = await asyncio.gather(*map(self._prepare, claims.values()))
-        by_uid = dict(zip(claims, answers, strict=True))
-        return dra_pb2.NodePrepareResourcesResponse(claims=by_uid).SerializeToString()
+    async def _prepare_all(
+        self, request: dra_pb2.NodePrepareResourcesRequest, context: _Context
+    ) -> dra_pb2.NodePrepareResourcesResponse:
+        answers = await asyncio.gather(*map(self._prepare, request.claims))
+        by_uid = {claim.uid: one for claim, one in zip(request.claims, answers, strict=True)}
+        return dra_pb2.NodePrepareResourcesResponse(claims=by_uid)
 
-    async def _release_all(self, request: bytes, context: _Context) -> bytes:
-        claims = await _claims(dra_pb2.NodeUnprepareResourcesRequest, request, context)
-        answers = await asyncio.gather(*map(self._release, claims.values()))
-        by_uid = dict(zip(claims, answers, strict=True))
-        return dra_pb2.NodeUnprepareResourcesResponse(claims=by_uid).SerializeToString()
+    async def _release_all(
+        self, request: dra_pb2.NodeUnprepareResourcesRequest, context: _Context
+    ) -> dra_pb2.NodeUnprepareResourcesResponse:
+        answers = await asyncio.gather(*map(self._release, request.claims))
+        by_uid = {claim.uid: one for claim, one in zip(request.claims, answers, strict=True)}
+        return dra_pb2.NodeUnprepareResourcesResponse(claims=by_uid)
 
     async def _prepare(self, claim: dra_pb2.Claim) -> dra_pb2.NodePrepareResourceResponse:
         try:
-            name = read_claim_name(claim.namespace, claim.name, claim.uid)
-            devices = await self._calls.prepare(name)
+            devices = await self._calls.prepare(_named(claim))
         except NodeagentError as error:
             return dra_pb2.NodePrepareResourceResponse(error=_text(error))
         return dra_pb2.NodePrepareResourceResponse(devices=map(_device, devices))
 
     async def _release(self, claim: dra_pb2.Claim) -> dra_pb2.NodeUnprepareResourceResponse:
         try:
-            await self._calls.release(read_claim_name(claim.namespace, claim.name, claim.uid))
+            await self._calls.release(_named(claim))
         except NodeagentError as error:
             return dra_pb2.NodeUnprepareResourceResponse(error=_text(error))
         return dra_pb2.NodeUnprepareResourceResponse()
 
 
-async def _claims(kind: _Kind, request: bytes, context: _Context) -> Mapping[str, dra_pb2.Claim]:
-    """The claims of a request by uid. Ends a call that is refused."""
-    try:
-        return claims_of(kind, request)
-    except CallRefused as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-
-
-def claims_of(kind: _Kind, request: bytes) -> Mapping[str, dra_pb2.Claim]:
-    """The claims of a request by uid; raises CallRefused where not each uid can be answered."""
-    try:
-        claims: Sequence[dra_pb2.Claim] = kind.FromString(request).claims
-    except DecodeError as error:
-        raise CallRefused(f"unreadable: {error}") from error
-    if len(claims) > MOST_CLAIMS:
-        raise CallRefused(f"{len(claims)} claims in one call, at most {MOST_CLAIMS}")
-    by_uid = {claim.uid: claim for claim in claims}
-    if len(by_uid) < len(claims):
-        raise CallRefused("the call names a uid twice")
-    return by_uid
+def _named(claim: dra_pb2.Claim) -> ClaimName:
+    return ClaimName(claim.namespace, claim.name, claim.uid)
 
 
 def _device(device: ClaimedDevice) -> dra_pb2.Device:
@@ -232,17 +219,19 @@ def health_streams(feed: HealthFeed) -> list[grpc.GenericRpcHandler]:
     async def watch(_: bytes, context: _Context) -> None:
         async with aclosing(feed.watch()) as lists:
             async for devices in lists:
-                message = dra_health_pb2.NodeWatchResourcesResponse(devices=map(_health, devices))
-                await context.write(message.SerializeToString())
+                await context.write(
+                    dra_health_pb2.NodeWatchResourcesResponse(devices=map(_health, devices))
+                )
 
-    methods: dict[str, Any] = {"NodeWatchResources": grpc.unary_stream_rpc_method_handler(watch)}
+    stream: Any = grpc.unary_stream_rpc_method_handler(watch, response_serializer=_serialized)
+    methods: dict[str, Any] = {"NodeWatchResources": stream}
     return [grpc.method_handlers_generic_handler(service, methods) for service in _HEALTH]
 
 
 def _health(device: DeviceHealth) -> dra_health_pb2.DeviceHealth:
     message = device.message.encode(errors="replace")
-    if len(message) > LONGEST_MESSAGE:
-        message = message[: LONGEST_MESSAGE - len(_CUT)] + _CUT.encode()
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - len(_CUT)] + _CUT.encode()
     return dra_health_pb2.DeviceHealth(
         device=dra_health_pb2.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
         health=device.health.upper(),

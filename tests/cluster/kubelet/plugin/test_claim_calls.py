@@ -11,7 +11,6 @@ import structlog.testing
 from nodeagent.cluster.kubelet.plugin.claim_calls import (
     ANSWER_WITHIN,
     ClaimCalls,
-    ClaimName,
     StillWorking,
 )
 from nodeagent.errors import NodeagentError
@@ -71,17 +70,6 @@ async def test_a_call_ends_before_the_kubelet_gives_up(claims: Claims, calls: Cl
     assert await calls.prepare(CLAIM) == devices_of(CLAIM)
     assert now() - begin == 100
     assert claims.begun == [("prepare", CLAIM.uid)]
-
-
-async def test_work_that_no_call_waits_for_is_found_done(claims: Claims, calls: ClaimCalls) -> None:
-    """It ends between two calls; the second asks again, which finds the devices there."""
-    claims.seconds = 50
-    with pytest.raises(StillWorking):
-        await calls.prepare(CLAIM)
-    await asyncio.sleep(20)
-    assert claims.prepared == {CLAIM}
-    claims.seconds = 0
-    assert await calls.prepare(CLAIM) == devices_of(CLAIM)
 
 
 async def test_a_cancelled_call_stops_no_work(claims: Claims, calls: ClaimCalls) -> None:
@@ -163,26 +151,6 @@ async def test_a_fault_of_ours_is_an_answer_too(claims: Claims, calls: ClaimCall
     assert [(line["event"], line["claim"]) for line in logs] == [
         ("work on a claim failed", str(CLAIM))
     ]
-
-
-async def test_a_timeout_of_the_work_is_not_taken_for_the_calls(
-    claims: Claims, calls: ClaimCalls
-) -> None:
-    """Python has one error for both."""
-    claims.errors[CLAIM.uid] = TimeoutError("the driver")
-    with structlog.testing.capture_logs(), pytest.raises(NodeagentError, match="the driver") as it:
-        await calls.prepare(CLAIM)
-    assert not isinstance(it.value, StillWorking)
-
-
-async def test_a_uid_is_one_claims(claims: Claims, calls: ClaimCalls) -> None:
-    """A claim with the uid of another that is being worked on does not get that one's devices."""
-    claims.seconds = 10
-    preparing = asyncio.create_task(calls.prepare(CLAIM))
-    await asyncio.sleep(1)
-    with pytest.raises(NodeagentError, match="has the uid of another claim, team/claim-a1"):
-        await calls.prepare(ClaimName("team", "other", CLAIM.uid))
-    await preparing
 
 
 async def test_closing_ends_the_work(claims: Claims, calls: ClaimCalls) -> None:

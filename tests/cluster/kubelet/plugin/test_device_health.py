@@ -60,27 +60,3 @@ async def test_a_change_is_not_lost_while_the_watcher_is_busy() -> None:
         feed.publish(SICK)
         assert await anext(lists) == SICK
         assert now() == begin + 25
-
-
-async def test_a_slow_watcher_holds_up_nobody() -> None:
-    """One takes a minute for each list; the other still has each of them when it is published."""
-    feed = HealthFeed()
-    received: list[tuple[DeviceHealth, ...]] = []
-
-    async def be_slow(lists: Lists) -> None:
-        async for _ in lists:
-            await asyncio.sleep(60)
-
-    async with aclosing(feed.watch()) as slow, aclosing(feed.watch()) as quick:
-        slowly = asyncio.create_task(be_slow(slow))
-        assert await anext(quick) == ()
-        wanted = [
-            (DeviceHealth("n/gpu-1", "gpu", "unhealthy", 1.0, f"error {number}"),)
-            for number in range(100)
-        ]
-        for devices in wanted:
-            feed.publish(devices)
-            received.append(await anext(quick))
-        assert received == wanted
-        slowly.cancel()
-        await asyncio.gather(slowly, return_exceptions=True)

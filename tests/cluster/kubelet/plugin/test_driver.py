@@ -23,7 +23,7 @@ from tests.cluster.client.rig import until
 from tests.cluster.kubelet.plugin.rig import Claims
 from tests.machine_load import stretched
 from tests.simulated_cluster.kubelet_claims import DRIVER, Claim, DraKubelet, PodFailed
-from tests.simulated_cluster.kubelet_plugins import V1_34, V1_36, V1_37, VERSIONS, KubeletVersion
+from tests.simulated_cluster.kubelet_plugins import V1_36, V1_37, VERSIONS, KubeletVersion
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
 NOT_SEEN = Registration()
@@ -181,21 +181,6 @@ async def test_a_pod_comes_and_goes(root: Path, claims: Claims, version: Kubelet
         assert kubelet.checkpoint == {}
 
 
-async def test_pods_side_by_side(root: Path, claims: Claims) -> None:
-    """Of 128 pods none waits for another one's claim."""
-    kubelet = DraKubelet(root)
-    async with registered(kubelet, claims):
-        claims.hold()
-        pods = {f"pod-{number}": Claim(f"claim-{number}", f"{number:x}") for number in range(128)}
-        coming = [asyncio.create_task(kubelet.prepare(pod, claim)) for pod, claim in pods.items()]
-        await until(lambda: len(claims.begun) == len(pods))
-        claims.go_on()
-        await asyncio.gather(*coming)
-        assert len(claims.prepared) == len(pods)
-        await asyncio.gather(*map(kubelet.release, pods))
-        assert claims.prepared == set()
-
-
 async def test_an_error_is_in_the_pods_event(root: Path, claims: Claims) -> None:
     """With the name of its claim; the next attempt finds the other claim prepared."""
     kubelet = DraKubelet(root)
@@ -212,20 +197,6 @@ async def test_an_error_is_in_the_pods_event(root: Path, claims: Claims) -> None
         assert len(claims.prepared) == 2
         await kubelet.release("pod")
         assert claims.prepared == set()
-
-
-async def test_a_driver_call_that_takes_long(root: Path, claims: Claims) -> None:
-    """The event says that the work goes on; the kubelet's next attempts join it."""
-    kubelet = DraKubelet(root)
-    async with kubelet, driver(root, claims, answer_within=0.05) as registration:
-        await until(lambda: registration.status == REGISTERED)
-        claims.hold()
-        starting = asyncio.create_task(kubelet.start_pod("pod", CLAIM))
-        await until(lambda: len(kubelet.events) >= 3)
-        assert claims.begun == [("prepare", "a1")]
-        claims.go_on()
-        await starting
-    assert all("still working on claim team/claim-a1" in event for event in kubelet.events)
 
 
 async def test_a_call_that_the_kubelet_cancels(root: Path, claims: Claims) -> None:
@@ -339,33 +310,6 @@ async def test_health_reaches_the_pod(root: Path, claims: Claims, version: Kubel
         feed.publish([WELL])
         await until(lambda: kubelet.health(DRIVER, "n/gpu-1", "gpu") == ("HEALTHY", ""))
         assert kubelet.health(DRIVER, "n/gpu-2", "gpu") == ("UNKNOWN", "")
-
-
-async def test_a_kubelet_without_health(root: Path, claims: Claims) -> None:
-    """1.34 does not ask for it, unless a gate says so."""
-    kubelet = DraKubelet(root, V1_34)
-    async with kubelet, driver(root, claims) as registration:
-        await until(lambda: registration.status == REGISTERED)
-        await kubelet.prepare("pod", CLAIM)
-        assert kubelet.health_lists == 0
-
-
-async def test_health_is_sent_again(root: Path, claims: Claims) -> None:
-    """Without a change too, to several kubelets' worth of watchers."""
-    feed = HealthFeed(heartbeat=0.01)
-    feed.publish([WELL])
-    async with DraKubelet(root) as one, driver(root, claims, feed), DraKubelet(root) as two:
-        await until(lambda: one.health_lists > 5 and two.health_lists > 5)
-
-
-async def test_a_silent_driver_is_unknown(root: Path, claims: Claims) -> None:
-    """The heartbeat is what keeps the kubelet from forgetting; so does a stream that ends."""
-    feed = HealthFeed(heartbeat=3600)
-    feed.publish([WELL])
-    async with DraKubelet(root, silence=0.05) as kubelet, driver(root, claims, feed):
-        await until(lambda: kubelet.health_lists)
-        await until(lambda: kubelet.health(DRIVER, "n/gpu-1", "gpu") == ("UNKNOWN", ""))
-        assert kubelet.health_lists == 1
 
 
 @pytest.mark.parametrize(

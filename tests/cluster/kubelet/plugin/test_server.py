@@ -1,15 +1,21 @@
-"""The DRA service against calls that no kubelet should make, byte by byte."""
+"""The plugin's services byte by byte: whole calls of a kubelet, and what is kept of them.
+
+See test_wire.py for how the bytes come about.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+import structlog.testing
 
+from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.cluster.kubelet.generated.dra_pb2 import (
     Claim,
     NodePrepareResourcesRequest,
@@ -17,8 +23,14 @@ from nodeagent.cluster.kubelet.generated.dra_pb2 import (
     NodeUnprepareResourcesRequest,
     NodeUnprepareResourcesResponse,
 )
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
-from nodeagent.cluster.kubelet.plugin.driver import MOST_CLAIMS, DraService
+from nodeagent.cluster.kubelet.generated.pluginregistration_pb2 import RegistrationStatus
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
+from nodeagent.cluster.kubelet.plugin.driver import (
+    DraService,
+    Registration,
+    RegistrationService,
+    health_streams,
+)
 from nodeagent.cluster.kubelet.plugin.sockets import LARGEST_REQUEST, serve
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claimed
@@ -26,8 +38,29 @@ from tests.machine_load import stretched
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
-SERVICE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
-METHODS = ["NodePrepareResources", "NodeUnprepareResources"]
+DRA = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+PREPARE, RELEASE = f"{DRA}/NodePrepareResources", f"{DRA}/NodeUnprepareResources"
+GET_INFO = "/pluginregistration.Registration/GetInfo"
+NOTIFY = "/pluginregistration.Registration/NotifyRegistrationStatus"
+ENDPOINT = Path("/var/lib/kubelet/plugins/gpu.nodeagent.io/dra.sock")
+
+CLAIM = b"\x0a\x04team\x12\x02a1\x1a\x05claim"  # namespace, uid and name: 6 + 4 + 7 = 17 bytes
+REQUEST = b"\x0a\x11" + CLAIM
+DEVICE = (  # 6 + 7 + 15 + 7 + 4 = 39 bytes
+    b"\x0a\x04main"  # the request, without the alternative that was allocated
+    b"\x12\x05n/gpu"
+    b"\x1a\x0dmig-1g-10gb-6"
+    b"\x22\x05k/c=1"
+    b"\x2a\x02s1"
+)
+PREPARED = b"\x0a\x2f" + b"\x0a\x02a1" + b"\x12\x29" + b"\x0a\x27" + DEVICE
+REFUSED = b"\x0a\x0c" + b"\x0a\x02a1" + b"\x12\x06" + b"\x12\x04full"
+RELEASED = b"\x0a\x06" + b"\x0a\x02a1" + b"\x12\x00"
+STILL_USED = b"\x0a\x0c" + b"\x0a\x02a1" + b"\x12\x06" + b"\x0a\x04used"
+UNHEALTHY = (
+    b"\x0a\x1a"  # 14 + 2 + 2 + 8 = 26 bytes
+    b"\x0a\x0c" + b"\x0a\x05n/gpu\x12\x03gpu" + b"\x10\x02" + b"\x18\x07" + b"\x2a\x06Xid 79"
+)
 
 
 class Client:
@@ -38,23 +71,21 @@ class Client:
 
     async def send(self, method: str, request: bytes) -> bytes:
         async with channel_to(str(self._socket)) as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                f"{SERVICE}/{method}"
-            )
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
             return await call(request, timeout=60)
 
     async def prepare(self, *claims: Claim) -> NodePrepareResourcesResponse:
         request = NodePrepareResourcesRequest(claims=claims).SerializeToString()
-        return NodePrepareResourcesResponse.FromString(await self.send(METHODS[0], request))
+        return NodePrepareResourcesResponse.FromString(await self.send(PREPARE, request))
 
     async def release(self, *claims: Claim) -> NodeUnprepareResourcesResponse:
         request = NodeUnprepareResourcesRequest(claims=claims).SerializeToString()
-        return NodeUnprepareResourcesResponse.FromString(await self.send(METHODS[1], request))
+        return NodeUnprepareResourcesResponse.FromString(await self.send(RELEASE, request))
 
 
 @pytest.fixture
 async def client(claims: Claims, tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of the service."""
+    """A client of the DRA service."""
     calls, path = ClaimCalls(claims), tmp_path / "dra.sock"
     async with serve(path, [DraService(calls).handler()]):
         yield Client(path)
@@ -66,89 +97,123 @@ def named(*uids: str) -> list[Claim]:
     return [Claim(namespace="team", name=f"claim-{uid}", uid=uid) for uid in uids]
 
 
-async def refused(client: Client, method: str, request: bytes) -> tuple[grpc.StatusCode, str]:
-    """The error that the whole call ends with."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.send(method, request)
-    return caught.value.code(), caught.value.details() or ""
+# --- claims ---------------------------------------------------------------------------------------
+
+
+async def test_whole_calls(client: Client, claims: Claims) -> None:
+    """Prepared, released, refused and still used; a call without claims is answered, too."""
+    claims.devices = lambda _: (claimed("main/small", "n/gpu", "mig-1g-10gb-6", "k/c=1", "s1"),)
+    assert await client.send(PREPARE, REQUEST) == PREPARED
+    assert claims.prepared == {ClaimName("team", "claim", "a1")}
+    assert await client.send(RELEASE, REQUEST) == RELEASED
+    claims.errors["a1"] = NodeagentError("full")
+    assert await client.send(PREPARE, REQUEST) == REFUSED
+    claims.errors["a1"] = NodeagentError("used")
+    assert await client.send(RELEASE, REQUEST) == STILL_USED
+    assert await client.send(PREPARE, b"") == b""
 
 
 async def test_every_uid_is_answered_and_no_other(client: Client, claims: Claims) -> None:
-    """Those that are done, those that fail and those that are no uid: each has its own text."""
+    """Those that are done and those that fail: each has its own text, also of our own faults and
+    of a path with bytes that are no text.
+    """
     claims.errors["a2"] = NodeagentError("GPU 0 is full", remedy="wait")
     claims.errors["a3"] = KeyError("slices")
-    bad = Claim(namespace="team", name="claim", uid="../../etc")
-    answer = await client.prepare(*named("a1", "a2", "a3"), bad)
-    assert set(answer.claims) == {"a1", "a2", "a3", "../../etc"}
+    claims.errors["a4"] = NodeagentError("/run/\udcff is full")
+    answer = await client.prepare(*named("a1", "a2", "a3", "a4"))
+    assert set(answer.claims) == {"a1", "a2", "a3", "a4"}
     assert [device.device_name for device in answer.claims["a1"].devices] == ["mig-1g-10gb-6"]
     assert answer.claims["a1"].error == ""
     assert answer.claims["a2"].error == "GPU 0 is full (wait)"
     assert "KeyError('slices')" in answer.claims["a3"].error
-    assert "is not one of Kubernetes" in answer.claims["../../etc"].error
-    assert sorted(claims.begun) == [("prepare", "a1"), ("prepare", "a2"), ("prepare", "a3")]
-
-
-async def test_releases_are_answered_likewise(client: Client, claims: Claims) -> None:
-    """No error means that nothing is left of the claim."""
+    assert answer.claims["a4"].error == "/run/? is full"
     claims.errors["a2"] = NodeagentError("process 7 uses it")
-    answer = await client.release(*named("a1", "a2"), Claim(uid="A"))
-    assert {uid: entry.error for uid, entry in answer.claims.items()} == {
-        "a1": "",
-        "a2": "process 7 uses it",
-        "A": 'the claim\'s namespace "" is not one of Kubernetes',
-    }
+    released = await client.release(*named("a1", "a2"))
+    errors = {uid: entry.error for uid, entry in released.claims.items()}
+    assert errors == {"a1": "", "a2": "process 7 uses it"}
 
 
-async def test_a_device_as_the_kubelet_wants_it(client: Client, claims: Claims) -> None:
-    """Requests without the alternative that was allocated; a share only where there is one."""
-    claims.devices = lambda _: (
-        claimed("main/small", "n/gpu", "mps-8gi-1", "k/c=1", "s1"),
-        claimed("side", "n/gpu", "gpu", "k/c=3"),
-    )
-    shared, whole = (await client.prepare(*named("a1"))).claims["a1"].devices
-    assert list(shared.request_names) == ["main"]
-    assert list(shared.cdi_device_ids) == ["k/c=1"]
-    assert (shared.pool_name, shared.device_name, shared.share_id) == ("n/gpu", "mps-8gi-1", "s1")
+async def test_a_share_only_where_there_is_one(client: Client, claims: Claims) -> None:
+    """The field is absent else, and not empty."""
+    claims.devices = lambda _: (claimed("side", "n/gpu", "gpu", "k/c=3"),)
+    [whole] = (await client.prepare(*named("a1"))).claims["a1"].devices
     assert list(whole.request_names) == ["side"]
     assert not whole.HasField("share_id")
-
-
-async def test_an_error_with_bytes_that_are_no_text(client: Client, claims: Claims) -> None:
-    """As a path may have; the other claims are answered as if it were not there."""
-    claims.errors["a1"] = NodeagentError("/run/\udcff is full")
-    answer = await client.prepare(*named("a1", "a2"))
-    assert answer.claims["a1"].error == "/run/? is full"
-    assert answer.claims["a2"].devices
 
 
 async def test_claims_of_a_call_are_worked_on_side_by_side(client: Client, claims: Claims) -> None:
     """All have begun before the first ends."""
     claims.hold()
-    call = asyncio.create_task(client.prepare(*named(*(f"{n:x}" for n in range(MOST_CLAIMS)))))
+    call = asyncio.create_task(client.prepare(*named(*(f"{n:x}" for n in range(128)))))
     async with asyncio.timeout(stretched(60)):
-        while len(claims.begun) < MOST_CLAIMS:
+        while len(claims.begun) < 128:
             await asyncio.sleep(0.002)
     claims.go_on()
-    assert len((await call).claims) == MOST_CLAIMS
+    assert len((await call).claims) == 128
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_calls_that_cannot_be_answered(client: Client, claims: Claims, method: str) -> None:
-    """Garbage, too much and a uid named twice end the call; no work is begun, and it serves on."""
-    invalid = grpc.StatusCode.INVALID_ARGUMENT
-    code, words = await refused(client, method, b"\x0a\xff")
-    assert (code, words.split(":")[0]) == (invalid, "unreadable")
-    code, words = await refused(client, method, b"\x0a\x03\x12\x01\xff")  # a uid that is not a text
-    assert (code, words.split(":")[0]) == (invalid, "unreadable")
-    many = named(*(f"{number:x}" for number in range(MOST_CLAIMS + 1)))
-    request = NodePrepareResourcesRequest(claims=many).SerializeToString()
-    assert await refused(client, method, request) == (
-        invalid,
-        f"{MOST_CLAIMS + 1} claims in one call, at most {MOST_CLAIMS}",
-    )
-    request = NodePrepareResourcesRequest(claims=named("a1", "a1")).SerializeToString()
-    assert await refused(client, method, request) == (invalid, "the call names a uid twice")
-    code, _ = await refused(client, method, bytes(LARGEST_REQUEST + 1))
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+async def test_a_call_that_is_too_large(client: Client, claims: Claims) -> None:
+    """It is refused before it is read, and the next one is served."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.send(PREPARE, bytes(LARGEST_REQUEST + 1))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert claims.begun == []
-    assert await client.send(method, b"") == b""
+    assert await client.send(PREPARE, b"") == b""
+
+
+# --- registration ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def registry(folder: Path) -> AsyncIterator[tuple[RegistrationService, Client]]:
+    """The registration service, and a client of it."""
+    service, path = RegistrationService(ENDPOINT), folder / "reg.sock"
+    async with serve(path, [service.handler()]):
+        yield service, Client(path)
+
+
+async def test_what_the_kubelet_reads_of_the_driver(tmp_path: Path) -> None:
+    """The kind, the name, the socket, and version 1 before anything else."""
+    async with registry(tmp_path) as (service, client):
+        assert await client.send(GET_INFO, b"") == (
+            b"\x0a\x09DRAPlugin"
+            b"\x12\x10gpu.nodeagent.io"
+            b"\x1a\x32/var/lib/kubelet/plugins/gpu.nodeagent.io/dra.sock"
+            b"\x22\x0cv1.DRAPlugin"
+            b"\x22\x14v1.DRAResourceHealth"
+            b"\x22\x1av1alpha1.DRAResourceHealth"
+        )
+        assert service.status == Registration("not yet seen")  # any program may ask
+
+
+async def test_what_the_kubelet_says(tmp_path: Path) -> None:
+    """The last word counts; a long one is cut, and one that is repeated is logged once."""
+    refusal = RegistrationStatus(error="x" * 5000).SerializeToString()
+    with structlog.testing.capture_logs() as logs:
+        async with registry(tmp_path) as (service, client):
+            for _ in range(3):
+                assert await client.send(NOTIFY, refusal) == b""
+            assert service.status == Registration("refused", "x" * 1000)
+            assert await client.send(NOTIFY, b"\x08\x01") == b""
+            assert service.status == Registration("registered")
+    assert [line["event"] for line in logs] == [
+        "the kubelet refused the DRA driver",
+        "the kubelet registered the DRA driver",
+    ]
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha1"])
+async def test_health(tmp_path: Path, version: str) -> None:
+    """The list as the kubelet gets it when it begins to watch: 1.37 by v1, 1.36 by v1alpha1."""
+    feed, socket = HealthFeed(), tmp_path / "dra.sock"
+    feed.publish([DeviceHealth("n/gpu", "gpu", "unhealthy", 7.9, "Xid 79")])
+    async with serve(socket, health_streams(feed)), channel_to(str(socket)) as channel:
+        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+            f"/{version}.DRAResourceHealth/NodeWatchResources"
+        )
+        call = watch(b"", timeout=60)
+        assert await call.read() == UNHEALTHY
+        call.cancel()
