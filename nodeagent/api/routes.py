@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, TypeVar
 
+import msgspec
 from aiohttp import web
+from msgspec import Meta, Struct
 
 from nodeagent.api.answers import Answers, Preview
 from nodeagent.api.connection import refused, whole_requests
@@ -174,20 +174,20 @@ class _Routes:
         return web.json_response(report)
 
     async def restart_mps(self, request: web.Request) -> web.Response:
-        given = _read(await request.read(), "device", "force")
-        device = self._one_daemon(given["device"])
-        force = bool(given.get("force"))
+        given = _read(await request.read(), _Restart)
+        device = self._one_daemon(given.device)
         # What was begun is finished although the client disconnects.
-        return web.json_response(await uncancelled(self._answers.restart_mps(device, force)))
+        restart = self._answers.restart_mps(device, bool(given.force))
+        return web.json_response(await uncancelled(restart))
 
     async def drain_mps(self, request: web.Request) -> web.Response:
         """A client that disconnects gives the drain up: else the device would take no clients
         without a visible reason.
         """
-        given = _read(await request.read(), "device", "timeout", "force")
-        device = self._one_daemon(given["device"])
-        seconds, force = given.get("timeout"), bool(given.get("force"))
-        return web.json_response(await self._answers.drain_mps(device, seconds, force))
+        given = _read(await request.read(), _Drain)
+        device = self._one_daemon(given.device)
+        drain = self._answers.drain_mps(device, given.timeout, bool(given.force))
+        return web.json_response(await drain)
 
     def _one_daemon(self, device: str) -> str:
         """The UUID of the device meant; raises UnknownDevice unless it has exactly one daemon."""
@@ -228,48 +228,31 @@ def _within(request: web.Request) -> float | None:
     return float(given)
 
 
-_LONGEST_NAME = 100  # characters of a device's
-_LONGEST = sys.float_info.max  # seconds; an integer beyond it is no float
-
-
 # --- requests -------------------------------------------------------------------------------------
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= _LONGEST_NAME
+class _Restart(Struct, forbid_unknown_fields=True):
+    """The body of a request; an unknown key could change the meaning, and is refused."""
+
+    device: Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f]{1,100}\Z")]
+    force: bool | None = None
 
 
-def _is_timeout(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and 0 <= value <= _LONGEST)
+class _Drain(_Restart, forbid_unknown_fields=True):
+    timeout: Annotated[float, Meta(ge=0)] | None = None
 
 
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "device": (_is_name, "an index, a UUID or GPU:SLICE, written as text"),
-    "timeout": (_is_timeout, "seconds, a number from 0, or null"),
-    "force": (lambda value: value is None or isinstance(value, bool), "true or false"),
-}
+_Request = TypeVar("_Request", bound=_Restart)
 
 
-def _read(body: bytes, *accepted: str) -> Json:
-    """The body of a request, checked. An unknown key could change the meaning: it is refused."""
+def _read(body: bytes, kind: type[_Request]) -> _Request:
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
-        raise web.HTTPBadRequest(text='expected a JSON object such as {"device": "0"}')
-    unknown = sorted(given.keys() - set(accepted))
-    if unknown:
-        raise web.HTTPBadRequest(
-            text=f"found the key {_shown(unknown[0])}; accepted: {', '.join(accepted)}"
-        )
-    for name in accepted:
-        is_right, expected = _FIELDS[name]
-        if not is_right(given.get(name)):
-            raise web.HTTPBadRequest(text=f"{name}: expected {expected}")
-    return given
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        expected = 'expected a JSON object such as {"device": "0"}'
+        raise web.HTTPBadRequest(text=f"{expected}: {error!s:.200}") from None
 
 
 def _shown(text: str | None) -> str:
     """Text from outside, bounded and in quotes."""
-    return repr((text or "")[:_LONGEST_NAME])
+    return repr((text or "")[:100])

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from nodeagent.api.passwords import _credentials as read_header
+from nodeagent.api.routes import _Drain as DrainRequest
 from nodeagent.api.routes import _read as read_request
 from nodeagent.claims.files.cdi_files import NoToolkitEdits, ToolkitEdits
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_endpoint, tls_context
@@ -145,7 +146,7 @@ def parsers() -> tuple[Parser, ...]:
         ),
         Parser(
             "request to MPS",
-            lambda text, _: read_request(text, "device", "timeout", "force"),
+            lambda text, _: read_request(text, DrainRequest),
             (web.HTTPBadRequest,),
             (call,),
             (b"[" * 64_000, b'{"device": ' * 5_000, b"9" * 64_000),
