@@ -28,19 +28,6 @@ SPLIT = "{devices: [0, 1], mig: {3g.40gb: 1, 1g.10gb: 4}}"
 WHOLE = "{devices: [0, 1], mig: {7g.80gb: 1}}"
 
 
-def test_it_is_done_step_by_step_and_proven(h100: Program) -> None:
-    """Each step is said as it ends, then the hardware as read back; a second process agrees."""
-    path = h100.plan(SPLIT)
-    done = h100.on("apply", "-f", path)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.count("done     create 1g.10gb") == 8
-    assert "GPUs 0-1" in done.out
-    assert done.out.endswith(
-        "Applied: 12 steps done; read back, the node is as the document says.\n"
-    )
-    assert h100.on("assert", "-f", path).code == 0
-
-
 def test_steps_that_cannot_be_read_back_are_done_and_not_confirmed(h100: Program) -> None:
     """Nothing is blocked: the driver stops answering after the last step, and that is said once."""
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: enabled}"))
@@ -52,36 +39,6 @@ def test_steps_that_cannot_be_read_back_are_done_and_not_confirmed(h100: Program
     assert ended.out.splitlines()[-1].startswith(
         "Not confirmed: 7 steps done, but GPU 0 could not be read back"
     )
-
-
-def test_a_second_time_there_is_nothing_to_do(h100: Program) -> None:
-    """Applying is idempotent."""
-    path = h100.plan(SPLIT)
-    h100.on("apply", "-f", path)
-    again = h100.on("apply", "-f", path)
-    assert (again.code, again.out) == (0, "In sync: nothing to do.\n")
-
-
-def test_json_has_every_steps_result(h100: Program) -> None:
-    """Each step has `result` and `seconds`, `after` has the UUIDs that were read back."""
-    report = h100.on("apply", "-o", "json", "-f", h100.plan(SPLIT)).json
-    steps = [step for gpu in report["gpus"] for step in gpu["steps"]]
-    assert {step["result"] for step in steps} == {"done"}
-    assert all(step["seconds"] >= 0 for step in steps)
-    assert all(d["uuid"].startswith("MIG-") for gpu in report["gpus"] for d in gpu["after"])
-    assert report["verdictAfter"] == "inSync"
-
-
-def test_what_is_in_use_stays_and_the_rest_is_done(h100: Program) -> None:
-    """One GPU is blocked, the other is changed; the code is 3."""
-    h100.on("apply", "-f", h100.plan(SPLIT))
-    h100.on("simulate", "occupy", "0:4", "--command", "train")
-    done = h100.on("apply", "-f", h100.plan(WHOLE))
-    assert done.code == 3
-    assert "(train)" in done.out
-    assert "Not all applied: blocked; 6 steps done." in done.out
-    report = h100.on("plan", "-o", "json", "-f", h100.plan(WHOLE)).json
-    assert [gpu["verdict"] for gpu in report["gpus"]] == ["blocked", "inSync"]
 
 
 def test_what_claims_have_stays(program: Program) -> None:
@@ -117,45 +74,6 @@ def test_a_refused_document_touches_nothing(gpus: str, code: int, h100: Program)
     refused = h100.on("apply", "-f", h100.plan(f"{WHOLE}, {gpus}"))
     assert (refused.code, refused.out) == (code, "")
     assert "mig: disabled" in h100.on("export").out
-
-
-def test_a_step_that_fails_is_code_1_and_the_layout_is_restored(h100: Program) -> None:
-    """The failure is reported with its step; the earlier layout is back."""
-    first = h100.plan(SPLIT)
-    h100.on("apply", "-f", first)
-    function = "nvmlDeviceCreateGpuInstanceWithPlacement"
-    h100.on("simulate", "fault", function, "UNKNOWN", "--gpu", "0", "--count", "1")
-    failed = h100.on("apply", "-f", h100.file(f"version: v1\ngpus: [{WHOLE}]", "whole.yaml"))
-    assert failed.code == 1
-    assert "failed   create 7g.80gb" in failed.out
-    assert "to restore the earlier layout:" in failed.out
-    only_first = h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 4}}")
-    assert h100.on("assert", "-f", only_first).code == 0
-
-
-def test_a_mode_that_waits_for_a_reset_is_code_1_with_the_remedy(a100: Program) -> None:
-    """On Ampere, and a second time too: an administrator has to reset the GPU."""
-    path = a100.plan("{devices: [0], mig: {1g.5gb: 7}}")
-    for _ in range(2):
-        waiting = a100.on("apply", "-f", path)
-        assert waiting.code == 1
-        assert "gpu-reset" in waiting.out
-        assert "MIG off, on after a reset" in waiting.out
-
-
-def test_a_mode_change_of_a_gpu_in_use_is_code_3(a100: Program) -> None:
-    """MIG is not switched on under a running program."""
-    a100.on("simulate", "occupy", "0")
-    assert a100.on("apply", "-f", a100.plan("{devices: [0], mig: {1g.5gb: 7}}")).code == 3
-
-
-def test_a_reset_is_made_where_it_is_allowed(a100: Program) -> None:
-    """With `--reset whenIdle` the stand-in for nvidia-smi resets the GPU, and all is done."""
-    path = a100.plan("{devices: [0], mig: {1g.5gb: 7}}")
-    done = a100.on("apply", "-f", path, "--reset", "whenIdle")
-    assert done.code == 0, done.err + done.out
-    assert "done     reset the GPU" in done.out
-    assert a100.on("assert", "-f", path).code == 0
 
 
 def test_a_reset_needs_no_state_file(program: Program) -> None:
@@ -204,20 +122,6 @@ def _release(h100: Program) -> None:
     node.close()
 
 
-def test_what_the_driver_itself_calls_in_use_is_code_3(h100: Program) -> None:
-    """Also where the agent finds no user; the layout is restored, and a later run succeeds."""
-    only_first = h100.plan("{devices: [0], mig: {1g.10gb: 2}}")
-    h100.on("apply", "-f", only_first)
-    h100.on("simulate", "fault", "nvmlComputeInstanceDestroy", "IN_USE", "--gpu", "0")
-    whole = h100.file("version: v1\ngpus: [{devices: [0], mig: {7g.80gb: 1}}]\n", "whole.yaml")
-    blocked = h100.on("apply", "-f", whole)
-    assert blocked.code == 3, blocked.out
-    assert "Not all applied: blocked" in blocked.out
-    h100.on("simulate", "fault", "--clear")
-    assert h100.on("assert", "-f", only_first).code == 0
-    assert h100.on("apply", "-f", whole).code == 0
-
-
 def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
     """The layout is restored around it; when it leaves, all is done, and the code is 0."""
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {1g.10gb: 7}}"))
@@ -239,16 +143,6 @@ def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
         out, err = process.communicate(timeout=stretched(30))
     assert (process.returncode, err) == (0, ""), "".join(lines) + out
     assert any("failed   destroy 1g.10gb at 5" in said for said in lines)
-
-
-def test_wait_ends_at_its_limit(h100: Program) -> None:
-    """Who does not leave is named in the end; the code is 3."""
-    h100.on("apply", "-f", h100.plan(SPLIT))
-    h100.on("simulate", "occupy", "0:4")
-    began = time.monotonic()
-    blocked = h100.on("apply", "-f", h100.plan(WHOLE), "--wait", "0.3")
-    assert blocked.code == 3
-    assert 0.3 <= time.monotonic() - began < 30
 
 
 def test_a_second_writer_is_turned_away(h100: Program) -> None:

@@ -30,88 +30,12 @@ def _check(program: Program, *words: str | Path) -> tuple[Ended, dict[str, Any]]
     return ended, {found["check"]: found for found in ended.json["findings"]}
 
 
-def test_all_well_is_code_0(h100: Program) -> None:
-    """Each thing looked at is named; the plan file is read and held against the node."""
-    plan = h100.plan("{devices: [0], mig: {1g.10gb: 7}}")
-    ended, found = _check(h100, "--plan", plan)
-    assert ended.code == 0
-    assert {found[name]["level"] for name in ("settings", "driver", "gpu 0", "gpu 1")} == {"ok"}
-    assert {found[name]["level"] for name in ("run.dir", "plan", "plan on this node")} == {"ok"}
-
-
-def test_the_page_has_a_remedy_below_what_is_wrong(h100: Program) -> None:
-    """For people: level, what, and what to do."""
-    shown = h100.on("check", "--plan", h100.directory / "none.yaml", "--run-dir", h100.directory)
-    rows = shown.out.splitlines()
-    place = next(n for n, row in enumerate(rows) if "none.yaml does not exist" in row)
-    assert rows[place].startswith("warning  plan")
-    assert rows[place + 1].strip().startswith("write one")
-
-
-@pytest.mark.parametrize(
-    ("fault", "check", "word"),
-    [
-        (("nvmlInit*", "DRIVER_NOT_LOADED"), "driver", "not loaded"),
-        (("nvmlInit*", "NO_PERMISSION"), "driver", "permit"),
-        (("--lost", "1"), "gpu 1", "does not answer"),
-    ],
-)
-def test_a_driver_that_fails_is_an_error_with_a_remedy(
-    fault: tuple[str, ...], check: str, word: str, h100: Program
-) -> None:
-    """Code 1; the rest is looked at nevertheless."""
-    h100.on("simulate", "fault", *fault)
-    ended, found = _check(h100)
-    assert ended.code == 1
-    assert found[check]["level"] == "error"
-    assert word in found[check]["message"]
-    assert found[check]["remedy"]
-    assert "state.dir" in found
-
-
-@pytest.mark.parametrize(
-    ("text", "check"),
-    [
-        ("version: v1\ngpus: [{devices: [0], mig: {1g.10bg: 1}}]\n", "plan"),
-        ("version: v1\ngpus: [{devices: [9], mig: {1g.10gb: 1}}]\n", "plan on this node"),
-    ],
-)
-def test_a_plan_that_will_be_refused_is_an_error(text: str, check: str, h100: Program) -> None:
-    """Better before the agent starts than afterwards."""
-    ended, found = _check(h100, "--plan", h100.file(text))
-    assert ended.code == 1
-    assert found[check]["level"] == "error"
-
-
-def test_settings_that_are_wrong_are_an_error(h100: Program) -> None:
-    """They are the first thing that the agent reads."""
-    ended = h100.on("check", "-o", "json", "--settings", h100.file("drft: mend", "s.yaml"))
-    assert ended.code == 1
-    assert ended.json["findings"][0]["check"] == "settings"
-
-
 def test_a_setting_without_effect_is_a_warning(h100: Program) -> None:
     """The agent starts with it."""
     ended, found = _check(h100, "--settings", h100.file("dra: {share: 8Gi}", "s.yaml"))
     assert ended.code == 0
     assert found["settings"]["level"] == "warning"
     assert found["settings"]["remedy"].startswith("set dra.mode: dynamic")
-
-
-def test_bad_usage_is_code_2(h100: Program) -> None:
-    """An option that is not there."""
-    assert h100.on("check", "--fix").code == 2
-
-
-def test_cards_without_mig_and_pending_modes_are_warnings(program: Program) -> None:
-    """They keep no user from working with the others."""
-    program.node("a100-40gb:1,t4:1")
-    program.on("apply", "-f", program.plan("{devices: [0], mig: enabled}"))
-    ended, found = _check(program)
-    assert ended.code == 0
-    assert found["gpu 0"]["level"] == "warning"
-    assert "reset" in found["gpu 0"]["remedy"]
-    assert "has no MIG" in found["gpu 1"]["message"]
 
 
 _FUNCTIONS = ("nvmlDeviceGetGpuInstanceProfileInfo*", "nvmlDeviceGetGpuInstancePossiblePlacements*")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import TYPE_CHECKING, Any
 
 from tests.cli.agent_server import STATUS, answering
@@ -79,25 +78,6 @@ def test_why_a_gpu_offers_less_is_shown(program: Program) -> None:
     assert page.count(f"\n{lines}  reset\n") == 1
     with answering(json.dumps({**answer, "problems": [why]}).encode()) as (where, _):
         assert "less is offered" not in program("status", "--listen", where).out
-
-
-def test_an_agent_that_serves_none_says_so(program: Program) -> None:
-    """That is no failure; for a program the key is not there."""
-    with answering(json.dumps(STATUS).encode()) as (where, _):
-        shown = program("claims", "--listen", where)
-        assert "claims" not in program("claims", "--listen", where, "-o", "json").json
-    assert shown.code == 0
-    assert "dra.mode" in shown.out
-
-
-def test_no_agent_is_code_1(program: Program) -> None:
-    """With how to start one."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        failed = program("claims", "--listen", f"127.0.0.1:{port}")
-    assert (failed.code, failed.out) == (1, "")
-    assert "nodeagent run" in failed.err
 
 
 def test_the_status_page_has_claims_at_their_devices(program: Program) -> None:

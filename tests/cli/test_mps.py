@@ -66,15 +66,6 @@ def test_status_and_clients(program: Program) -> None:
         assert program("mps", "status", "0", *where).out == "No device has MPS.\n"
 
 
-@pytest.mark.parametrize("verb", ["status", "clients", "restart", "drain"])
-def test_a_device_that_is_not_there_is_code_2(verb: str, program: Program) -> None:
-    """Named in a sentence; nothing is done."""
-    with agent(program.directory) as (_, doing):
-        refused = program("mps", verb, "7", "--run-dir", program.directory)
-    assert (refused.code, refused.out, doing.asked) == (2, "", [])
-    assert "'7'" in refused.err
-
-
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
@@ -115,22 +106,6 @@ def test_what_cannot_be_done_is_reported(
         failed = program("mps", "drain", "1", "--timeout", "1", "--run-dir", program.directory)
     assert (failed.code, failed.out) == (code, "")
     assert failed.err == f"nodeagent: {error.message}\n  {error.remedy}\n"
-
-
-def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
-    """Looking tries the TCP address too; changing only the socket, which is named."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{unused.getsockname()[1]}"
-        looked = program("mps", "status", "--listen", where)
-    restarted = program("mps", "restart", "0", "--run-dir", program.directory)
-    for failed in (looked, restarted):
-        assert (failed.code, failed.out) == (1, "")
-        first, second = failed.err.splitlines()
-        assert "no agent answers" in first
-        assert "nodeagent run" in second
-    assert str(program.directory / "agent.sock") in restarted.err
-    assert "127.0.0.1" not in restarted.err
 
 
 def test_a_simulated_agent_without_a_socket(program: Program) -> None:

@@ -20,7 +20,6 @@ from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import Share
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
-from nodeagent.simulation.mps.knobs import KNOBS
 from nodeagent.simulation.state_file import directory_beside
 from tests.machine_load import stretched
 from tests.mps.plans import daemon_spec
@@ -255,15 +254,6 @@ def test_a_slot_that_there_is_not_is_named_with_those_that_there_are(
 
 
 # --- knobs ----------------------------------------------------------------------------------------
-
-
-def test_knobs_are_listed(node: Node) -> None:
-    """Every knob with what it does."""
-    shown = node("mps")
-    assert shown.code == 0
-    for name in KNOBS:
-        assert name in shown.out
-    assert node("mps", "-o", "json").json == {"knobs": KNOBS}
 
 
 @pytest.mark.parametrize("device", [("--device", "1"), ()])

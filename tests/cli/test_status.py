@@ -192,19 +192,6 @@ def test_settings_say_where_the_agent_is(program: Program) -> None:
         assert program("status", "--settings", settings).code == 0
 
 
-def test_no_agent_is_code_1_with_how_to_start_one(program: Program) -> None:
-    """One plain sentence and the remedy."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        failed = program("status", "--listen", f"127.0.0.1:{port}")
-    assert (failed.code, failed.out) == (1, "")
-    first, second = failed.err.splitlines()
-    assert "no agent answers" in first
-    assert "nodeagent run" in second
-    assert "no agent answers at [::1]:1 (" in program("status", "--listen", "[::1]:1").err
-
-
 def test_an_agent_that_ends_in_its_answer_is_no_other_program(program: Program) -> None:
     """So that --watch waits for the next one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -264,11 +251,6 @@ def test_no_answer_acts_on_the_terminal(program: Program) -> None:
             shown = program("status", "--listen", where)
         assert "?]0;title??31m" in shown.out + shown.err
         assert not {"\x1b", "\x07", "\x9b"} & {*shown.out, *shown.err}
-
-
-def test_bad_settings_are_code_2(program: Program) -> None:
-    """An address that is none."""
-    assert program("status", "--listen", "everywhere").code == 2
 
 
 def test_watch_prints_every_change_once(program: Program) -> None:
