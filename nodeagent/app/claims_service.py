@@ -142,7 +142,7 @@ class ClaimsService:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        own = [self._problem, self._publisher.problem if self._publisher else None]
+        own = [self._problem, self._publisher.state.newest.problem if self._publisher else None]
         if why := self._offers.closed:
             own.append(Problem.of(Code.OWNED, "claims", why=why))
         return (*self.claims.store.problems, *self._amiss, *filter(None, own))
@@ -236,10 +236,11 @@ class ClaimsService:
 
         while not self._states.newest.rounds:
             await self._next()
-        while (uid := self._cluster.publisher.node_uid) is None:
+        while not (uid := self._cluster.publisher.node_uid or ""):
             await self._next()
         node = NodeReference(self._settings.node_name, uid)
-        self._publisher = SlicePublisher(self._cluster.access, node, on_change=self._slices_changed)
+        self._publisher = SlicePublisher(self._cluster.access, node)
+        self._publisher.state.subscribe(lambda _: self._slices_changed())
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run(), name="slices")
             group.create_task(self._reports.run(), name="reports on claims")
@@ -288,11 +289,13 @@ class ClaimsService:
     async def _refuse_beside_others(
         self, publisher: SlicePublisher, kubelet: PodResourcesClient | None
     ) -> None:
-        self._offers.keeps_taints = publisher.keeps_taints
+        published = publisher.state.newest
+        self._offers.keeps_taints = published.keeps_taints
         from nodeagent.cluster.drain.owners import other_allocator, other_holder
 
         before = self._offers.closed
-        closed = other_allocator(publisher.others, self._cluster.publisher.allocatable)
+        allocatable = self._cluster.publisher.allocatable
+        closed = other_allocator(published.others, allocatable)
         # A device plugin that is restarted or removed offers nothing; its pods have theirs still.
         if kubelet and not closed and (before or not self._asked_for_pods):
             try:

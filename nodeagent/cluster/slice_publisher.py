@@ -34,6 +34,7 @@ from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.cluster.keeper import Keeper, WriteIntervals
 from nodeagent.cluster.reflector import Reflector, WatchIntervals
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.signals import Signal
 from nodeagent.structs import Struct, read_in_threads, replace
 
 log = structlog.get_logger(__name__)
@@ -92,30 +93,36 @@ def read_slice(text: bytes) -> PublishedSlice:
     )
 
 
-class SlicePublisher:
-    """Publishes while `run` runs; `publish` sets what.
-
-    `problem` says why less is published than wanted, None while all is; `others` are the drivers
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """`problem` says why less is published than wanted, None while all is; `others` are the drivers
     that have slices of the node, too; `keeps_taints`: the API server knows taints of devices, as
-    far as it was tried. `on_change` is called when one becomes another.
+    far as it was tried.
     """
+
+    problem: Problem | None = None
+    others: frozenset[str] = frozenset()
+    keeps_taints: bool = True
+
+
+class SlicePublisher:
+    """Publishes while `run` runs; `publish` sets what, `state` says what became of it."""
 
     def __init__(
         self,
         access: ClusterAccess,
         node: NodeReference,
         *,
-        on_change: Callable[[], None] = lambda: None,
         watches: WatchIntervals = WATCHES,
         writes: WriteIntervals = WRITES,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._access = access
         self._node = node
-        self._on_change = on_change
+        self._keeps_taints = True
         self._offers: dict[str, PoolOffer] | None = None  # by pool; None: what is there stays
         self._due: set[str] = set()  # pools that have to be compared with what is there
-        self._lost: dict[str, Problem] = {}  # what the server did not keep, by pool
+        self._lost: dict[str, Dropped] = {}  # what the server did not keep, by pool
         self._listed = asyncio.Event()
         self._followed = Reflector(
             access,
@@ -129,9 +136,7 @@ class SlicePublisher:
         self._keeper = Keeper[str, PoolOffer](
             self, writes, on_fault=lambda _: self._report(), jitter=jitter
         )
-        self.problem: Problem | None = None
-        self.others: frozenset[str] = frozenset()
-        self.keeps_taints = True
+        self.state = Signal(Publication())
 
     def publish(self, offers: Sequence[PoolOffer]) -> None:
         """Make the node's slices be these offers. Before the first, what is there stays."""
@@ -186,10 +191,7 @@ class SlicePublisher:
         self._due |= {one.pool for one in changed if one and one.driver == DRIVER}
         self._want()
         self._keeper.changed(anew=True)
-        others = frozenset(one.driver for one in objects.values()) - {DRIVER}
-        if others != self.others:
-            self.others = others
-            self._on_change()
+        self._report()
 
     # --- as the keeper's adapter ------------------------------------------------------------------
 
@@ -207,11 +209,10 @@ class SlicePublisher:
             raise
         self._lost.pop(pool, None)
         if lost:
-            self._lost[pool] = _lost_problem(lost)
-        if self.keeps_taints and any(one.path.endswith(_TAINTS) for one in lost):
-            self.keeps_taints = False
+            self._lost[pool] = lost[0]
+        if self._keeps_taints and any(one.path.endswith(_TAINTS) for one in lost):
+            self._keeps_taints = False
             log.warning("devices with taints are not offered", why=str(lost[0]))
-            self._on_change()
         self._report()
 
     async def look(self) -> None:
@@ -263,10 +264,10 @@ class SlicePublisher:
     # --- what is wrong ----------------------------------------------------------------------------
 
     def _report(self) -> None:
-        problem = self._problem()
-        if problem != self.problem:
-            self.problem = problem
-            self._on_change()
+        drivers = frozenset(one.driver for one in self._followed.objects.values())
+        state = Publication(self._problem(), drivers - {DRIVER}, self._keeps_taints)
+        if state != self.state.newest:
+            self.state.publish(state)
 
     def _problem(self) -> Problem | None:
         fault = self._followed.fault or self._keeper.fault
@@ -281,7 +282,8 @@ class SlicePublisher:
             return Problem(code=Code.CLUSTER, message=message, remedy=remedy)
         if fault and not isinstance(fault, faults.WriteConflict):
             return Problem.from_error(Code.CLUSTER, fault)
-        return next(iter(self._lost.values()), None)
+        lost = next(iter(self._lost.values()), None)
+        return Problem.of(Code.CLUSTER, "dropped", lost=lost) if lost else None
 
 
 def _readable(slices: Iterable[PublishedSlice]) -> Iterator[PoolOffer]:
@@ -297,7 +299,3 @@ def _readable(slices: Iterable[PublishedSlice]) -> Iterator[PoolOffer]:
             continue
         if offer:
             yield offer
-
-
-def _lost_problem(lost: Sequence[Dropped]) -> Problem:
-    return Problem.of(Code.CLUSTER, "dropped", lost=lost[0])

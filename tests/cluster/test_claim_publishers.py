@@ -230,29 +230,6 @@ async def test_what_is_not_permitted_is_asked_again_seldom(
 
 
 @pytest.mark.virtual_time
-async def test_what_is_not_permitted_of_one_claim_holds_up_no_other(
-    server: ApiServer, tmp_path: Path
-) -> None:
-    """A policy may deny one claim: the others are written, and their changes, within a moment."""
-    denied = one_that_fails(server, 403, 100)
-    clock = asyncio.get_running_loop().time
-    begun = clock()
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api)
-        async with running(publisher.run()):
-            with structlog.testing.capture_logs() as logs:
-                publisher.publish([denied, status(server)])
-                await until(lambda: ready(server)[0] == "True")
-                publisher.publish([denied, status(server, SICK)])
-                await until(lambda: ready(server)[0] == "False")
-                assert clock() - begun < 60
-                assert patches(server) == 3
-                await asyncio.sleep(3600)
-            assert patches(server) == 4
-    assert len([one for one in logs if one["log_level"] == "warning"]) == 1
-
-
-@pytest.mark.virtual_time
 async def test_what_fails_for_one_claim_holds_up_no_other(
     server: ApiServer, tmp_path: Path
 ) -> None:
@@ -268,37 +245,6 @@ async def test_what_fails_for_one_claim_holds_up_no_other(
             assert server.faults.struck < 10
             claim = Key("resourceclaims", TEAM, "failing")
             await until(lambda: server.store.get(claim).get("status", {}).get("devices"))
-
-
-@pytest.mark.virtual_time
-async def test_what_failed_once_does_not_wait_for_what_fails_always(
-    server: ApiServer, tmp_path: Path
-) -> None:
-    """Each claim that failed has its turn, whichever failed first."""
-    failing = one_that_fails(server, 500, 1000)
-    path = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims/{NAME}/status"
-    server.faults.next(1, Answer(409), verb="PATCH", path=path)
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api, retry=(0.1, 0.2))
-        async with running(publisher.run()):
-            publisher.publish([failing, status(server)])
-            await until(lambda: ready(server)[0] == "True")
-
-
-@pytest.mark.virtual_time
-async def test_a_server_that_asks_for_patience_gets_it(server: ApiServer, tmp_path: Path) -> None:
-    """Whatever changes meanwhile."""
-    server.faults.next(1, Answer(429, retry_after=20), verb="PATCH")
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api)
-        async with running(publisher.run()):
-            for _ in range(5):
-                for health in (WELL, SICK):
-                    publisher.publish([status(server, health)])
-                    await asyncio.sleep(1)
-            assert patches(server) == 1
-            await asyncio.sleep(20)
-            await until(lambda: ready(server)[0] == "False")
 
 
 @pytest.mark.parametrize("code", [409, 422, 500])

@@ -136,3 +136,53 @@ async def test_an_allowance_is_of_each_key_or_of_all(shared: bool, at: float) ->
             await store.keeper.settled()
         assert store.there == {"a": 2, "b": 2}
         assert store.sent[-1][0] - begun == pytest.approx(at, abs=0.01)
+
+
+async def test_a_server_that_asks_for_patience_gets_it() -> None:
+    """All keys wait, whatever is wanted meanwhile."""
+    async with kept(interval=0.0, retry=(0.1, 0.1)) as store:
+        store.failing["a"] = faults.ServerBusy("busy", retry_after=20.0)
+        store.keeper.want("a", 1)
+        await until(lambda: store.sent)
+        store.failing.clear()
+        for value in range(10):
+            store.keeper.want("b", value)
+            await asyncio.sleep(1.0)
+        assert len(store.sent) == 1
+        await asyncio.sleep(11.0)
+        assert store.there == {"a": 1, "b": 9}
+
+
+async def test_what_is_missing_is_tried_when_it_changes() -> None:
+    """And after the long wait, if a proxy made up that it is missing."""
+    async with kept(interval=0.0, denied=(1.0, 100.0)) as store:
+        store.failing["a"] = faults.ObjectMissing("there is none")
+        store.keeper.want("a", 1)
+        await asyncio.sleep(50.0)
+        store.keeper.changed()
+        await asyncio.sleep(150.0)
+        assert [at - store.sent[0][0] for at, _, _ in store.sent] == pytest.approx(
+            [0.0, 50.0, 150.0], abs=0.01
+        )
+
+
+async def test_a_value_that_is_undone_is_written_ever_more_seldom() -> None:
+    """Unless it is another object, or another value; who undoes it often enough is reported."""
+    async with kept(interval=0.0, retry=(1.0, 8.0)) as store:
+        contests: list[int] = []
+        store.keeper.on_contest = contests.append
+        store.keeper.want("a", 1)
+        for _ in range(20):
+            await asyncio.sleep(1.0)
+            store.there.clear()
+            store.keeper.changed()
+        times = [at - store.sent[0][0] for at, _, _ in store.sent]
+        assert times == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0, 16.0], abs=0.01)
+        assert contests == [1]
+        assert store.keeper.contested == (1,)
+        await asyncio.sleep(16.0)
+        for _ in range(5):
+            store.there.clear()
+            store.keeper.changed(anew=True)
+            await asyncio.sleep(0.01)
+            assert store.there == {"a": 1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from nodeagent.structs import replace
 from tests.cluster.client.rig import kubeconfig, running, until
 from tests.plan.cards import card
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer, Html
+from tests.simulated_cluster.faults import Answer
 from tests.simulated_cluster.store import Key
 
 NODE = NodeReference("gpu-0", "11111111-2222-3333-4444-555555555555")
@@ -87,7 +86,7 @@ async def test_offers_are_written_and_then_it_is_quiet(server: ApiServer, tmp_pa
         publisher.publish([changed])
         await until(lambda: published(server) == [changed])
         assert writes(server) == ["POST", "POST", "PUT"]
-        assert publisher.problem is None
+        assert publisher.state.newest.problem is None
 
 
 async def test_wiped_slices_are_restored(server: ApiServer, tmp_path: Path) -> None:
@@ -123,14 +122,14 @@ async def test_without_counters_nothing_is_offered(server: ApiServer, tmp_path: 
     server.slices.partitionable = False
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of()])
-        await until(lambda: publisher.problem)
-        assert publisher.problem
-        assert "DRAPartitionableDevices" in publisher.problem.message
+        await until(lambda: publisher.state.newest.problem)
+        assert publisher.state.newest.problem
+        assert "DRAPartitionableDevices" in publisher.state.newest.problem.message
         await until(lambda: not server.store.all(SLICES))
         assert not any("devices" in (r.body or {}).get("spec", {}) for r in server.requests)
         server.slices.partitionable = True
         await until(lambda: published(server) == [offer_of()])
-        await until(lambda: publisher.problem is None)
+        await until(lambda: publisher.state.newest.problem is None)
 
 
 async def test_before_the_first_offer_nothing_is_written(server: ApiServer, tmp_path: Path) -> None:
@@ -142,46 +141,6 @@ async def test_before_the_first_offer_nothing_is_written(server: ApiServer, tmp_
         server.store.delete(Key(SLICES, "", server.store.all(SLICES)[0]["metadata"]["name"]))
         await asyncio.sleep(0.3)
     assert writes(server) == ["POST", "POST"]
-
-
-@pytest.mark.parametrize("code", [409, 429, 500, 503])
-async def test_refusals_are_retried(server: ApiServer, tmp_path: Path, code: int) -> None:
-    """At the list, at a creation, in the middle of a pool."""
-    server.faults.next(1, Answer(code), verb="GET", path="*resourceslices*")
-    server.faults.next(3, Answer(code), verb="POST", path="*resourceslices*")
-    async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer_of()])
-        await until(lambda: published(server) == [offer_of()])
-        await until(lambda: publisher.problem is None)
-
-
-@pytest.mark.parametrize(
-    ("verb", "answer"),
-    [
-        ("GET", {"items": [{}], "metadata": {"resourceVersion": "1"}}),
-        ("GET", {"items": ["x"], "metadata": {"resourceVersion": "1"}}),
-        ("POST", {"metadata": {}}),
-    ],
-)
-async def test_an_answer_that_is_no_slice(
-    server: ApiServer, tmp_path: Path, verb: str, answer: object
-) -> None:
-    """A proxy may answer anything: it is asked again."""
-    server.faults.next(1, Html(200, json.dumps(answer)), verb=verb, path="*resourceslices*")
-    async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer_of()])
-        await until(lambda: published(server) == [offer_of()])
-        await until(lambda: publisher.problem is None)
-
-
-async def test_a_server_that_comes_later(server: ApiServer, tmp_path: Path) -> None:
-    """Refused connections are a problem with words, and end by themselves."""
-    async with publishing(server, tmp_path) as publisher:
-        async with server.refusing():
-            publisher.publish([offer_of()])
-            await until(lambda: publisher.problem)
-        await until(lambda: published(server) == [offer_of()])
-        await until(lambda: publisher.problem is None)
 
 
 async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path) -> None:
@@ -202,9 +161,9 @@ async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path)
         publisher = SlicePublisher(access, NODE, watches=WATCHES, writes=WRITES)
         async with running(publisher.run()):
             async with server.refusing():
-                await until(lambda: publisher.problem)
+                await until(lambda: publisher.state.newest.problem)
             assert await publisher.published() == (offer,)
-            assert publisher.problem is None
+            assert publisher.state.newest.problem is None
 
 
 async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: Path) -> None:
@@ -257,14 +216,14 @@ async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> Non
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of()])
         await until(lambda: published(server) == [offer_of()])
-        assert publisher.others == frozenset()
+        assert publisher.state.newest.others == frozenset()
         await until(lambda: any(r.watch for r in server.requests))
         server.store.create(SLICES, "", theirs)
-        await until(lambda: publisher.others == {"gpu.nvidia.com"})
+        await until(lambda: publisher.state.newest.others == {"gpu.nvidia.com"})
         publisher.publish([])
         await until(lambda: len(server.store.all(SLICES)) == 1)
         server.store.delete(Key(SLICES, "", "gpu-0-gpu.nvidia.com-abc"))
-        await until(lambda: publisher.others == frozenset())
+        await until(lambda: publisher.state.newest.others == frozenset())
 
 
 async def test_a_slice_of_the_largest_generation(server: ApiServer, tmp_path: Path) -> None:
@@ -291,10 +250,10 @@ async def test_a_server_of_before_1_34(server: ApiServer, tmp_path: Path) -> Non
     """It knows no ResourceSlices of v1: that is said, and nothing is written."""
     server.faults.next(1000, Answer(404), path="*resource.k8s.io/v1*")
     async with publishing(server, tmp_path) as publisher:
-        await until(lambda: publisher.problem)
-        assert publisher.problem
-        assert "resource.k8s.io/v1" in publisher.problem.message
-        assert "Kubernetes 1.34" in publisher.problem.remedy
+        await until(lambda: publisher.state.newest.problem)
+        assert publisher.state.newest.problem
+        assert "resource.k8s.io/v1" in publisher.state.newest.problem.message
+        assert "Kubernetes 1.34" in publisher.state.newest.problem.remedy
         publisher.publish([offer_of()])
         await until(lambda: sum(r.method == "GET" for r in server.requests) > 3)
         assert writes(server) == []
@@ -303,20 +262,19 @@ async def test_a_server_of_before_1_34(server: ApiServer, tmp_path: Path) -> Non
 async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> None:
     """Found out by the first taint that is lost; who makes the offers learns it."""
     server.slices.taints = False
-    changes: list[None] = []
+    changes: list[object] = []
     taint = Taint(WITHDRAWN, 1_700_000_000)
     offer = offer_of()
     sick = replace(offer, devices=(replace(offer.devices[0], taints=(taint,)), *offer.devices[1:]))
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        publisher = SlicePublisher(
-            access, NODE, on_change=lambda: changes.append(None), watches=WATCHES, writes=WRITES
-        )
+        publisher = SlicePublisher(access, NODE, watches=WATCHES, writes=WRITES)
+        publisher.state.subscribe(changes.append)
         async with running(publisher.run()):
             publisher.publish([offer])
             await until(lambda: published(server) == [offer])
-            assert publisher.keeps_taints
+            assert publisher.state.newest.keeps_taints
             publisher.publish([sick])
-            await until(lambda: not publisher.keeps_taints)
+            await until(lambda: not publisher.state.newest.keeps_taints)
             assert changes
             publisher.publish([replace(offer, devices=offer.devices[1:])])
-            await until(lambda: publisher.problem is None)
+            await until(lambda: publisher.state.newest.problem is None)

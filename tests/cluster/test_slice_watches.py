@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from nodeagent.cluster.slice_publisher import SlicePublisher
 from tests.cluster.client.rig import kubeconfig, requested, running, until
 from tests.cluster.test_slice_publisher import NODE, SLICES, offer_of, published
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer, End
+from tests.simulated_cluster.faults import Answer
 from tests.simulated_cluster.store import Key
 
 pytestmark = pytest.mark.virtual_time
@@ -24,14 +23,13 @@ SHORT = WatchIntervals(watch=(2.0, 2.0), retry=(0.01, 0.1))
 @pytest.mark.parametrize("progress", [True, False])
 async def test_an_hour_without_a_change_writes_nothing(tmp_path: Path, progress: bool) -> None:
     """With the times of the product, also where etcd has no progress notifications."""
-    changes: list[None] = []
+    changes: list[object] = []
     async with (
         ApiServer(progress=progress) as server,
         ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
     ):
-        publisher = SlicePublisher(
-            access, NODE, on_change=lambda: changes.append(None), jitter=lambda: 0.5
-        )
+        publisher = SlicePublisher(access, NODE, jitter=lambda: 0.5)
+        publisher.state.subscribe(changes.append)
         async with running(publisher.run()):
             publisher.publish([offer_of()])
             await until(lambda: server.faults.watching)
@@ -41,51 +39,6 @@ async def test_an_hour_without_a_change_writes_nothing(tmp_path: Path, progress:
         assert requested(server).count("l") == 4
         assert requested(server).count("w") == len(server.requests) - 4 <= 60
         assert changes == []
-
-
-async def test_the_next_list_brings_what_was_lost(tmp_path: Path) -> None:
-    """The deletion of a slice, and of the last one of another driver, that were not sent."""
-    async with (
-        ApiServer(bookmark_seconds=0.2) as server,
-        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
-    ):
-        theirs: dict[str, Any] = {
-            "metadata": {"name": "gpu-0-gpu.nvidia.com-abc"},
-            "spec": {
-                "driver": "gpu.nvidia.com",
-                "pool": {"name": NODE.name, "generation": 1, "resourceSliceCount": 1},
-                "nodeName": NODE.name,
-                "devices": [{"name": "gpu-0"}],
-            },
-        }
-        server.store.create(SLICES, "", theirs)
-        publisher = SlicePublisher(access, NODE, watches=SHORT)
-        async with running(publisher.run()):
-            publisher.publish([offer_of()])
-            await until(lambda: server.faults.watching)
-            assert publisher.others == {"gpu.nvidia.com"}
-            await asyncio.sleep(0.5)  # a bookmark has come
-            with server.unsent():
-                for one in (server.store.all(SLICES)[0], theirs):
-                    server.store.delete(Key(SLICES, "", one["metadata"]["name"]))
-            await until(lambda: not publisher.others)
-            await until(lambda: published(server) == [offer_of()])
-
-
-async def test_watches_that_end_at_once_make_no_storm(tmp_path: Path) -> None:
-    """A proxy that hangs up politely every time is asked ever more slowly."""
-    async with (
-        ApiServer() as server,
-        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
-    ):
-        server.faults.next(10**6, End(), watch=True)
-        publisher = SlicePublisher(access, NODE, jitter=lambda: 0.5)
-        async with running(publisher.run()):
-            publisher.publish([offer_of()])
-            await until(lambda: published(server) == [offer_of()])
-            del server.requests[:]
-            await asyncio.sleep(60.0)
-        assert 2 <= len(server.requests) <= 12, requested(server)
 
 
 async def test_a_program_that_undoes_each_write_makes_no_storm(tmp_path: Path) -> None:

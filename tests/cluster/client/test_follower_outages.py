@@ -10,7 +10,6 @@ import pytest
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import read_node
-from nodeagent.cluster.reflector import WatchIntervals
 from tests.cluster.client.rig import (
     PLAN,
     Follower,
@@ -23,7 +22,7 @@ from tests.cluster.client.rig import (
     until,
 )
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Cut, Reset
+from tests.simulated_cluster.faults import Reset
 
 pytestmark = pytest.mark.virtual_time
 
@@ -145,22 +144,3 @@ async def test_a_server_that_is_away_for_a_day(server: ApiServer, access: Cluste
         "two",
         "three",
     ]
-
-
-async def test_a_cluster_from_a_backup_is_followed_though_its_watch_was_only_cut(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """Its versions are lower than those known: the next list goes on from them."""
-    seen = Follower(access, intervals=WatchIntervals())
-    async with running(seen.follower.run()):
-        server.store.version += 1000
-        await follows(server, seen, "one")
-        with server.unsent():
-            server.store.version -= 500
-            set_plan(server, "two")
-            server.store.forget()
-        server.faults.strike(Cut())
-        await asyncio.sleep(1000.0)
-        assert seen.plan == "two"
-        assert requested(server).count("l") == 2
-        await follows(server, seen, "three")

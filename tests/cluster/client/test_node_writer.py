@@ -161,19 +161,6 @@ async def test_conditions_go_through_the_status_and_keep_their_time(
     assert conditions[kind]["reason"] == "Blocked"
 
 
-async def test_neither_kind_of_write_starves_the_other(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """While the annotation changes faster than it can be written, the condition is written too."""
-    made = Written(access)
-    async with made.running() as writer:
-        for number in range(60):
-            condition = Condition("True", "R", "")
-            writer.want(Wanted({STATUS: str(number)}, conditions={"GPUHealthy": condition}))
-            await asyncio.sleep(0.01)
-    assert any(request.path.endswith("/status") for request in writes(server))
-
-
 # --- how often ----------------------------------------------------------------------------------
 
 
@@ -192,21 +179,6 @@ async def test_the_last_wish_wins_and_writes_are_spaced(
         passed = clock() - begin
     # Arrival times at the server prove no gap: the first request may have been delayed.
     assert len(writes(server)) <= 1 + passed / QUICK_WRITES.interval
-
-
-async def test_a_wish_after_a_quiet_time_waits_for_nothing(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """And with a burst of two neither does the one behind it."""
-    made = Written(access, intervals=WriteIntervals(interval=60.0, burst=2))
-    async with made.running() as writer:
-        before = asyncio.get_running_loop().time()
-        writer.want(wanted("Working"))
-        await settled(server, writer, "Working")
-        writer.want(wanted("InSync"))
-        await settled(server, writer, "InSync")
-        assert asyncio.get_running_loop().time() - before < 1.0
-    assert len(writes(server)) == 2
 
 
 async def test_changes_soon_after_each_other_are_written_at_once(

@@ -107,35 +107,3 @@ async def test_a_cluster_from_a_backup_gets_the_status_again(
         assert status(server) == "new"
     assert len(writes(server)) == 3
     assert made.contests == []
-
-
-async def test_a_write_to_a_cluster_from_a_backup_is_no_quarrel(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """Its answer has a lower version than what was known before, and is the newest all the same."""
-    made = Written(access)
-    async with made.running() as writer:
-        async with restored(server, "same"):
-            writer.want(wanted("same"))
-            await settled(server, writer, "same")
-        writer.want(wanted("next"))
-        await settled(server, writer, "next")
-        await asyncio.sleep(100.0)
-    assert len(writes(server)) == 2
-    assert made.contests == []
-
-
-async def test_news_behind_the_own_writes_cost_no_request(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """A watch that is behind for a moment and catches up is no reason to read the Node."""
-    server.latency = 0.05
-    made = Written(access, intervals=replace(QUICK_WRITES, burst=20))
-    async with made.running() as writer:
-        for number in range(10):
-            writer.want(wanted(str(number)))
-            await asyncio.sleep(0.03)
-        await settled(server, writer, "9")
-        await asyncio.sleep(100.0)
-    reads = [one for one in server.requests if one.method == "GET" and not one.watch]
-    assert len(reads) == 4  # the follower's, one in 30 s
