@@ -105,6 +105,20 @@ async def test_wiped_slices_are_restored(server: ApiServer, tmp_path: Path) -> N
             await until(lambda: published(server) == offers)
 
 
+async def test_what_was_wiped_unseen_is_looked_at(server: ApiServer, tmp_path: Path) -> None:
+    """A watch may be behind: what is not there to be changed is made."""
+    offer = offer_of()
+    changed = replace(offer, devices=offer.devices[:-1])
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer])
+        await until(lambda: published(server) == [offer])
+        with server.unsent():
+            server.store.delete(Key(SLICES, "", server.store.all(SLICES)[1]["metadata"]["name"]))
+        publisher.publish([changed])
+        await until(lambda: published(server) == [changed])
+    assert writes(server) == ["POST", "POST", "PUT", "PUT", "POST"]
+
+
 async def test_what_another_agent_left_becomes_ours(server: ApiServer, tmp_path: Path) -> None:
     """Slices of an earlier agent, of GPUs that are gone, and changed by hand."""
     async with publishing(server, tmp_path) as publisher:

@@ -266,4 +266,4 @@ class ApiServer:
 
     def _patch(self, key: Key, patch: Object) -> Object:
         kind = "Node" if key.plural == "nodes" else "Pod"
-        return self.store.change(key, lambda found: patched(kind, key.name, found, MERGE, patch))
+        return self.store.change(key, lambda found: patched(kind, found, MERGE, patch))

@@ -195,9 +195,8 @@ class Routes:
         key, status = _key(request), "part" in request.match_info
 
         def edit(found: Object) -> Object:
-            after: Object = patched(
-                KINDS[key.plural], key.name, found, request.content_type, request[BODY]
-            )
+            kind, body = KINDS[key.plural], request[BODY]
+            after: Object = patched(kind, found, request.content_type, body)
             return _kept_apart(key.plural, found, after, status=status)
 
         dry_run = request.query.get("dryRun") == "All"

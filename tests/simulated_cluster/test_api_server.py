@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
-import ssl
-import subprocess
-from pathlib import Path
+import time
 
 import aiohttp
 import pytest
 from kubernetes.aio import watch
 
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.clients import KEY, MERGE, Api, core_api, exceptions, versions, watched
+from tests.simulated_cluster.clients import (
+    KEY,
+    MERGE,
+    Api,
+    Following,
+    core_api,
+    exceptions,
+    versions,
+)
+from tests.simulated_cluster.faults import Dribble, End, Fault, Repeat, Slow
 from tests.simulated_cluster.refusals import Refused
 
 
@@ -31,27 +38,6 @@ async def test_foreign_writers(api: ApiServer, core: Api) -> None:
         api.patch_node("gpu-0", {"metadata": {"annotations": {KEY: 3}}})
     api.delete_node("gpu-0")
     assert api.add_node("gpu-0")["metadata"]["uid"] != before["metadata"]["uid"]
-
-
-async def test_tokens(api: ApiServer) -> None:
-    """Several tokens are valid at once, a revoked one is refused, also when it was the last."""
-    api.tokens.update({"old": "agent", "new": "agent"})
-    async with core_api(api.url, token="old") as old, core_api(api.url, token="new") as new:
-        await old.list_node()
-        api.revoke("old")
-        with pytest.raises(exceptions.UnauthorizedException, match="Unauthorized"):
-            await old.list_node()
-        await new.list_node()
-        api.revoke("new")
-        with pytest.raises(exceptions.UnauthorizedException):
-            await new.list_node()
-    assert [(one.who, one.status) for one in api.requests] == [
-        ("old", 200),
-        ("old", 401),
-        ("new", 200),
-        ("new", 401),
-    ]
-    assert "old" not in repr(api.requests[0])
 
 
 @pytest.mark.parametrize(
@@ -110,29 +96,6 @@ async def test_a_pod_that_leaves_the_selection(api: ApiServer, core: Api) -> Non
     assert events == ["DELETED"]
 
 
-async def test_events_are_kept(api: ApiServer, core: Api) -> None:
-    """Events are there to be read by a test, until they are dropped; then a patch is 404."""
-    event = {"metadata": {"name": "one"}, "involvedObject": {"kind": "Node", "name": "gpu-0"}}
-    await core.create_namespaced_event("default", event)
-    assert [one["metadata"]["name"] for one in api.events] == ["one"]
-    api.drop_events()
-    with pytest.raises(exceptions.NotFoundException):
-        await core.patch_namespaced_event("one", "default", {"count": 2}, _content_type=MERGE)
-
-
-async def test_the_journal(api: ApiServer, core: Api) -> None:
-    """Each request is noted with what a test counts by: verb, path, query, type, body, time."""
-    patch = {"metadata": {"annotations": {KEY: "a"}}}
-    await core.patch_node("gpu-0", patch, _content_type=MERGE)
-    await watched(core, "gpu-0", until=1)
-    write, follow = api.requests
-    assert (write.method, write.path, write.content_type) == ("PATCH", "/api/v1/nodes/gpu-0", MERGE)
-    assert (write.body, write.write, write.watch, write.status) == (patch, True, False, 200)
-    assert (follow.watch, follow.write) == (True, False)
-    assert follow.query["fieldSelector"] == "metadata.name=gpu-0"
-    assert follow.time >= write.time
-
-
 async def test_unknown_paths_and_large_bodies(api: ApiServer) -> None:
     """What is not served is 404 or 405, a body over 3 MiB 413; each as a Status object."""
     node = f"{api.url}/api/v1/nodes/gpu-0"
@@ -148,25 +111,26 @@ async def test_unknown_paths_and_large_bodies(api: ApiServer) -> None:
             assert await answer.text() == "ok"
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its key, in files."""
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
-    return certificate, key
+# --- faults that change nothing of what a client hears in the end ---------------------------------
 
 
-async def test_over_tls(certificate: tuple[Path, Path]) -> None:
-    """With a certificate the server speaks TLS, and a client that trusts it gets through."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificate)
-    async with ApiServer(tls=context) as api:
-        assert api.url.startswith("https://")
-        async with core_api(api.url, ca_file=str(certificate[0])) as trusting:
-            assert (await trusting.list_node()).items == []
-        async with core_api(api.url) as doubting:
-            with pytest.raises(aiohttp.ClientConnectorCertificateError):
-                await doubting.list_node()
+@pytest.mark.parametrize("fault", [Slow(0.3), Dribble(0.3)], ids=["late", "in pieces"])
+async def test_slow_answers(api: ApiServer, fault: Fault) -> None:
+    """A late answer and one in pieces take their time, and are whole."""
+    api.faults.next(1, fault)
+    begin = time.monotonic()
+    async with aiohttp.ClientSession() as session, session.get(f"{api.url}/api/v1/nodes") as answer:
+        assert isinstance(await answer.json(), dict)
+    assert time.monotonic() - begin > 0.29
+
+
+async def test_an_early_end_and_a_repeated_event(api: ApiServer, core: Api) -> None:
+    """A watch can be given its last event twice, and be ended cleanly before its time."""
+    begin = time.monotonic()
+    async with Following(api, core) as following:  # for a minute
+        api.annotate("gpu-0", **{KEY: "a"})
+        api.faults.strike(Repeat())
+        api.faults.strike(End())
+        await following.task
+    assert [one["object"].metadata.annotations[KEY] for one in following.events] == ["a", "a"]
+    assert time.monotonic() - begin < 30
