@@ -6,6 +6,7 @@ Calls of the simulated driver take no time, so that all of it is the agent's (an
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from pathlib import Path
 from bench.processes import cpu_seconds, installed, proportional, resident
 from bench.tables import percentile, show
 from nodeagent.claims.names import DRIVER
+from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.files.cdi import Edits
@@ -111,13 +113,15 @@ def _claims(folder: Path, owners: GpuOwners, observed: ObservedNode) -> NodeClai
             "device": f"mig-1g-10gb-{SLICES - 1 - slot}",
         }
         namespace, name, uid = _name(number)
-        objects[name] = {
-            "metadata": {"namespace": namespace, "name": name, "uid": uid},
-            "status": {"allocation": {"devices": {"results": [result]}}},
-        }
+        objects[name] = json.dumps(
+            {
+                "metadata": {"namespace": namespace, "name": name, "uid": uid},
+                "status": {"allocation": {"devices": {"results": [result]}}},
+            }
+        )
 
-    async def fetch(_: str, name: str) -> object:
-        return objects[name]
+    async def fetch(_: str, name: str) -> ClaimObject:
+        return read_claim(objects[name].encode())
 
     async def observe() -> ObservedNode:
         return observed

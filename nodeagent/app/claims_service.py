@@ -24,8 +24,7 @@ from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import NodeReference
 from nodeagent.claims.reporting.attempts import ClaimUnread, Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
-from nodeagent.claims.reporting.device_status import read_shown
-from nodeagent.claims.reporting.reserved_for import read_reserved_for
+from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.claims.serving.patience import Patience
@@ -194,20 +193,18 @@ class ClaimsService:
         with self.view.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
             await self.claims.release(claim.uid)
 
-    async def _fetch(self, namespace: str, name: str) -> object | None:
+    async def _fetch(self, namespace: str, name: str) -> ClaimObject | None:
         from nodeagent.cluster.client import requests
-        from nodeagent.cluster.client.access import read_object
         from nodeagent.cluster.client.faults import ClusterFault
 
         try:
             request = requests.get_claim(namespace, name)
-            found = await self._cluster.access.find(request, read_object)
+            found = await self._cluster.access.find(request, read_claim)
         except ClusterFault as fault:
             raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
-        reserved = await asyncio.to_thread(read_reserved_for, found)
-        self.view.pods.reserve((namespace, name), reserved)
-        if shown := await asyncio.to_thread(read_shown, found):
-            self._reports.was_read(shown)
+        self.view.pods.reserve((namespace, name), found.reserved_for if found else None)
+        if found is not None:
+            self._reports.was_read(found)
         return found
 
     async def _observed(self) -> ObservedNode:

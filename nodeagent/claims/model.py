@@ -32,9 +32,8 @@ class ClaimHeldUp(ClaimRefused, Transient):
 class Result:
     """One device that a claim was allocated.
 
-    `request` is as in the allocation, `main` or `main/sub`. `consumed_capacity` has whole numbers
-    (bytes, percent, clients) by name. `configuration` is how the device shall be shared, None: as
-    it is. With `admin_access` nothing is made, changed or destroyed for it.
+    `request` is as in the allocation, `main` or `main/sub`. `configuration` is how the device shall
+    be shared, None: as it is. With `admin_access` nothing is made, changed or destroyed for it.
     """
 
     request: str
@@ -42,7 +41,6 @@ class Result:
     device: str
     share_id: str = ""
     admin_access: bool = False
-    consumed_capacity: tuple[tuple[str, int], ...] = ()
     configuration: Configuration | None = None
 
     @property

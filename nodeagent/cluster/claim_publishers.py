@@ -22,12 +22,13 @@ from typing import Final, Literal, NoReturn
 
 import structlog
 
+from nodeagent.claims.names import DRIVER
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.claim_pods import RECENT
-from nodeagent.claims.reporting.device_status import DeviceStatus, ShownClaim, entries, read_shown
-from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
+from nodeagent.claims.reporting.device_status import DeviceStatus, entries, shown_statuses
+from nodeagent.claims.serving.claim_object import ClaimObject, ReservedFor, read_claim
 from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess, read_object
+from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text
 from nodeagent.cluster.events import (
     EventIntervals,
@@ -97,11 +98,10 @@ class ClaimEventPublisher:
         if known is None:
             request = requests.get_claim(news.namespace, news.name)
             try:
-                known = await self._access.find(
-                    request, lambda text: read_reserved_for(read_object(text))
-                )
+                found = await self._access.find(request, read_claim)
             except faults.ClusterFault:
                 return [claim]
+            known = found.reserved_for if found else None
         pods = known.pods[:_MAX_PODS] if known and known.uid == news.uid else ()
         return [
             claim,
@@ -135,11 +135,11 @@ class ClaimStatusPublisher:
         self._access = access
         self._wall = wall
         self._written: dict[str, ClaimStatus] = {}
-        self._read: dict[str, tuple[float, ShownClaim]] = {}  # by uid, when and what
+        self._read: dict[str, tuple[float, ClaimObject]] = {}  # by uid, when and what
         intervals = WriteIntervals(interval=0.0, retry=retry, denied=_DENIED)
         self._keeper = Keeper[str, ClaimStatus](self, intervals, on_fault=_log_denial)
 
-    def was_read(self, claim: ShownClaim) -> None:
+    def was_read(self, claim: ClaimObject) -> None:
         """What the API server has at this moment: it is not asked again before the first write."""
         now = asyncio.get_running_loop().time()
         self._read = {uid: one for uid, one in self._read.items() if one[0] > now - RECENT}
@@ -181,12 +181,13 @@ class ClaimStatusPublisher:
     async def look(self) -> None:
         """Each write reads its claim."""
 
-    async def _write(self, wanted: ClaimStatus, shown: ShownClaim) -> None:
+    async def _write(self, wanted: ClaimStatus, shown: ClaimObject) -> None:
         namespace, name = wanted.namespace, wanted.name
-        there = {key: status for key, (status, _) in shown.devices.items()}
+        statuses = shown_statuses(shown)
+        there = {key: status for key, (status, _) in statuses.items()}
         if there == {one.key: one for one in wanted.devices}:
             return
-        devices = entries(wanted.devices, shown.devices, time_text(self._wall()))
+        devices = entries(wanted.devices, statuses, time_text(self._wall()))
         body = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
@@ -199,13 +200,14 @@ class ClaimStatusPublisher:
             if await self._shown(wanted) is not None:
                 log.warning("a claim's status is not written", error=fault.message)
 
-    async def _shown(self, wanted: ClaimStatus) -> ShownClaim | None:
+    async def _shown(self, wanted: ClaimStatus) -> ClaimObject | None:
         """What the claim shows now; None where it is gone, or has not these devices any more."""
         request = requests.get_claim(wanted.namespace, wanted.name)
-        shown = await self._access.find(request, lambda text: read_shown(read_object(text)))
-        if shown is None or shown.uid != wanted.uid:
+        shown = await self._access.find(request, read_claim)
+        if shown is None or shown.uid != wanted.uid or shown.allocated is None:
             return None
-        return shown if shown.allocated.issuperset(one.key for one in wanted.devices) else None
+        allocated = {one.key for one in shown.allocated.results if one.driver == DRIVER}
+        return shown if allocated.issuperset(one.key for one in wanted.devices) else None
 
 
 def _log_denial(fault: faults.ClusterFault | None) -> None:

@@ -9,7 +9,7 @@ from nodeagent.claims.files.records import write_record
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.reporting.attempts import Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.serving.claim_object import ReservedFor
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.files.cdi import Edits

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.claims.model import Allocated
+from nodeagent.claims.serving.claim_object import ClaimObject
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.functions import FUNCTIONS
 from nodeagent.simulation.nvml_library import SimulatedLibrary, installed
@@ -93,7 +94,7 @@ class WatchedHome(Home):
 
     border = Border()
 
-    async def fetch(self, namespace: str, name: str) -> object | None:
+    async def fetch(self, namespace: str, name: str) -> ClaimObject | None:
         self.border.cross("GET claim", changes=False)
         return await super().fetch(namespace, name)
 

@@ -12,7 +12,7 @@ from typing import Any
 from nodeagent.claims.files.cdi_files import ToolkitEdits
 from nodeagent.claims.model import Allocated
 from nodeagent.claims.offering.gpu_rules import GpuRules
-from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.serving.claim_object import ClaimObject, ReservedFor, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
@@ -152,11 +152,12 @@ class Home:
             raise NodeagentError("the kubelet does not answer")
         return tuple(self.pods)
 
-    async def fetch(self, namespace: str, name: str) -> object | None:
+    async def fetch(self, namespace: str, name: str) -> ClaimObject | None:
         """As the API server answers."""
         if self.api_away:
             raise NodeagentError("the API server does not answer")
-        return self.claims.get((namespace, name))
+        found = self.claims.get((namespace, name))
+        return read_claim(json.dumps(found).encode()) if found else None
 
     def node_claims(
         self,

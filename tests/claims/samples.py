@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import json
+
 from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
 from nodeagent.claims.serving.allocation import read_allocation
+from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.plan.observed import Placement
 
 UID = "0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"
@@ -53,9 +56,15 @@ def claim_json(*results: Json, config: list[Json] | None = None, uid: str = UID)
     }
 
 
+def claim_object(claim: object) -> ClaimObject:
+    """As it is read from an answer."""
+    return read_claim(json.encode(claim))
+
+
 def allocation(claim: object, *, uid: str = UID, nvidia: bool = False) -> ClaimAllocation:
     """Of the claim team/trainer."""
-    return read_allocation(claim, namespace="team", name="trainer", uid=uid, nvidia=nvidia)
+    found = claim_object(claim)
+    return read_allocation(found, namespace="team", name="trainer", uid=uid, nvidia=nvidia)
 
 
 def mig_result(**changes: Any) -> Result:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from msgspec import DecodeError
 
 from nodeagent.claims.model import ClaimAllocation, ClaimRefused, ClaimState
 from nodeagent.claims.serving.allocation import read_state
@@ -21,6 +22,7 @@ from tests.claims.samples import (
     Json,
     allocation,
     claim_json,
+    claim_object,
     config_json,
     device_config,
     mig_result,
@@ -53,52 +55,20 @@ def test_the_devices_of_this_driver() -> None:
 
 
 def test_a_share_of_a_device() -> None:
-    """Its id and what it takes, exactly and in a fixed order."""
-    capacity = {"threads": "25", "memory": "20Gi", "gpu.nvidia.com/clients": "1500m"}
-    shared = result_json(shareID=UID, consumedCapacity=capacity)
-    assert 'consumedCapacity: found "1500m"' in refused(claim_json(shared))
-    for name in ("", "\ud800", "x" * 1_000_000):
-        odd = claim_json(result_json(consumedCapacity={name: "1"}))
-        assert "which is no such name" in refused(odd)
-    capacity["gpu.nvidia.com/clients"] = "2"
-    [found] = allocation(claim_json(shared)).results
+    """Its id distinguishes it from the device's other shares."""
+    [found] = allocation(claim_json(result_json(shareID=UID))).results
     assert found.key == (POOL, MIG_DEVICE, UID)
-    assert found.consumed_capacity == (
-        ("gpu.nvidia.com/clients", 2),
-        ("memory", 20 * 2**30),
-        ("threads", 25),
-    )
 
 
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
-        (None, "claim team/trainer cannot be read: Expected `object`, got `null`"),
-        ({"metadata": {"uid": 3}}, "metadata.uid: Expected `str`, got `int`"),
         (claim_json(uid="0"), 'has the uid "0" now and not "0b8f6a3e-'),
         (
-            claim_json() | {"status": None},
+            claim_json() | {"status": {}},
             "is not allocated (read what the scheduler says: `kubectl",
         ),
-        (claim_json() | {"status": {}}, "is not allocated"),
         (claim_json(result_json(driver="x")), "has no device of gpu.nodeagent.io"),
-        (claim_json(result_json(device=None)), "devices.results[0]: Object missing required fi"),
-        (claim_json(result_json(device="../x")), 'results[0].device: found "../x"'),
-        (claim_json(result_json(pool="a\nb")), 'results[0].pool: found "a\\nb"'),
-        (claim_json(result_json(pool="a" * 254)), "results[0].pool"),
-        (claim_json(result_json(request="a/b/c")), "results[0].request"),
-        (claim_json(result_json(shareID="A")), "results[0].shareID"),
-        (
-            claim_json(result_json(), result_json()),
-            f"{MIG_DEVICE} of pool {POOL} is there twice",
-        ),
-        (claim_json(*[result_json()] * 33), "results: Expected `array` of length <= 32"),
-        (claim_json(config=[{"source": "FromMe"}]), "config[0].source: Invalid enum value"),
-        (claim_json(config=[{"source": "FromClass"}] * 65), "of length <= 64"),
-        (
-            claim_json(config=[config_json(device_config(mps={"shares": {"a" * 11000: {}}}))]),
-            "configuration of the claim: it has more than 10240 bytes",
-        ),
         (
             claim_json(config=[config_json(device_config(timeSlice="long"))]),
             f"requests timeSlice on {MIG_DEVICE}, but a time slice is for a whole GPU, and",
@@ -119,20 +89,6 @@ def test_time_slices_of_a_part_of_a_gpu() -> None:
     default = [config_json(device_config(timeSlice="default"), "FromClass")]
     [found] = allocation(claim_json(config=default)).results
     assert found.configuration is TimeSlice.DEFAULT
-
-
-def test_a_uid_that_makes_no_file_name() -> None:
-    """The claim is refused, whatever gave it the uid."""
-    uid = "../../etc/passwd"
-    assert "is none that Kubernetes gives" in refused(claim_json(uid=uid), uid=uid)
-
-
-def test_parameters_that_are_too_deep() -> None:
-    """Are refused like those that are too long."""
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert "more than 10240 bytes" in refused(claim_json(config=[config_json(deep)]))
 
 
 # --- which configuration counts -------------------------------------------------------------------
@@ -235,17 +191,17 @@ VALUES = st.recursive(
         (None, ClaimState.GONE),
         (claim_json(), ClaimState.SAME),
         (claim_json(uid="5e7"), ClaimState.GONE),
-        (claim_json() | {"status": None}, ClaimState.DEALLOCATED),
+        (claim_json() | {"status": {}}, ClaimState.DEALLOCATED),
         (claim_json() | {"status": {"allocation": None}}, ClaimState.DEALLOCATED),
         (claim_json(result_json(device="gpu")), ClaimState.OTHER_RESULTS),
         (claim_json(result_json(driver="other.example.org")), ClaimState.OTHER_RESULTS),
-        (claim_json(result_json(device="")), ClaimState.UNKNOWN),
-        ("no claim", ClaimState.UNKNOWN),
+        (claim_json(config=[config_json({"kind": "?"})]), ClaimState.UNKNOWN),
     ],
 )
 def test_what_a_recorded_claim_is_now(claim: object, state: ClaimState) -> None:
     """One that cannot be read is not known, so that nothing of it is released."""
-    assert read_state(claim, record()) is state
+    found = claim_object(claim) if claim else None
+    assert read_state(found, record()) is state
 
 
 def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -258,7 +214,7 @@ def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 FULL = claim_json(
-    result_json(shareID=UID, consumedCapacity={"memory": "1Gi"}, adminAccess=False),
+    result_json(shareID=UID, adminAccess=False),
     config=[
         config_json(device_config(mps={"clients": {"memory": "8Gi", "threads": 25}})),
         config_json(nvidia_config(strategy="MPS", mpsConfig={}), "FromClass", requests=["gpu"]),
@@ -270,7 +226,7 @@ def outcome(claim: object, *, nvidia: bool) -> ClaimAllocation | str:
     """What was read, or the refusal."""
     try:
         return allocation(claim, nvidia=nvidia)
-    except ClaimRefused as error:
+    except (ClaimRefused, DecodeError) as error:
         return str(error)
 
 
@@ -278,7 +234,7 @@ def outcome(claim: object, *, nvidia: bool) -> ClaimAllocation | str:
 @settings(max_examples=draws(200))
 @given(where=st.integers(0, 10**6), value=VALUES, nvidia=st.booleans())
 def test_any_value_in_any_place(where: int, value: object, nvidia: bool) -> None:
-    """It is read or refused, in one printable line."""
+    """It is read or refused; what is refused of a configuration in one printable line."""
     claim: Any = copy.deepcopy(FULL)
     paths = places(claim)
     path = paths[where % len(paths)]

@@ -17,9 +17,10 @@ import pytest
 
 from nodeagent.claims.files.cdi import file_name
 from nodeagent.claims.model import ClaimedDevice, ClaimRefused
+from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.client import requests
-from nodeagent.cluster.client.access import ClusterAccess, read_object
+from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, StillWorking
 from nodeagent.errors import NodeagentError
 from nodeagent.simulation import SimulatedNode, simulated
@@ -40,8 +41,8 @@ class Cluster(Home):
 
     access: ClusterAccess
 
-    async def fetch(self, namespace: str, name: str) -> object | None:
-        return await self.access.find(requests.get_claim(namespace, name), read_object)
+    async def fetch(self, namespace: str, name: str) -> ClaimObject | None:
+        return await self.access.find(requests.get_claim(namespace, name), read_claim)
 
 
 class Service:

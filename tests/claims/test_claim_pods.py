@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.claims.model import Allocated
 from nodeagent.claims.reporting.claim_pods import RECENT, ClaimPods
-from nodeagent.claims.reporting.reserved_for import ReservedFor, read_reserved_for
+from nodeagent.claims.serving.claim_object import ReservedFor
 from nodeagent.views.shapes import Pod
+from tests.claims.samples import claim_object
 
 KEY = ("team", "trainer")
 DEVICE = ("node/gpu", "mig-1g-10gb-4", "")
@@ -54,30 +53,14 @@ def test_the_object_names_its_pods() -> None:
         {"apiGroup": "", "resource": "pods", "name": "b", "uid": "uid-b"},
     ]
     claim = {"metadata": {"uid": "uid"}, "status": {"reservedFor": reserved}}
-    assert read_reserved_for(claim) == _claim("a", "b")
+    assert claim_object(claim).reserved_for == _claim("a", "b")
 
 
-@pytest.mark.parametrize("claim", [{}, {"status": None}, {"metadata": {"name": "x"}}])
-def test_an_object_without_pods(claim: object) -> None:
-    """It has not been reserved yet."""
-    assert read_reserved_for(claim) == ReservedFor("")
-
-
-@pytest.mark.parametrize(
-    "claim",
-    [
-        None,
-        [],
-        {"status": {"reservedFor": "pods"}},
-        {"status": {"reservedFor": [{"resource": "pods", "name": 7}]}},
-        {"status": {"reservedFor": [{"resource": "pods", "name": "a"}] * 257}},
-    ],
-)
-def test_an_object_that_cannot_be_read(claim: object) -> None:
-    """Tenants write claims: nothing follows from what is not as it should be."""
-    assert read_reserved_for(claim) is None
+def test_an_object_without_pods() -> None:
+    """It has not been reserved yet, or there is none."""
+    assert claim_object({"metadata": {"uid": "uid"}}).reserved_for == ReservedFor("uid")
     pods = ClaimPods()
-    pods.reserve(KEY, read_reserved_for(claim))
+    pods.reserve(KEY, None)
     assert pods.of(KEY) == []
 
 

@@ -16,6 +16,7 @@ from tests.claims.samples import (
     Json,
     allocation,
     claim_json,
+    claim_object,
     config_json,
     device_config,
     mig_device,
@@ -259,10 +260,10 @@ def test_a_prepared_claim_is_the_same_under_either_setting(nvidia: bool, driver:
     limits = nvidia_config("MigDeviceConfig", strategy="MPS", mpsConfig=LIMITS)
     claim = claim_json(config=[nvidias(limits, driver=driver)])
     if driver == "gpu.nodeagent.io" and not nvidia:
-        assert read_state(claim, record()) is ClaimState.UNKNOWN
+        assert read_state(claim_object(claim), record()) is ClaimState.UNKNOWN
         return
     [result] = allocation(claim, nvidia=nvidia).results
     prepared = record(mig_device(result=result), phase=Phase.READY)
-    assert read_state(claim, prepared) is ClaimState.SAME
+    assert read_state(claim_object(claim), prepared) is ClaimState.SAME
     other = claim_json(result_json(device="mig-1g-10gb-5"), config=[nvidias(limits)])
-    assert read_state(other, prepared) is ClaimState.OTHER_RESULTS
+    assert read_state(claim_object(other), prepared) is ClaimState.OTHER_RESULTS

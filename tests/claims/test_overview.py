@@ -13,7 +13,7 @@ from nodeagent.claims.reporting.attempts import Attempt, Operation
 from nodeagent.claims.reporting.claim_pods import ClaimPods
 from nodeagent.claims.reporting.device_health import DeviceHealth, Status
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
-from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.serving.claim_object import ReservedFor
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.claims import Claim

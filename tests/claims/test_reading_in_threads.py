@@ -38,11 +38,9 @@ _STATUS = "{'metadata': {'uid': 'a1'}, 'status': {}}"
     ("module", "kind", "document"),
     [
         ("nodeagent.claims.serving.claim_object", "ClaimObject", _STATUS),
-        ("nodeagent.claims.reporting.reserved_for", "_Claim", _STATUS),
-        ("nodeagent.claims.reporting.device_status", "_Claim", _STATUS),
         ("nodeagent.files.cdi", "Edits", "{'deviceNodes': [{'path': '/dev/nvidiactl'}]}"),
     ],
-    ids=["allocation", "pods", "status", "toolkit"],
+    ids=["claim", "toolkit"],
 )
 def test_the_first_that_read_at_once(module: str, kind: str, document: str) -> None:
     """The kubelet prepares the claims of several pods at once, also right after a start."""

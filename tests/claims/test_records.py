@@ -61,7 +61,6 @@ RESULTS = st.builds(
     st.text(max_size=9),
     st.text(max_size=9),
     st.booleans(),
-    st.lists(st.tuples(st.text(max_size=3), COUNTS), max_size=2).map(tuple),
     st.none() | st.sampled_from(TimeSlice) | MPS,
 )
 SHARES = st.builds(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,8 +17,8 @@ from nodeagent.app.claim_view import ClaimReports
 from nodeagent.claims.model import Phase
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.claims.reporting.device_status import device_statuses, read_shown
-from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.reporting.device_status import device_statuses
+from nodeagent.claims.serving.claim_object import ReservedFor, read_claim
 from nodeagent.cluster.claim_publishers import (
     ClaimEventPublisher,
     ClaimStatus,
@@ -166,15 +167,15 @@ async def test_a_status_needs_no_second_look(server: ApiServer, tmp_path: Path) 
     """At a claim that was read for its prepare a moment ago, be it another one by now."""
     async with access(server, tmp_path) as api:
         publisher = ClaimStatusPublisher(api, retry=(0.01, 0.1))
-        shown = read_shown(server.store.get(KEY))
-        assert shown
+        shown = read_claim(json.dumps(server.store.get(KEY)).encode())
         async with running(publisher.run()):
             publisher.was_read(shown)
             publisher.publish([status(server)])
             await until(lambda: ready(server)[0] == "True")
             assert [one.method for one in server.requests] == ["PATCH"]
             old = replace(status(server), uid="uid-of-old", name=NAME)
-            publisher.was_read(replace(shown, uid=old.uid))
+            shown.metadata.uid = old.uid
+            publisher.was_read(shown)
             publisher.publish([old])
             await until(lambda: [one.method for one in server.requests][1:] == ["PATCH", "GET"])
             assert ready(server)[0] == "True"

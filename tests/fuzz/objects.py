@@ -15,9 +15,9 @@ from nodeagent.claims.offering.resource_slices import (
     read_offer,
 )
 from nodeagent.claims.offering.slice_diff import slice_writes
-from nodeagent.claims.reporting.device_status import read_shown
-from nodeagent.claims.reporting.reserved_for import read_reserved_for
+from nodeagent.claims.reporting.device_status import shown_statuses
 from nodeagent.claims.serving.allocation import read_allocation, read_state
+from nodeagent.claims.serving.claim_object import read_claim
 from nodeagent.cluster.client.faults import ClusterFault, from_status
 from nodeagent.cluster.client.node_view import is_newer, read_node
 from nodeagent.cluster.drain.owners import claims, other_allocator
@@ -200,9 +200,8 @@ def _status_annotation(text: bytes, _: Path) -> None:
 
 
 def _claim(text: bytes, _: Path) -> None:
-    claim = parse_json(text)
-    read_reserved_for(claim)
-    read_shown(claim)
+    claim = read_claim(text)
+    shown_statuses(claim)
     read_state(claim, record(mig_device()))
     read_allocation(claim, namespace="team", name="trainer", uid=UID, nvidia=True)
 

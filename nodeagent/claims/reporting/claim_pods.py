@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from nodeagent.claims.model import Allocated, ClaimRecord
-from nodeagent.claims.reporting.reserved_for import ReservedFor
+from nodeagent.claims.serving.claim_object import ReservedFor
 from nodeagent.views.shapes import Pod
 
 ClaimKey = tuple[str, str]  # namespace and name

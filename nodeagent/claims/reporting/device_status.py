@@ -1,25 +1,18 @@
-"""A ResourceClaim's `status.devices` as the agent has it to say. Pure.
-
-The object is checked as if a tenant had written all of it.
-"""
+"""A ResourceClaim's `status.devices` as the agent has it to say. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
-
-from msgspec import Meta, Struct, ValidationError, convert, field
+from typing import Any, Final, Literal
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.structs import read_in_threads
+from nodeagent.claims.serving.claim_object import ClaimObject, Key
 
 Json = dict[str, Any]
-Key = tuple[str, str, str]  # as `Result.key`
 
-_MOST_DEVICES: Final = 32  # the API server's own limit
 READY: Final = "Ready"
 LONGEST_MESSAGE: Final = 1024  # characters; the API allows 32 KiB
 
@@ -33,17 +26,6 @@ class DeviceStatus:
     reason: str
     message: str
     data: Json
-
-
-@dataclass(frozen=True, slots=True)
-class ShownClaim:
-    """What the API server has: the claim's uid, the devices that it is allocated, and since when
-    each condition is as it is.
-    """
-
-    uid: str
-    allocated: frozenset[Key]
-    devices: Mapping[Key, tuple[DeviceStatus, str]]
 
 
 def device_statuses(
@@ -107,80 +89,21 @@ def entries(
     return found
 
 
-# --- the object, as far as it matters -------------------------------------------------------------
-
-
-class _Metadata(Struct):
-    uid: str
-
-
-class _Condition(Struct, rename="camel"):
-    type: str
-    status: Literal["True", "False", "Unknown"]
-    reason: str = ""
-    message: str = ""
-    last_transition_time: str = ""
-
-
-class _Allocated(Struct):
-    driver: str
-    pool: str
-    device: str
-    share_id: str | None = field(name="shareID", default=None)
-
-    @property
-    def key(self) -> Key:
-        return self.pool, self.device, self.share_id or ""
-
-
-class _Device(_Allocated):
-    conditions: tuple[_Condition, ...] = ()
-    data: Any = None
-
-
-class _Devices(Struct):
-    results: Annotated[tuple[_Allocated, ...], Meta(max_length=_MOST_DEVICES)] = ()
-
-
-class _Allocation(Struct):
-    devices: _Devices = field(default_factory=_Devices)
-
-
-class _Status(Struct, rename="camel"):
-    allocation: _Allocation | None = None
-    devices: Annotated[tuple[_Device, ...], Meta(max_length=_MOST_DEVICES)] = ()
-
-
-@read_in_threads
-class _Claim(Struct):
-    metadata: _Metadata
-    status: _Status = field(default_factory=_Status)
-
-
-def read_shown(claim: object | None) -> ShownClaim | None:
-    """None where there is none, or nothing that can be read."""
-    try:
-        found = convert(claim, _Claim)
-    except (ValidationError, RecursionError):
-        return None
-    allocation = found.status.allocation or _Allocation()
-    own = [one for one in found.status.devices if one.driver == DRIVER]
-    return ShownClaim(
-        found.metadata.uid,
-        frozenset(one.key for one in allocation.devices.results if one.driver == DRIVER),
-        {
-            one.key: (
-                DeviceStatus(
-                    one.key,
-                    ready.status,
-                    ready.reason,
-                    ready.message,
-                    one.data if isinstance(one.data, dict) else {},
-                ),
-                ready.last_transition_time,
-            )
-            for one in own
-            for ready in one.conditions
-            if ready.type == READY
-        },
-    )
+def shown_statuses(claim: ClaimObject) -> Mapping[Key, tuple[DeviceStatus, str]]:
+    """What the API server has of the claim's devices, with the time of each condition's change."""
+    return {
+        device.key: (
+            DeviceStatus(
+                device.key,
+                ready.status,
+                ready.reason,
+                ready.message,
+                device.data if isinstance(device.data, dict) else {},
+            ),
+            ready.last_transition_time,
+        )
+        for device in claim.status.devices
+        if device.driver == DRIVER
+        for ready in device.conditions
+        if ready.type == READY
+    }

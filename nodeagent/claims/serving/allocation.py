@@ -1,21 +1,17 @@
 """What a ResourceClaim was allocated of this driver's devices, read from the API server's object.
 
-Pure. The object is checked as if a tenant had written all of it.
+Pure. The scheduler wrote it, and the API server checked it; what the configurations in it say was
+written by tenants and administrators.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from msgspec import ValidationError, convert
-
 from nodeagent.claims.model import (
-    UID,
     ClaimAllocation,
     ClaimHeldUp,
     ClaimRecord,
@@ -33,25 +29,16 @@ from nodeagent.claims.serving.claim_object import (
     Source,
     WrittenConfiguration,
 )
-from nodeagent.claims.serving.configuration import LARGEST, read_configuration, within_class
+from nodeagent.claims.serving.configuration import read_configuration, within_class
 from nodeagent.claims.serving.nvidia_configuration import NVIDIA_DRIVER, NvidiaConfiguration
-from nodeagent.documents.findings import refuse
-from nodeagent.documents.mps import read_quantity
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.text import shown
 
-_TOO_LARGE = f"it has more than {LARGEST} bytes"
-LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name of Kubernetes without dots
-_DEVICE = re.compile(LABEL)
-_REQUEST = re.compile(rf"{LABEL}(/{LABEL})?")
-_CAPACITY = re.compile(r"[-A-Za-z0-9_./]{1,96}")  # a domain of 63, and a name of 32 characters
-_POOL = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
-
 
 def read_allocation(
-    claim: object, *, namespace: str, name: str, uid: str, nvidia: bool = False
+    claim: ClaimObject, *, namespace: str, name: str, uid: str, nvidia: bool = False
 ) -> ClaimAllocation:
     """The allocation of the claim that the kubelet named.
 
@@ -60,46 +47,30 @@ def read_allocation(
     field, and what to do.
     """
     reference = ClaimReference(namespace, name)
-    try:
-        found = convert(claim, ClaimObject)
-    except ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        field_name = f"{where[:-1]}: " if where else ""
-        raise _unreadable(reference, f"{field_name}{what:.200}") from error
-    except RecursionError as error:
-        raise _unreadable(reference, "it is nested too deeply") from error
-    if found.metadata.uid != uid:
+    if claim.uid != uid:
         raise ClaimHeldUp(
-            f"{reference} has the uid {shown(found.metadata.uid)} now and not {shown(uid)}",
+            f"{reference} has the uid {shown(claim.uid)} now and not {shown(uid)}",
             remedy="it was deleted and created again: have its pods created again, too, by "
             f"{reference.schedule_anew}",
         )
-    if not UID.fullmatch(uid):
-        raise _unreadable(reference, f"the uid {shown(uid)} is none that Kubernetes gives")
-    if found.status is None or found.status.allocation is None:
+    if claim.allocated is None:
         raise ClaimHeldUp(
             f"{reference} is not allocated",
             remedy=f"read what the scheduler says: {reference.describe}",
         )
-    return _Reader(reference, found.status.allocation.devices, nvidia).allocation(uid)
+    return _Reader(reference, claim.allocated, nvidia).allocation(uid)
 
 
-def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
+def read_state(claim: ClaimObject | None, record: ClaimRecord) -> ClaimState:
     """What the record's claim is now, `claim` being what has its name, None where nothing has.
 
     One that cannot be read is UNKNOWN, so that nothing of it is released.
     """
-    if claim is None:
+    if claim is None or claim.uid != record.uid:
         return ClaimState.GONE
-    try:
-        found = convert(claim, ClaimObject)
-    except (ValidationError, RecursionError):
-        return ClaimState.UNKNOWN
-    if found.metadata.uid != record.uid:
-        return ClaimState.GONE
-    if found.status is None or found.status.allocation is None:
+    if claim.allocated is None:
         return ClaimState.DEALLOCATED
-    if all(one.driver != DRIVER for one in found.status.allocation.devices.results):
+    if all(result.driver != DRIVER for result in claim.allocated.results):
         return ClaimState.OTHER_RESULTS
     # A record has its configuration as the settings had it read: either way it is the same claim.
     state = ClaimState.OTHER_RESULTS
@@ -114,13 +85,6 @@ def read_state(claim: object | None, record: ClaimRecord) -> ClaimState:
         if record.is_of(allocation):
             return ClaimState.SAME
     return state
-
-
-def _unreadable(claim: ClaimReference, why: str) -> ClaimRefused:
-    return ClaimRefused(
-        f"{claim} cannot be read: {why}",
-        remedy=f"find out who writes its status: {claim.show_writers}",
-    )
 
 
 # --- the reader -----------------------------------------------------------------------------------
@@ -154,8 +118,8 @@ class _Reader:
     def allocation(self, uid: str) -> ClaimAllocation:
         configurations = tuple(self._configurations())
         results = tuple(
-            self._result(number, one, configurations)
-            for number, one in enumerate(self.devices.results)
+            self._result(one, configurations)
+            for one in self.devices.results
             if one.driver == DRIVER
         )
         if not results:
@@ -169,22 +133,7 @@ class _Reader:
 
     # --- results --------------------------------------------------------------------------------
 
-    def _result(
-        self,
-        number: int,
-        one: AllocatedDevice,
-        configurations: Sequence[_Configured],
-    ) -> Result:
-        for key, value, shape in (
-            ("request", one.request, _REQUEST),
-            ("pool", one.pool, _POOL),
-            ("device", one.device, _DEVICE),
-            ("shareID", one.share_id or "0", UID),
-        ):
-            if not shape.fullmatch(value):
-                raise self._refuse(
-                    f"results[{number}].{key}", f"found {shown(value)}, which is not a valid name"
-                )
+    def _result(self, one: AllocatedDevice, configurations: Sequence[_Configured]) -> Result:
         admin = bool(one.admin_access)
         if admin and one.device != WHOLE_GPU:
             raise ClaimRefused(
@@ -199,7 +148,6 @@ class _Reader:
             one.device,
             one.share_id or "",
             admin,
-            tuple(self._capacities(number, one)),
             None if admin else self._chosen(one, configurations),
         )
         interval = result.configuration
@@ -226,27 +174,8 @@ class _Reader:
             "has it, with its source, in status.allocation.devices.config"
         )
 
-    def _capacities(self, number: int, one: AllocatedDevice) -> Iterator[tuple[str, int]]:
-        for name, quantity in sorted((one.consumed_capacity or {}).items()):
-            if not _CAPACITY.fullmatch(name):
-                raise self._refuse(
-                    f"results[{number}].consumedCapacity",
-                    f"found {shown(name)}, which is no such name",
-                )
-            try:
-                yield name, read_quantity(quantity)
-            except ValueError as error:
-                raise self._refuse(
-                    f"results[{number}].consumedCapacity",
-                    f"found {shown(quantity)} of {shown(name)}, expected a whole number above 0",
-                ) from error
-
     def _check_together(self, results: Sequence[Result]) -> None:
-        """What no result shows alone: a device that is there twice, two daemons in a container."""
-        twice = [key for key, count in Counter(one.key for one in results).items() if count > 1]
-        if twice:
-            pool, device, _ = twice[0]
-            raise self._refuse("results", f"device {device} of pool {pool} is there twice")
+        """A program is a client of one daemon."""
         shared = Counter(r.main_request for r in results if _has_mps(r))
         for request, count in shared.items():
             if count > 1:
@@ -266,15 +195,11 @@ class _Reader:
         """
         others = any(one.driver == NVIDIA_DRIVER for one in self.devices.results)
         drivers = (NVIDIA_DRIVER, DRIVER) if self.nvidia and not others else (DRIVER,)
-        for driver, (number, one) in product(drivers, enumerate(self.devices.config or ())):
+        for driver, (number, one) in product(drivers, enumerate(self.devices.config)):
             if one.opaque is None or one.opaque.driver != driver:
                 continue
             parameters, path = one.opaque.parameters, ("config", number)
             try:
-                if _size(parameters) > LARGEST:
-                    raise refuse(
-                        _TOO_LARGE, remedy="a configuration needs no more than a few lines"
-                    )
                 found = read_configuration(
                     parameters, one.source, path, driver=driver, nvidia=self.nvidia
                 )
@@ -323,18 +248,7 @@ class _Reader:
             remedy=" ".join(filter(None, (error.remedy, where))),
         )
 
-    def _refuse(self, field_name: str, why: str) -> ClaimRefused:
-        return _unreadable(self.claim, f"status.allocation.devices.{field_name}: {why}")
-
 
 def _has_mps(result: Result) -> bool:
     """Also a share of a GPU without a configuration."""
     return share_named(result.device) is not None or isinstance(result.configuration, MpsEntry)
-
-
-def _size(parameters: object) -> int:
-    """Bytes as JSON; more than any limit for what is none."""
-    try:
-        return len(json.dumps(parameters, separators=(",", ":")).encode())
-    except (RecursionError, TypeError, ValueError):
-        return LARGEST + 1

@@ -1,18 +1,19 @@
 """A ResourceClaim as the API server has it, as far as it matters here.
 
-Fields that are not known are passed over, since every release of Kubernetes adds some.
+What the API server accepted is taken at its word; of what tenants wrote, only `parameters` is left
+for `configuration` to check. Fields that are not known are passed over, since every release of
+Kubernetes adds some.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field, json
 
-from nodeagent.structs import read_in_threads
-
-_MOST_RESULTS, _MOST_CONFIGURATIONS = 32, 64  # the API server's own limits
+Key = tuple[str, str, str]  # pool, device and share id, as `Result.key`
 
 
 class Source(StrEnum):
@@ -22,23 +23,26 @@ class Source(StrEnum):
     CLAIM = "FromClaim"
 
 
-_Names = Annotated[tuple[str, ...], Meta(max_length=64)]
-
-
 class _Metadata(Struct):
     uid: str
 
 
-class AllocatedDevice(Struct, rename="camel"):
-    """One device that the claim was allocated, of whichever driver."""
-
-    request: str
+class _Device(Struct, rename="camel", kw_only=True):
     driver: str
     pool: str
     device: str
-    admin_access: bool | None = None
     share_id: str | None = field(name="shareID", default=None)
-    consumed_capacity: Annotated[dict[str, str], Meta(max_length=32)] | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.pool, self.device, self.share_id or ""
+
+
+class AllocatedDevice(_Device, rename="camel", kw_only=True):
+    """One device that the claim was allocated, of whichever driver."""
+
+    request: str
+    admin_access: bool | None = None
 
 
 class _Opaque(Struct):
@@ -50,7 +54,7 @@ class WrittenConfiguration(Struct):
     """Opaque parameters of a class or of the claim, of whichever driver; no `requests`: for all."""
 
     source: Source
-    requests: _Names | None = None
+    requests: tuple[str, ...] | None = None
     opaque: _Opaque | None = None
 
     def names(self, result: AllocatedDevice) -> bool:
@@ -66,23 +70,77 @@ class WrittenConfiguration(Struct):
 class AllocatedDevices(Struct):
     """The allocation, with the configurations for it."""
 
-    results: Annotated[tuple[AllocatedDevice, ...], Meta(max_length=_MOST_RESULTS)] = ()
-    config: (
-        Annotated[tuple[WrittenConfiguration, ...], Meta(max_length=_MOST_CONFIGURATIONS)] | None
-    ) = None
+    results: tuple[AllocatedDevice, ...] = ()
+    config: tuple[WrittenConfiguration, ...] = ()
 
 
 class _Allocation(Struct):
-    devices: AllocatedDevices
+    devices: AllocatedDevices = field(default_factory=AllocatedDevices)
 
 
-class _Status(Struct):
+class Condition(Struct, rename="camel"):
+    """One of a device, as its driver wrote it."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class ShownDevice(_Device, kw_only=True):
+    """What a driver wrote of a device of its own."""
+
+    conditions: tuple[Condition, ...] = ()
+    data: Any = None
+
+
+class _Consumer(Struct):
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class _Status(Struct, rename="camel"):
     allocation: _Allocation | None = None
+    reserved_for: tuple[_Consumer, ...] = ()
+    devices: tuple[ShownDevice, ...] = ()
 
 
-@read_in_threads
+@dataclass(frozen=True, slots=True)
+class ReservedFor:
+    """The uid of the claim, and the pods that it is reserved for by name, with their uids."""
+
+    uid: str
+    pods: tuple[tuple[str, str], ...] = ()
+
+
 class ClaimObject(Struct):
     """The claim."""
 
     metadata: _Metadata
-    status: _Status | None = None
+    status: _Status = field(default_factory=_Status)
+
+    @property
+    def uid(self) -> str:
+        return self.metadata.uid
+
+    @property
+    def allocated(self) -> AllocatedDevices | None:
+        """None while it is not allocated."""
+        return self.status.allocation.devices if self.status.allocation else None
+
+    @property
+    def reserved_for(self) -> ReservedFor:
+        consumers = self.status.reserved_for
+        pods = ((one.name, one.uid) for one in consumers if one.resource == "pods" and one.name)
+        return ReservedFor(self.uid, tuple(pods))
+
+
+# Made in the thread that imports this: several that are the first to use a class crash (0.22).
+_DECODER = json.Decoder(ClaimObject)
+
+
+def read_claim(text: bytes) -> ClaimObject:
+    """Raises ValueError or RecursionError."""
+    return _DECODER.decode(text)

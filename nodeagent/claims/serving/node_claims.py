@@ -41,6 +41,7 @@ from nodeagent.claims.record_store import RecordStore
 from nodeagent.claims.reporting.claim_pods import ClaimPods
 from nodeagent.claims.serving.admission import intended, require_admission
 from nodeagent.claims.serving.allocation import read_allocation, read_state
+from nodeagent.claims.serving.claim_object import ClaimObject
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.files.cdi import Edits
@@ -50,7 +51,7 @@ from nodeagent.reconcile.owner import Expected, GpuOwners, Part
 from nodeagent.structs import replace
 from nodeagent.uncancelled import uncancelled
 
-Fetch = Callable[[str, str], Awaitable[object | None]]
+Fetch = Callable[[str, str], Awaitable[ClaimObject | None]]
 """The ResourceClaim of this namespace and name, None where there is none."""
 
 
