@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.health.readings import InstanceReading
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.settings import SampleSettings
 from nodeagent.simulation import SimulatedNode
@@ -112,6 +113,20 @@ async def test_who_waits_for_a_round_outlives_the_closing(
 
 
 # --- health ---------------------------------------------------------------------------------------
+
+
+async def test_health_of_an_instance(known: Driver, node: SimulatedNode) -> None:
+    """Its errors are its own, and it is known by its place; what the card then lacks is None."""
+    gpu = await laid_out(known, 0, at0="3g.40gb")
+    [instance] = gpu.instances
+    node.set_figures(f"0/{instance.id}/0", {"ecc.uncorrected.volatile.7": 3})
+    sampled = await sampler_of(known, ()).round()
+    reading = sampled.gpus[0]
+    assert (reading.uuid, reading.mig, reading.complete) == (gpu.uuid, True, True)
+    assert (reading.rows, reading.pages, reading.nvlinks) == (None, None, ())
+    assert reading.instances == (InstanceReading(instance.id, instance.placement, 3),)
+    assert sampled.known == frozenset(gpu.uuid for gpu in sampled.gpus)
+    assert sampled.addresses == ("00000000:1A:00.0", "00000000:27:00.0")
 
 
 async def test_an_old_driver_reports_the_fabric_in_its_older_way(

@@ -78,3 +78,12 @@ def test_what_is_refused() -> None:
         pynvml.nvmlGpmSampleFree(second)
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
             metrics(first, second, 1)
+
+
+def test_an_instance_without_compute_instance_has_no_data() -> None:
+    """Nothing can run in it."""
+    with calls.node_with("h100-80gb") as node:
+        calls.create(calls.gpu(), "1g")
+        instance = node.cards[0].state.instances[0]
+        found = metrics(*two_samples(node, instance.id), 1)
+        assert found[1][0] == pynvml.NVML_ERROR_NO_DATA

@@ -45,3 +45,19 @@ def test_persistence_mode() -> None:
             pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
         with pytest.raises(pynvml.NVMLError_NoPermission):
             pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+
+
+def test_compute_mode_goes_with_the_mig_device_and_with_mig_mode() -> None:
+    """What is made anew, or undivided again, is as after boot."""
+    with calls.node_with("h100-80gb", mig=False):
+        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+        pynvml.nvmlDeviceSetMigMode(calls.gpu(), 1)
+        device = calls.create_device(calls.gpu(), "1g", 0)
+        pynvml.nvmlDeviceSetComputeMode(device, EXCLUSIVE)
+        instance = calls.instances(calls.gpu(), "1g")[0]
+        pynvml.nvmlComputeInstanceDestroy(pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
+        pynvml.nvmlGpuInstanceDestroy(instance)
+        device = calls.create_device(calls.gpu(), "1g", 0)
+        assert pynvml.nvmlDeviceGetComputeMode(device) == pynvml.NVML_COMPUTEMODE_DEFAULT
+        pynvml.nvmlDeviceSetMigMode(calls.gpu(), 0)
+        assert pynvml.nvmlDeviceGetComputeMode(calls.gpu()) == pynvml.NVML_COMPUTEMODE_DEFAULT
