@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 from nodeagent.backoff import Backoff
 
-LARGEST_COMMAND: Final = 1 << 14  # bytes of a command line that are read
-LARGEST_ENVIRONMENT: Final = 8 << 20  # bytes; what execve takes ends at 6 MiB, arguments included
-_MOST_VARIABLES: Final = 256  # with one prefix; CUDA documents some ten
-_MOST_PIDS: Final = 1 << 22  # the kernel's PID_MAX_LIMIT
+MAX_COMMAND: Final = 1 << 14  # bytes of a command line that are read
+MAX_ENVIRONMENT: Final = 8 << 20  # bytes; what execve takes ends at 6 MiB, arguments included
+_MAX_VARIABLES: Final = 256  # with one prefix; CUDA documents some ten
+_MAX_PID: Final = 1 << 22  # the kernel's PID_MAX_LIMIT
 # The inode of the machine's own process namespace, the same on every Linux since 3.8
 # (PROC_PID_INIT_INO in the kernel's proc_ns.h).
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
@@ -126,11 +126,11 @@ def name_of(pid: int) -> str:
 
 
 def command_of(pid: int) -> tuple[str, ...] | Hidden | None:
-    """The words it was started with, or says it was; what is beyond LARGEST_COMMAND is left out.
+    """The words it was started with, or says it was; what is beyond MAX_COMMAND is left out.
 
     Undecodable bytes as in `os.fsdecode`. Empty for a thread of the kernel.
     """
-    found = _read(pid, "cmdline", LARGEST_COMMAND)
+    found = _read(pid, "cmdline", MAX_COMMAND)
     if not isinstance(found, bytes):
         return found
     words = found.rstrip(b"\0")  # who sets its title may leave zeros behind it
@@ -142,15 +142,15 @@ def environment_of(pid: int, *prefixes: str) -> Mapping[str, str] | Hidden | Non
 
     Of several of one name the first, which is what the C library gives a program.
     """
-    found = _read(pid, "environ", LARGEST_ENVIRONMENT + 1)
+    found = _read(pid, "environ", MAX_ENVIRONMENT + 1)
     if not isinstance(found, bytes):
         return found
-    if len(found) > LARGEST_ENVIRONMENT:
-        return Hidden(f"process {pid} has more than {LARGEST_ENVIRONMENT >> 20} MiB of environment")
+    if len(found) > MAX_ENVIRONMENT:
+        return Hidden(f"process {pid} has more than {MAX_ENVIRONMENT >> 20} MiB of environment")
     variables = variables_in(found, *prefixes)
     if variables is None:
         names = " or ".join(f"{prefix}..." for prefix in prefixes)
-        return Hidden(f"process {pid} has more than {_MOST_VARIABLES} variables {names}")
+        return Hidden(f"process {pid} has more than {_MAX_VARIABLES} variables {names}")
     return variables
 
 
@@ -167,7 +167,7 @@ def variables_in(environment: bytes, *prefixes: str) -> Mapping[str, str] | None
             if equals:
                 variables.setdefault(os.fsdecode(name), os.fsdecode(value))
             found += 1
-            if found > _MOST_VARIABLES:
+            if found > _MAX_VARIABLES:
                 return None
             at = text.find(start, end) if end >= 0 else -1
     return variables
@@ -205,9 +205,12 @@ def listeners(port: int) -> dict[int, str]:
     except (psutil.Error, OSError):
         return {}
     return {
-        one.pid: name_of(one.pid)
-        for one in found
-        if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
+        socket.pid: name_of(socket.pid)
+        for socket in found
+        if socket.pid
+        and socket.status == psutil.CONN_LISTEN
+        and socket.laddr
+        and socket.laddr.port == port
     }
 
 
@@ -309,7 +312,7 @@ def _identity(process: psutil.Process) -> ProcessIdentity:
 
 def _unread(pid: int, error: Exception) -> Hidden | None:
     """Gone only where the kernel has no such process; in /proc it may just not be shown."""
-    if not 0 < pid <= _MOST_PIDS:
+    if not 0 < pid <= _MAX_PID:
         return None
     try:
         os.kill(pid, 0)

@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 OwnersOf = Callable[[Collection[int]], Mapping[int, Owner]]
 
-_MOST_NAMED = 20  # lines of a file of counters that are named one by one
+_MAX_NAMED = 20  # lines of a file of counters that are named one by one
 
 
 class MetricsService:
@@ -97,7 +97,7 @@ class MetricsService:
         found = [problem for problem in (self._unread, self._listener_problem) if problem]
         lines = (
             Problem.of(Code.METRICS, finding=finding)
-            for finding in self._selection.findings[:_MOST_NAMED]
+            for finding in self._selection.findings[:_MAX_NAMED]
         )
         return (*found, *lines)
 
@@ -156,7 +156,7 @@ class MetricsService:
             return
         self._unread = None
         if found != self._selection:
-            for finding in found.findings[:_MOST_NAMED]:
+            for finding in found.findings[:_MAX_NAMED]:
                 log.warning("a line of the counters file is ignored", why=str(finding))
             log.info("fields to export", metrics=len(found.metrics), labels=len(found.labels))
         self._selection = found

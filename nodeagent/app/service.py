@@ -27,7 +27,7 @@ from nodeagent.files.watch import changes
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.topology import Topology
-from nodeagent.gpu.workers import LONGEST_JOB
+from nodeagent.gpu.workers import JOB_LIMIT
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of
 from nodeagent.plan.desired import DesiredGpu
@@ -301,7 +301,7 @@ class Agent:
 def _rules(settings: Settings) -> Rules:
     longest = max(settings.driver.step_deadline, longest_step(settings.mps))
     # A look may take several deadlines of one call each; that is no hang.
-    deadlines = longest + (3 + LONGEST_JOB) * settings.driver.observe_deadline
+    deadlines = longest + (3 + JOB_LIMIT) * settings.driver.observe_deadline
     return Rules(
         policy=settings.policy,
         resync=settings.resync.interval,

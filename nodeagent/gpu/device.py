@@ -103,8 +103,8 @@ class GpuDevice:
         read at the same time, and none waits for another.
         """
         if self._common is None:
-            one = self.identity()
-            board = (one.name, one.pci_device_id, one.pci_subsystem_id, one.memory, one.no_reset)
+            gpu = self.identity()
+            board = (gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id, gpu.memory, gpu.no_reset)
             bios = _read(self.handle, "nvmlDeviceGetVbiosVersion", "")
             self._common = self._boards.setdefault((*board, bios), {})
         return self._common

@@ -25,7 +25,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT, constant
 from nodeagent.gpu.nvml_errors import NO_PERMISSION, about, silence_of
-from nodeagent.gpu.workers import LONGEST_JOB, Worker
+from nodeagent.gpu.workers import JOB_LIMIT, Worker
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, XidEvent, XidSource
 
 _XID: Final = constant("nvmlEventTypeXidCriticalError")
@@ -35,7 +35,7 @@ _WANTED: Final = _XID | sum(_KINDS) - _MIG_CHANGE
 _NEVER: Final = ABSENT - {NO_PERMISSION}  # what may not be had is there, and its XIDs are missed
 _NONE = 0xFFFFFFFF  # no instance
 _TIMEOUT = 10  # NVML's code for "nothing happened"
-_MOST = 256  # events in one delivery
+_MAX_EVENTS = 256  # events in one delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Timing:
     """
 
     wait: float = 0.5
-    waits: int = LONGEST_JOB  # in one job of the thread
+    waits: int = JOB_LIMIT  # in one job of the thread
     deadline: float = 5.0
     pause: float = 1.0
     incomplete: float = 30.0
@@ -198,7 +198,7 @@ class EventListener:
             self._sets, self._of, self._made_at = _make_sets(of[1]), of, self.uptime()
             self._broken, self._drained = False, self._made_at
         wait = round(self.timing.wait * 1000)
-        for number in range(_MOST):
+        for number in range(_MAX_EVENTS):
             events = self._next(self._sets, 0 if number else wait)
             if events is None:
                 break

@@ -40,36 +40,36 @@ def read_changes(
     # Who has just made or destroyed instances has seen that the mode is on.
     if not (made or gone) and gpu.mode() != before.mig:
         return None
-    kept = [one for one in before.instances if one.id not in gone]
-    earlier = {(one.id, one.profile_id, one.placement) for one in kept}
-    there = {one.profile_id for one in before.instances}.union(made.values())
-    instances = find_instances(gpu, there if made or gone else None)
+    kept = [instance for instance in before.instances if instance.id not in gone]
+    earlier = {(i.id, i.profile_id, i.placement) for i in kept}
+    present = {i.profile_id for i in before.instances}.union(made.values())
+    instances = find_instances(gpu, present if made or gone else None)
     found = {(f.info.id, f.profile.id, f.info.placement): f for f in instances}
     new = {key[0]: found[key] for key in found.keys() - earlier}
     if earlier - found.keys() or {f.info.placement: f.profile.id for f in new.values()} != made:
         return None
-    known = {device.uuid for one in kept for device in one.compute}
+    known = {device.uuid for instance in kept for device in instance.compute}
     described = list(kept)
     # Drivers list devices by the ids of their GPU instances; if not, all indices are tried.
-    devices = gpu.mig_devices(sum(one.id < min(new, default=0) for one in kept))
+    devices = gpu.mig_devices(sum(i.id < min(new, default=0) for i in kept))
     while new and (device := next(devices, None)) is not None:
         if (uuid := nvml.uuid(device)) in known:
             continue
-        one = new.pop(nvml.gpu_instance_id(device), None)
-        if one is None or not gpu.profiles.holds_one(one.profile):
+        added = new.pop(nvml.gpu_instance_id(device), None)
+        if added is None or not gpu.profiles.holds_one(added.profile):
             return None
-        slices = nvml.compute_slices(device) if one.profile.slices > 1 else 1
-        if slices != one.profile.slices:
+        slices = nvml.compute_slices(device) if added.profile.slices > 1 else 1
+        if slices != added.profile.slices:
             return None
         compute = nvml.compute_instance_id(device)
-        ids = KnownDevice(one.info.id, compute, slices, is_alone=slices == 1)
+        ids = KnownDevice(added.info.id, compute, slices, is_alone=slices == 1)
         gpu.recent.add(uuid, ids)
-        info, name = one.info, one.profile.name
-        made_in = ComputeInstance(compute, name, slices, uuid, only_placement(gpu, one.profile))
-        described.append(GpuInstance(info.id, one.profile.id, name, info.placement, (made_in,)))
+        info, name = added.info, added.profile.name
+        made_in = ComputeInstance(compute, name, slices, uuid, only_placement(gpu, added.profile))
+        described.append(GpuInstance(info.id, added.profile.id, name, info.placement, (made_in,)))
     if new:
         return None
-    described.sort(key=lambda one: (one.placement, one.id))
+    described.sort(key=lambda instance: (instance.placement, instance.id))
     now = replace(before, profiles=gpu.profiles.known, instances=tuple(described))
     return _with_users(gpu, now) if users else now
 
@@ -79,5 +79,5 @@ def _with_users(gpu: GpuDevice, now: Gpu) -> Gpu:
     lists = ProcessLists(gpu.handle)
     known = [(instance.id, device.id) for instance, device in now.mig_devices()]
     return replace(now, usage=lists.on_no_instance_of(known)).with_mig_devices(
-        lambda instance, one: replace(one, usage=lists.on_instance(instance.id, one.id))
+        lambda instance, device: replace(device, usage=lists.on_instance(instance.id, device.id))
     )

@@ -22,7 +22,7 @@ from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
 from nodeagent.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED
 from nodeagent.plan.shares import TimeSlice
 
-_MOST_OUTPUT = 2000  # characters of the program's words that go into an error
+_MAX_OUTPUT = 2000  # characters of the program's words that go into an error
 _ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may stay for ever
 # Where programs and the driver's libraries are, which in a container are not the usual places;
 # the last two are for the program that stands in for nvidia-smi under simulation.
@@ -89,7 +89,7 @@ async def run_nvidia_smi(
         await _end(process)
     said = output.decode(errors="replace")
     if status := process.returncode:
-        words = " ".join(said.split())[-_MOST_OUTPUT:]
+        words = " ".join(said.split())[-_MAX_OUTPUT:]
         raise _error(
             f"`{' '.join(command)}` ended with {status}: {words or 'no output'}",
             name=failure,

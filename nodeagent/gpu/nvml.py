@@ -67,11 +67,11 @@ COMPUTE_MODES: Final[dict[int, ComputeMode]] = {
     pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeMode.EXCLUSIVE_PROCESS,
 }
-MOST_LINKS: Final[int] = pynvml.NVML_NVLINK_MAX_LINKS
+MAX_LINKS: Final[int] = pynvml.NVML_NVLINK_MAX_LINKS
 
 _MIB = 1 << 20
 # More than any GPU has places: 8 memory slices, 12 on RTX PRO Blackwell.
-_MOST_PLACEMENTS = 64
+_MAX_PLACEMENTS = 64
 
 Result = TypeVar("Result")
 
@@ -218,14 +218,14 @@ def compute_profile(instance: GpuInstanceHandle, kind: int) -> ComputeInstancePr
 
 def gpu_instance_placements(device: Device, profile_id: int) -> tuple[Placement, ...]:
     """Where instances of a profile can lie on the empty GPU."""
-    places = (pynvml.c_nvmlGpuInstancePlacement_t * _MOST_PLACEMENTS)()
+    places = (pynvml.c_nvmlGpuInstancePlacement_t * _MAX_PLACEMENTS)()
     wrapper = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
     return tuple(sorted(map(_placement, _listed(wrapper, device, profile_id, places))))
 
 
 def compute_placements(instance: GpuInstanceHandle, profile_id: int) -> tuple[Placement, ...]:
     """Where compute instances of a profile can lie in the empty GPU instance."""
-    places = (pynvml.c_nvmlComputeInstancePlacement_t * _MOST_PLACEMENTS)()
+    places = (pynvml.c_nvmlComputeInstancePlacement_t * _MAX_PLACEMENTS)()
     wrapper = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
     return tuple(sorted(map(_placement, _listed(wrapper, instance, profile_id, places))))
 

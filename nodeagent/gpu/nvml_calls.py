@@ -74,7 +74,7 @@ def member(answer: Any, item: str) -> Any:
     name, dot, rest = item.partition(".")
     # pynvml's own access decodes bytes, which those that are numbers need not survive.
     found = Structure.__getattribute__(answer, name)
-    return tuple(member(one, rest) for one in found) if dot else found
+    return tuple(member(part, rest) for part in found) if dot else found
 
 
 def number(value: Any) -> Number | tuple[Number, ...]:
@@ -84,7 +84,7 @@ def number(value: Any) -> Number | tuple[Number, ...]:
     if isinstance(value, bytes):  # a char with the value 0 comes as one byte too
         return value[0] if value else 0
     if isinstance(value, tuple | list):
-        return tuple(_single(number(one)) for one in value)
+        return tuple(_single(number(part)) for part in value)
     raise TypeError(f"{value!r} is not a number")
 
 

@@ -154,7 +154,7 @@ def find_instances(gpu: GpuDevice, among: Collection[int] | None = None) -> list
     """
     found: list[_Instance] = []
     occupied = 0
-    asked = [one for one in gpu.profiles.known if among is None or one.id in among]
+    asked = [p for p in gpu.profiles.known if among is None or p.id in among]
     likely_first = sorted(asked, key=lambda p: p.id not in gpu.present_profiles)
     for profile in likely_first:
         if profile.placements and all(place.mask & occupied for place in profile.placements):
@@ -164,7 +164,7 @@ def find_instances(gpu: GpuDevice, among: Collection[int] | None = None) -> list
             found.append(_Instance(handle, info, profile))
             occupied |= info.placement.mask
     gpu.present_profiles = frozenset(instance.profile.id for instance in found)
-    gpu.recent.found_instances((one.handle, one.info) for one in found)
+    gpu.recent.found_instances((instance.handle, instance.info) for instance in found)
     return sorted(found, key=lambda i: (i.info.placement, i.info.id))
 
 

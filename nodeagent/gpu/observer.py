@@ -204,7 +204,7 @@ class Observer:
             yield asked
         finally:
             for task in asked.values():
-                task.cancel()  # where no GPU answers, or nobody waits for it any more
+                task.cancel()  # where no GPU answers, or the caller has left
 
     async def _read(self, gpu: GpuDevice, details: frozenset[str] | None = None) -> Gpu:
         return (await self._with_users([await self._read_without_users(gpu, details)]))[0]

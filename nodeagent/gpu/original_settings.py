@@ -22,7 +22,7 @@ from nodeagent.strict_json import parse_json
 from nodeagent.structs import replace
 
 FILE_NAME: Final = "earlier-modes.json"
-_LARGEST = 1024 * 1024  # bytes; 16 GPUs with 7 MIG devices each take 10 KiB
+_MAX_BYTES = 1024 * 1024  # bytes; 16 GPUs with 7 MIG devices each take 10 KiB
 
 Value = ComputeMode | TimeSlice
 Kind = type[ComputeMode] | type[TimeSlice]
@@ -165,4 +165,6 @@ def _word(name: str, value: object) -> str:
     return value
 
 
-_FORMAT: Final[StateFormat[Values]] = StateFormat("earlier-modes", 1, _LARGEST, _encoded, _decoded)
+_FORMAT: Final[StateFormat[Values]] = StateFormat(
+    "earlier-modes", 1, _MAX_BYTES, _encoded, _decoded
+)

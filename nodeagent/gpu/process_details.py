@@ -19,7 +19,7 @@ from nodeagent.processes import command_of
 from nodeagent.structs import Struct, replace
 
 _DEADLINE = 0.5  # seconds for all of them; after it they stay unknown
-_LONGEST = 60  # characters of a script's name
+_MAX_LENGTH = 60  # characters of a script's name
 _INTERPRETER = re.compile(r"(?:python|pypy)[\d.]*")
 _NAMED_ALIKE = re.compile(r"(?:python|pypy|pt_main_thread)")  # PyTorch renames its main thread
 _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
@@ -79,7 +79,7 @@ def script_of(pid: int) -> str:
         return ""
     if not _INTERPRETER.fullmatch(PurePosixPath(words[0]).name):
         return ""
-    script = script_in(words[1:])[:_LONGEST]
+    script = script_in(words[1:])[:_MAX_LENGTH]
     return "".join(c if c.isprintable() else "?" for c in script)
 
 

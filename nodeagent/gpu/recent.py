@@ -20,7 +20,7 @@ from nodeagent.structs import Struct, field, replace
 # compute instance with a process on it.
 FRESH: Final = 5.0
 # More than a GPU has places for; some drivers give a device another UUID each time it is made.
-_MOST_EVER: Final = 256
+_MAX_EVER: Final = 256
 # How long memory and compute mode may be kept where no daemon depends on them.
 _DETAILS_KEPT: Final = 30.0
 
@@ -74,14 +74,14 @@ class Recent(Struct):
         self._observed_at = self.clock()
         self._found_at = {}
         self.devices = devices
-        self.ever = {**(self.ever if len(self.ever) < _MOST_EVER else {}), **devices}
+        self.ever = {**(self.ever if len(self.ever) < _MAX_EVER else {}), **devices}
         self.details = {uuid: d for uuid, d in self.details.items() if uuid in devices}
         self.idle = frozenset()  # a proof is for the steps before this observation
 
     def found_instances(self, instances: Iterable[tuple[GpuInstanceHandle, InstanceInfo]]) -> None:
         """Store all that there are, as they were read just now."""
         now = self.clock()
-        self.instances = {info.id: KnownInstance(one, info, now) for one, info in instances}
+        self.instances = {info.id: KnownInstance(handle, info, now) for handle, info in instances}
 
     def instance(self, number: int) -> KnownInstance | None:
         """The GPU instance of that id, as read a moment ago; None when that is longer ago."""

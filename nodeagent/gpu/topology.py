@@ -19,7 +19,7 @@ import pynvml
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
-from nodeagent.gpu.nvml import MOST_LINKS, Device, call
+from nodeagent.gpu.nvml import MAX_LINKS, Device, call
 from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, is_unsupported
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import NVSWITCH, Access, Gpu, NvLinks
@@ -147,7 +147,7 @@ def _nvlinks(handle: Device, uuids: Mapping[str, str]) -> NvLinks | None:
     """All links of a GPU. Cards with some of their kind's links have gaps in the numbering."""
     total = 0
     peers: Counter[str] = Counter()
-    for link in range(MOST_LINKS):
+    for link in range(MAX_LINKS):
         try:
             up = call("nvmlDeviceGetNvLinkState", handle, link)
         except DriverError as error:

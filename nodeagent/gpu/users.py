@@ -111,7 +111,7 @@ class UsageSource(ABC):
 
 
 class UnknownUsers(Struct, frozen=True):
-    """A reading that failed: anybody may be using anything."""
+    """A reading that failed: any device may be in use."""
 
     reason: str
 

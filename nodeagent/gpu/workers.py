@@ -24,7 +24,7 @@ from nodeagent.processor_waits import Stopwatch
 from nodeagent.structs import Struct, field
 
 # How many deadlines a job of many calls may take, each of which keeps its own.
-LONGEST_JOB = 6
+JOB_LIMIT = 6
 
 Result = TypeVar("Result")
 _Queue = SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any], Callable[[], bool]] | None]
@@ -163,7 +163,7 @@ class Worker:
         """Run `function` in the thread and return what it returns, or raise what it raises.
 
         `deadline` in seconds, for each driver call in it (for all of it if it makes none), and for
-        the wait before it starts; the whole may take LONGEST_JOB times that. After a deadline
+        the wait before it starts; the whole may take JOB_LIMIT times that. After a deadline
         DeadlineExceeded is raised, and while the thread stays in the call, further ones are
         refused with it. DriverError is raised where no thread can be started. Cancelling the caller
         of a `changing` function takes effect when the function has ended, at the latest at the
@@ -206,7 +206,7 @@ class Worker:
                 self._refuse_if_stuck(what)
                 spent.look()
                 # Whether the one before goes on is known to its own wait.
-                most = deadline * LONGEST_JOB if self._running() else deadline
+                most = deadline * JOB_LIMIT if self._running() else deadline
                 if spent.seconds >= most:
                     late = f"{self.name}: {what} could not begin within {deadline:g} s"
                     raise _late(late) from None
@@ -258,7 +258,7 @@ class Worker:
                     call,
                 )
                 break
-            left = min(limit - silence, limit * LONGEST_JOB - spent.seconds)
+            left = min(limit - silence, limit * JOB_LIMIT - spent.seconds)
             if left <= 0:
                 late = self._slowness(job, limit)
                 break
@@ -279,7 +279,7 @@ class Worker:
         self.pace = self._progress.pace  # for the log: figures would change what is published
         slowest = self._progress.slowest[0]
         return DeadlineExceeded(
-            f"{self.name}: {job.what} took more than {limit * LONGEST_JOB:g} s; "
+            f"{self.name}: {job.what} took more than {limit * JOB_LIMIT:g} s; "
             f"the slowest driver call was {slowest or 'none'}",
             call=slowest,
             remedy="the driver answers, but slowly: look at `dmesg | grep NVRM` and at the node's "

@@ -41,7 +41,7 @@ GPU_CHECKS: tuple[GpuCheck, ...] = (
     *neighbours.CHECKS,
 )
 
-_MOST_REPAIRS = 100
+_MAX_REPAIRS = 100
 _NOTHING_SEEN: Final = ObservedNode()
 
 
@@ -154,7 +154,7 @@ def _repairs(
     latest = now.wall if now.wall >= limits.CLOCK_SET else math.inf
     past = (replace(r, wall=min(r.wall, latest)) for r in before)
     young = [r for r in past if r.wall >= now.wall - limits.REPAIRS_MEMORY]
-    return (*young, *new)[-_MOST_REPAIRS:]
+    return (*young, *new)[-_MAX_REPAIRS:]
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -367,8 +367,8 @@ def _instance_gone(place: Place, gpu: GpuReading | None, *, by_placement: bool) 
     """Its GPU instance is not there any more, or another one has its id."""
     if place.instance is None or gpu is None or gpu.instances is None:
         return False
-    there = next((i for i in gpu.instances if i.instance == place.instance), None)
-    if there is None:
+    existing = next((i for i in gpu.instances if i.instance == place.instance), None)
+    if existing is None:
         return True
-    known = None not in (place.placement, there.placement)
-    return by_placement and known and place.placement != there.placement
+    known = None not in (place.placement, existing.placement)
+    return by_placement and known and place.placement != existing.placement

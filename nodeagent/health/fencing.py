@@ -1,9 +1,9 @@
-"""What is too sick to be used: no new work there, while its siblings go on.
+"""What is unhealthy and gets no new work, while its siblings go on.
 
 A fence takes nothing away: what runs, runs on, and the plan's devices stay. It says three things.
 
 - **The planner** must not create on fenced slices. `as_fenced` marks them: it keeps
-  sick devices that the plan wants and puts nothing else on their slices.
+  unhealthy devices that the plan wants and puts nothing else on their slices.
 - **MPS daemons** of fenced devices stop taking clients (`reasons`, by UUID).
 - **Driver calls** to some GPUs should wait, since they may never return (`held_calls`).
 """
@@ -32,10 +32,11 @@ from nodeagent.structs import Struct, replace
 
 
 class Fence(Struct, frozen=True):
-    """One sick part of a GPU: all of it when `placement` is None, else some memory slices of it.
+    """An unhealthy part of a GPU: all of it if `placement` is None, else some of its memory slices.
 
-    `devices` are the UUIDs of what can be used there: MIG devices, or the GPU itself. A sick
-    compute instance fences the slices of its GPU instance, but of the devices only its own.
+    `devices` are the UUIDs of what can be used there: MIG devices, or the GPU itself.
+    An unhealthy compute instance fences the slices of its GPU instance, but of the devices only
+    its own.
     """
 
     gpu: str
@@ -65,7 +66,7 @@ class Fences(Struct, frozen=True):
         }
 
     def slices(self, gpu: str) -> int:
-        """The fenced memory slices of a GPU as bits; all of them when it is sick as a whole."""
+        """The fenced memory slices of a GPU as bits; all of them where the whole GPU is fenced."""
         if gpu in self.gpus:
             return ~0
         return mask_of(f.placement for f in self.all if f.gpu == gpu and f.placement)
@@ -84,19 +85,23 @@ def fences(findings: Iterable[Finding], observed: ObservedNode) -> Fences:
 def _fence(finding: Finding, gpu: Gpu) -> Fence:
     place = finding.place
     divided = gpu.mig is not None and gpu.mig.current
-    sick = None
+    unhealthy = None
     if place.instance is not None and divided:  # without MIG nothing keeps work off some slices
         now = (i.placement for i in gpu.instances if i.id == place.instance)
-        sick = place.placement or next(now, None)
-    if sick is None:  # also where it is not known where it lay: the whole GPU is under suspicion
+        unhealthy = place.placement or next(now, None)
+    if (
+        unhealthy is None
+    ):  # also where it is not known where it lay: the whole GPU is under suspicion
         return Fence(gpu.uuid, None, frozenset({gpu.uuid, *_devices(gpu.instances)}), finding)
-    there = tuple(i for i in gpu.instances if i.placement.mask & sick.mask)
-    exact = next((i for i in there if i.id == place.instance and i.placement == sick), None)
+    instances = tuple(i for i in gpu.instances if i.placement.mask & unhealthy.mask)
+    exact = next(
+        (i for i in instances if i.id == place.instance and i.placement == unhealthy), None
+    )
     if exact is not None and place.compute is not None:
         devices = {c.uuid for c in exact.compute if c.id == place.compute}
     else:
-        devices = set(_devices(there))
-    return Fence(gpu.uuid, sick, frozenset(devices), finding)
+        devices = set(_devices(instances))
+    return Fence(gpu.uuid, unhealthy, frozenset(devices), finding)
 
 
 def _devices(instances: Iterable[GpuInstance]) -> list[str]:

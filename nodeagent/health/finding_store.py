@@ -9,7 +9,7 @@ from nodeagent.health.checks.observation import Observation
 from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
 from nodeagent.health.state import HealthState, Hold
 from nodeagent.health.table import new_finding
-from nodeagent.health.xid_findings import again
+from nodeagent.health.xid_findings import repeated
 from nodeagent.structs import Struct, replace
 
 # Seconds an observation must last to raise its cause, and be gone to end it; others: at once.
@@ -102,8 +102,8 @@ class FindingStore:
 
     def record(self, finding: Finding) -> None:
         """An event: one more of a kind that is known, or the first."""
-        there = self._findings.get(finding.key)
-        self._findings[finding.key] = finding if there is None else again(there, finding)
+        existing = self._findings.get(finding.key)
+        self._findings[finding.key] = finding if existing is None else repeated(existing, finding)
 
     def refine(self, finding: Finding) -> None:
         """The other source's report of a known event, the newest that it can be of: it may know
@@ -113,22 +113,22 @@ class FindingStore:
         what was found there before goes on.
         """
         same = (f for f in self.findings if _same_event(f, finding))
-        there = max(same, key=lambda f: f.last, default=None)
-        if there is None:
+        existing = max(same, key=lambda f: f.last, default=None)
+        if existing is None:
             return
-        place = max(there.place, finding.place, key=lambda p: p.ids)
-        longer = max(there.evidence, finding.evidence, key=len)
-        worse = again(there, finding)
-        self._findings.pop(there.key)
+        place = max(existing.place, finding.place, key=lambda p: p.ids)
+        longer = max(existing.evidence, finding.evidence, key=len)
+        worse = repeated(existing, finding)
+        self._findings.pop(existing.key)
         merged = replace(
-            there,
+            existing,
             place=place,
             evidence=longer,
             severity=worse.severity,
-            action=worse.action if worse.severity is not there.severity else there.action,
-            pid=there.pid or finding.pid,
+            action=worse.action if worse.severity is not existing.severity else existing.action,
+            pid=existing.pid or finding.pid,
             # The process is known now, and it alone was hit.
-            pods=() if finding.pid and there.count == 1 else there.pods,
+            pods=() if finding.pid and existing.count == 1 else existing.pods,
         )
         self.record(merged)
 
@@ -151,9 +151,9 @@ class FindingStore:
         if mended is not None:  # the reset did not help
             self.ended.remove(mended)
             self._findings[key] = mended.finding
-        there = self._findings.get(key)
-        if there is not None or lasted >= after_raise:
-            self._findings[key] = self._measured(observation, place, there)
+        existing = self._findings.get(key)
+        if existing is not None or lasted >= after_raise:
+            self._findings[key] = self._measured(observation, place, existing)
 
     def _lasted(self, key: Key, *, present: bool) -> float:
         hold = self._holds.get(key)
@@ -162,22 +162,24 @@ class FindingStore:
         self._holds[key] = hold
         return self.now.uptime - hold.since
 
-    def _measured(self, observation: Observation, place: Place, there: Finding | None) -> Finding:
+    def _measured(
+        self, observation: Observation, place: Place, existing: Finding | None
+    ) -> Finding:
         found = new_finding(observation.cause, place, observation.evidence, self.now)
         return replace(
             found,
             parts=observation.parts,
             severity=observation.severity or found.severity,
             action=observation.action or found.action,
-            since=there.since if there else self.now,
-            pods=there.pods if there else (),
+            since=existing.since if existing else self.now,
+            pods=existing.pods if existing else (),
         )
 
 
-def _same_event(there: Finding, other: Finding) -> bool:
-    one, two = there.place, other.place
+def _same_event(existing: Finding, other: Finding) -> bool:
+    place, second = existing.place, other.place
     return (
-        (there.cause, there.code, one.gpu) == (other.cause, other.code, two.gpu)
-        and (None in (one.instance, two.instance) or one.instance == two.instance)
-        and (None in (one.compute, two.compute) or one.compute == two.compute)
+        (existing.cause, existing.code, place.gpu) == (other.cause, other.code, second.gpu)
+        and (None in (place.instance, second.instance) or place.instance == second.instance)
+        and (None in (place.compute, second.compute) or place.compute == second.compute)
     )

@@ -41,7 +41,7 @@ _FIRST_WORD = re.compile(r"\(0x([0-9a-fA-F]{8})\b")
 _OFF_THE_BUS = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?{_ADDRESS}")
 _FALLEN = "fallen off the bus"
 _NVLINK5 = range(144, 151)
-_TOGETHER = 1.0  # seconds that the lines of one message are apart at most
+_MESSAGE_SPAN = 1.0  # seconds that the lines of one message are apart at most
 
 
 class Begun(Struct, frozen=True):
@@ -133,7 +133,7 @@ def _fallen(
     named = _OFF_THE_BUS.match(text)
     if named is not None:
         begun = Begun(named["pci"].lower(), at)
-    elif begun is not None and (not text.startswith("NVRM:") or at - begun.at > _TOGETHER):
+    elif begun is not None and (not text.startswith("NVRM:") or at - begun.at > _MESSAGE_SPAN):
         begun = None
     if begun is None or _FALLEN not in text:
         return None, begun

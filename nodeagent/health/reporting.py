@@ -14,8 +14,8 @@ from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
 from nodeagent.structs import Struct
 
-_LONGEST_MESSAGE = 1024  # letters; a condition is for people
-_MOST_IN_MESSAGE = 8
+_MAX_MESSAGE = 1024  # letters; a condition is for people
+_MAX_FINDINGS = 8
 
 
 def of_gpu(state: HealthState, gpu: str) -> tuple[Finding, ...]:
@@ -81,9 +81,9 @@ def _reason(findings: list[Finding]) -> str:
 
 def _message(gpus: Mapping[str, GpuHistory], findings: list[Finding]) -> str:
     shown = list(dict.fromkeys(f"{sentence(f, gpus)} ({f.action.value})" for f in findings))
-    more = len(shown) - _MOST_IN_MESSAGE
-    text = "; ".join(shown[:_MOST_IN_MESSAGE]) + (f"; and {more} more" if more > 0 else "")
-    return text[:_LONGEST_MESSAGE]
+    more = len(shown) - _MAX_FINDINGS
+    text = "; ".join(shown[:_MAX_FINDINGS]) + (f"; and {more} more" if more > 0 else "")
+    return text[:_MAX_MESSAGE]
 
 
 def sentence(finding: Finding, gpus: Mapping[str, GpuHistory]) -> str:

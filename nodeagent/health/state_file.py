@@ -16,7 +16,7 @@ from nodeagent.structs import replace
 
 FILE_NAME: Final = "health.json"
 _CHECKS: Final = frozenset(Check)
-_LARGEST = 16 * 1024 * 1024  # bytes; 8 GPUs with all their links take 60 KiB
+_MAX_BYTES = 16 * 1024 * 1024  # bytes; 8 GPUs with all their links take 60 KiB
 
 
 def encode(state: HealthState) -> bytes:
@@ -42,7 +42,7 @@ def health_file(path: Path | None) -> StateFile[HealthState]:
     """The file; `path` None: nothing is kept."""
     return StateFile(
         path,
-        StateFormat("health", 1, _LARGEST, encode, decode),
+        StateFormat("health", 1, _MAX_BYTES, encode, decode),
         what="the state of health",
         lost="findings that were reported once and counts of XIDs begin anew after a restart",
         remedy="`nvidia-smi -q` and `dmesg | grep NVRM` show errors that need a reset or a reboot",

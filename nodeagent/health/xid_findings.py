@@ -15,7 +15,7 @@ from nodeagent.health.table import new_finding
 from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow, XidTable
 from nodeagent.structs import replace
 
-_LONGEST = 160  # letters of the kernel's message that are shown
+_MAX_MESSAGE = 160  # letters of the kernel's message that are shown
 
 # Of these the driver's recovery action knows better, as soon as it speaks of them.
 _DRIVER_KNOWS = frozenset({"xidReset", "xidReboot", "xidNvlink", "eccDoubleBit", "poisonFatal"})
@@ -35,7 +35,7 @@ _BY_CLASS: Mapping[XidClass, str | None] = {
     XidClass.NVLINK5: "xidNvlink",
 }
 _OF_A_SLICE = frozenset({"xidApplication", "xidReset", "xidSupport", "xidUnclassified"})
-_ASK_AGAIN = frozenset({"xidSupport", "xidUnclassified"})  # seen twice: inspect the hardware
+_INSPECT_REPEATED = frozenset({"xidSupport", "xidUnclassified"})  # seen twice: inspect the hardware
 
 _BY_EVENT = {
     GpuEventKind.SINGLE_BIT_STORM: "eccStorm",
@@ -91,7 +91,7 @@ def xid_evidence(event: XidEvent, row: XidRow) -> str:
     if not event.gpu and event.pci:
         text += f", PCI {event.pci}"
     if event.message:
-        letters = event.message[:_LONGEST]
+        letters = event.message[:_MAX_MESSAGE]
         text += ": " + "".join(letter if letter.isprintable() else "?" for letter in letters)
     return text
 
@@ -124,20 +124,21 @@ def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Place:
     return Place(event.gpu, event.instance, event.compute, past.placements.get(event.instance))
 
 
-def again(there: Finding, new: Finding) -> Finding:
+def repeated(existing: Finding, new: Finding) -> Finding:
     """The same thing once more: as bad as the worse of the two."""
-    worse = new if rank(new.severity) >= rank(there.severity) else there
+    worse = new if rank(new.severity) >= rank(existing.severity) else existing
     return replace(
         new,
         severity=worse.severity,
         action=Action.INSPECT_HARDWARE
-        if Action.INSPECT_HARDWARE in (there.action, new.action) or new.cause in _ASK_AGAIN
+        if Action.INSPECT_HARDWARE in (existing.action, new.action)
+        or new.cause in _INSPECT_REPEATED
         else worse.action,
-        place=replace(new.place, placement=new.place.placement or there.place.placement),
-        since=min(there.since, new.since),
-        last=max(there.last, new.last),
-        count=there.count + 1,
-        pods=there.pods,
+        place=replace(new.place, placement=new.place.placement or existing.place.placement),
+        since=min(existing.since, new.since),
+        last=max(existing.last, new.last),
+        count=existing.count + 1,
+        pods=existing.pods,
     )
 
 
@@ -173,7 +174,7 @@ def corrected(finding: Finding, past: GpuHistory) -> Finding:
 
 # --- each XID once, though NVML and the kernel log both report it ---
 
-_MOST = 1000  # that are remembered; a storm of XIDs must not fill the state
+_MAX_RECENT = 1000  # that are remembered; a storm of XIDs must not fill the state
 _KEPT = 600.0  # seconds; a driver that hangs reports late, and so may the kernel log be read
 
 
@@ -197,7 +198,7 @@ def deduplicated(
     takes away one of the other, so that three errors stay three. A GPU falls off the bus once,
     however many lines say so.
     """
-    recent = reported[-_MOST:]
+    recent = reported[-_MAX_RECENT:]
     if recent and recent[0].at < event.at - _KEPT:
         recent = tuple(h for h in recent if h.at >= event.at - _KEPT)
     for index, other in enumerate(recent):

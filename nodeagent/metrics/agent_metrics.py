@@ -256,7 +256,7 @@ CPU_SECONDS = _counter("process_cpu_seconds_total", "Time the agent had on proce
 RESIDENT_MEMORY = _gauge("process_resident_memory_bytes", "Memory the agent has")
 VIRTUAL_MEMORY = _gauge("process_virtual_memory_bytes", "Addresses the agent has mapped")
 OPEN_FILES = _gauge("process_open_fds", "Files the agent has open")
-MOST_FILES = _gauge("process_max_fds", "How many files the agent may have open")
+MAX_FILES = _gauge("process_max_fds", "How many files the agent may have open")
 START_TIME = _gauge("process_start_time_seconds", "When the agent was started, in Unix time")
 
 # In the order above.

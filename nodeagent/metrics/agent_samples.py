@@ -56,9 +56,12 @@ class Work(Struct):
         self._counts[metric, labels] = self._counts.get((metric, labels), 0) + by
 
     def families(self) -> list[Family]:
-        counted = sorted(self._counts.items(), key=lambda one: one[0][1])
+        counted = sorted(self._counts.items(), key=lambda counted: counted[0][1])
         samples = (AgentSample(metric, value, labels) for (metric, labels), value in counted)
-        return [*agent_families(samples), *(one.family() for one in self._durations.values())]
+        return [
+            *agent_families(samples),
+            *(durations.family() for durations in self._durations.values()),
+        ]
 
 
 class ReaderState(Struct, frozen=True):

@@ -179,7 +179,7 @@ def _checks(state: HealthState) -> Iterator[AgentSample]:
     }
     for finding in state.findings:
         status.setdefault((finding.place.gpu, finding.check), []).append(finding.severity)
-    for gpu, check in sorted(status, key=lambda one: (one[0], _CHECKS[one[1]])):
+    for gpu, check in sorted(status, key=lambda known: (known[0], _CHECKS[known[1]])):
         figure = _FIGURES.get(worst(status[gpu, check]))
         if figure is not None:
             labels = (check, *_known_gpu(state, gpu))

@@ -17,10 +17,10 @@ from nodeagent.metrics.sources import Composed, Composition
 from nodeagent.structs import Struct
 from nodeagent.text import did_you_mean
 
-MOST_LINES = 5000  # dcgm-exporter has fewer than 1,000 fields
-_MOST_SUGGESTIONS = 10  # each compares a name with all fields, 2 to 8 ms
-_LONGEST_SHOWN = 60  # characters of a value in a finding
-_MOST_FIELDS = 100  # of a line; three are right
+MAX_LINES = 5000  # dcgm-exporter has fewer than 1,000 fields
+_MAX_SUGGESTIONS = 10  # each compares a name with all fields, 2 to 8 ms
+_MAX_SHOWN = 60  # characters of a value in a finding
+_MAX_FIELDS = 100  # of a line; three are right
 
 _WRITTEN_AS_TYPES = ("gauge", "counter")
 _TYPES = (*_WRITTEN_AS_TYPES, "histogram", "summary", "label")
@@ -97,20 +97,20 @@ def default_text() -> str:
 def read_selection(text: str) -> Selection:
     """What a file selects, with a finding for each line that could not be used.
 
-    Raises NoCounters when not one line could, and NodeagentError beyond MOST_LINES lines. The time
+    Raises NoCounters when not one line could, and NodeagentError beyond MAX_LINES lines. The time
     it takes grows with the text's length and no faster.
     """
     lines = text.count("\n") + 1
-    if lines > MOST_LINES:
+    if lines > MAX_LINES:
         raise NodeagentError(
-            f"the file of counters has {lines:,} lines; at most {MOST_LINES:,} are read",
+            f"the file of counters has {lines:,} lines; at most {MAX_LINES:,} are read",
             remedy="keep the lines of the fields to export; dcgm-exporter's own file is a start",
         )
     metrics: dict[str, SelectedField] = {}
     labels: dict[str, SelectedLabel] = {}
     findings: list[LineFault] = []
     for record in records(text):
-        match _read(record, suggest=len(findings) < _MOST_SUGGESTIONS):
+        match _read(record, suggest=len(findings) < _MAX_SUGGESTIONS):
             case LineFault() as finding:
                 findings.append(finding)
             case SelectedField() as wanted if wanted.name in metrics:
@@ -172,7 +172,7 @@ def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:
     known = catalogue()
     if name in known.unavailable:
         return LineFault(line, f"{name} is not available from NVML")
-    short = suggest and len(name) <= _LONGEST_SHOWN
+    short = suggest and len(name) <= _MAX_SHOWN
     return LineFault(
         line,
         f"there is no field {_shown(name)}",
@@ -181,7 +181,7 @@ def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:
 
 
 def _shown(value: str) -> str:
-    return repr(value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "...")
+    return repr(value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...")
 
 
 # --- records as Go's encoding/csv reads them, which dcgm-exporter uses ---
@@ -226,8 +226,8 @@ def _record(text: str, begin: int, end: int, line: int) -> tuple[CsvRecord, int]
             return CsvRecord(line, fault=_fault(text, at)), end
         quoted, plain = field.groups()
         fields.append(plain if quoted is None else quoted.replace('""', '"'))
-        if len(fields) > _MOST_FIELDS:
-            return CsvRecord(line, fault=f"more than {_MOST_FIELDS} values"), end
+        if len(fields) > _MAX_FIELDS:
+            return CsvRecord(line, fault=f"more than {_MAX_FIELDS} values"), end
         if not text.startswith(",", field.end()):
             return CsvRecord(line, tuple(fields)), field.end()
         at = field.end() + 1

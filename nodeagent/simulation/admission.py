@@ -31,14 +31,14 @@ def admit(process: Process, place: Place, named: str | int) -> None:
     the caller gave it.
     """
     card, instance, compute = place
-    there = card.processes(instance, compute)
-    if any(p.pid == process.pid and p.instance == instance for p in there):
+    present = card.processes(instance, compute)
+    if any(p.pid == process.pid and p.instance == instance for p in present):
         raise UsageError(f"process {process.pid} is on {named} already")
     mode = card.state.compute_mode
     part = None if instance is None else card.instance(instance)
     if part is not None and compute is not None:
         mode = card.compute_instance(part, compute).compute_mode
-    _admit_by_mode(ComputeMode(mode), process, there)
+    _admit_by_mode(ComputeMode(mode), process, present)
     total, used = memory_of(card, part)
     if process.memory is not None and not 0 <= process.memory <= total - used:
         raise UsageError(
@@ -54,11 +54,11 @@ def memory_of(card: Card, instance: GpuInstance | None = None) -> tuple[int, int
         total = card.profile(instance.profile).memory_mib
     # Seen idle: 37 MiB on a 3g and 49 MiB on a 4g of an A100; 11 to 64 MiB elsewhere.
     idle = sum(12 * card.profile(i.profile).slices + 1 for i in parts if i.compute)
-    there = [p for p in state.processes if instance is None or p.instance == instance.id]
-    return total * MIB, idle * MIB + sum(p.memory or 0 for p in there)
+    present = [p for p in state.processes if instance is None or p.instance == instance.id]
+    return total * MIB, idle * MIB + sum(p.memory or 0 for p in present)
 
 
-def _admit_by_mode(mode: ComputeMode, new: Process, there: list[Process]) -> None:
+def _admit_by_mode(mode: ComputeMode, new: Process, present: list[Process]) -> None:
     """An exclusive device takes all MPS clients for one process: their server."""
     if new.kind is ProcessKind.GRAPHICS or mode is ComputeMode.DEFAULT:
         return
@@ -68,7 +68,7 @@ def _admit_by_mode(mode: ComputeMode, new: Process, there: list[Process]) -> Non
             remedy="set another compute mode, or take another device",
         )
     of_mps = _is_of_mps(new)
-    others = [p for p in there if p.kind is not ProcessKind.GRAPHICS and p.pid != new.pid]
+    others = [p for p in present if p.kind is not ProcessKind.GRAPHICS and p.pid != new.pid]
     in_the_way = [p for p in others if not (of_mps and _is_of_mps(p))]
     if in_the_way:
         holder = in_the_way[0]

@@ -18,7 +18,7 @@ import msgspec
 from nodeagent.errors import UsageError
 
 _DIRECTORY = Path(__file__).parent / "boards"
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 _MIB = 1 << 20
 _STATUSES = ("assumed", "inferred", "single-source", "confirmed")  # weakest first
 
@@ -175,8 +175,8 @@ def parse_boards(text: str) -> tuple[str, ...]:
         if name not in board_names():
             raise UsageError(f"there is no board {name!r}", remedy=nearest(name, board_names()))
         names += [name] * (_count(count.strip(), item) if colon else 1)
-    if len(names) > _MOST_GPUS:
-        raise UsageError(f"{text!r} asks for {len(names)} GPUs", remedy=f"at most {_MOST_GPUS}")
+    if len(names) > _MAX_GPUS:
+        raise UsageError(f"{text!r} asks for {len(names)} GPUs", remedy=f"at most {_MAX_GPUS}")
     return tuple(names)
 
 
@@ -233,10 +233,10 @@ def _build(raw: Mapping[str, Any]) -> Board:
 
 
 def _count(text: str, item: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= _MOST_GPUS:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= _MAX_GPUS:
         raise UsageError(
             f"{item.strip()!r} has no valid number of GPUs",
-            remedy=f"1 to {_MOST_GPUS}, as in h100-80gb:8",
+            remedy=f"1 to {_MAX_GPUS}, as in h100-80gb:8",
         )
     return int(text)
 
@@ -245,7 +245,7 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     """A remedy for a misspelt name."""
     import difflib  # only for errors: it is slow to load
 
-    longer = [one for one in known if name and one.startswith(name)]
+    longer = [board for board in known if name and board.startswith(name)]
     near = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 

@@ -185,11 +185,11 @@ class Card:
 
     def remaining(self, profile: int) -> int:
         """How many more instances of that profile fit now."""
-        kind, there = self.profile(profile), self.state.instances
+        kind, present = self.profile(profile), self.state.instances
         if not self._may_join(kind):
             return 0
-        left = kind.max_instances - sum(i.profile == kind.id for i in there)
-        return min(geometry.room(kind.placements, geometry.occupied(there)), left)
+        left = kind.max_instances - sum(i.profile == kind.id for i in present)
+        return min(geometry.room(kind.placements, geometry.occupied(present)), left)
 
     def create_instance(self, profile: int, place: tuple[int, int] | None = None) -> GpuInstance:
         """A new GPU instance at (start, size) in memory slices, or where the driver likes."""
@@ -202,7 +202,7 @@ class Card:
             raise Refused(Code.INSUFFICIENT_RESOURCES)
         taken = geometry.occupied(self.state.instances)
         if placement is None:
-            every = (one for p in self.board.profiles for one in p.placements)
+            every = (place for p in self.board.profiles for place in p.placements)
             placement = geometry.choose(kind.placements, taken, keep=every, order=self._id_at)
         if placement is None or placement.mask & taken:
             raise Refused(Code.INSUFFICIENT_RESOURCES)
@@ -258,12 +258,12 @@ class Card:
 
     def compute_remaining(self, instance: GpuInstance, profile: int) -> int:
         """How many more compute instances of that profile fit now."""
-        kind, there = self.compute_profile(instance, profile), instance.compute
-        used = sum(self.compute_profile(instance, c.profile).slices for c in there)
+        kind, present = self.compute_profile(instance, profile), instance.compute
+        used = sum(self.compute_profile(instance, c.profile).slices for c in present)
         return min(
-            geometry.room(kind.placements, geometry.occupied(there)),
+            geometry.room(kind.placements, geometry.occupied(present)),
             (self.profile(instance.profile).slices - used) // kind.slices,
-            kind.max_instances - sum(c.profile == profile for c in there),
+            kind.max_instances - sum(c.profile == profile for c in present),
         )
 
     def create_compute(
@@ -281,7 +281,7 @@ class Card:
         if placement is None:
             aligned = self.board.compute_placement == "alignedTree"
             siblings = self.profile(instance.profile).compute if aligned else ()
-            every = (one for p in siblings for one in p.placements)
+            every = (place for p in siblings for place in p.placements)
             placement = geometry.choose(kind.placements, taken, keep=every, order=lambda p: p.start)
         if placement is None or placement.mask & taken:
             raise Refused(Code.INSUFFICIENT_RESOURCES)

@@ -17,7 +17,7 @@ from nodeagent.simulation.codes import SimulatorMisuse
 # Above 32 bits, so that a token that passed through a C int is recognised as cut off.
 _FIRST = 0x7E57_0A11_0000
 _STEP = 0x10
-_MOST = 1024  # that are remembered; a node has some hundred at a time
+_MAX_HANDLES = 1024  # that are remembered; a node has some hundred at a time
 
 
 class Kind(StrEnum):
@@ -69,7 +69,7 @@ class Handles:
                 token = self._tokens[handle] = self._next
                 self._next += _STEP
                 self._handles[token] = handle
-                if len(self._handles) > _MOST:
+                if len(self._handles) > _MAX_HANDLES:
                     self._forget_oldest()
             else:
                 self._handles.move_to_end(token)  # returned again, so it will be used

@@ -31,7 +31,7 @@ class Call(Struct, frozen=True):
     @property
     def arguments(self) -> tuple[object, ...]:
         """Those that go in, as plain values."""
-        return tuple(one for one in self.given if isinstance(one, int | str | Handle))
+        return tuple(given for given in self.given if isinstance(given, int | str | Handle))
 
     def __str__(self) -> str:
         try:

@@ -99,7 +99,7 @@ class Session:
 
     def free(self, freed: EventSet | GpmSample) -> None:
         """Its handle is stale from now on."""
-        self.allocated = {h: one for h, one in self.allocated.items() if one is not freed}
+        self.allocated = {h: made for h, made in self.allocated.items() if made is not freed}
 
     def look_up(self, handle: Handle) -> Any:
         """What a handle stands for now; raises Refused when it is stale or the GPU is lost."""

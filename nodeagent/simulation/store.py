@@ -18,8 +18,8 @@ from nodeagent.simulation.codes import Refused
 from nodeagent.simulation.state import NodeState, Process
 from nodeagent.simulation.state_file import StateFile
 
-_OTHERS_LOOKED_AT_EVERY = 0.05  # seconds, while a call waits for something
-_PROCESSES_LOOKED_AT_EVERY = 0.002  # seconds: a look into /proc costs more than most calls
+_OTHERS_INTERVAL = 0.05  # seconds, while a call waits for something
+_PROCESSES_INTERVAL = 0.002  # seconds: a look into /proc costs more than most calls
 
 
 class Store:
@@ -80,7 +80,7 @@ class Store:
     def wait(self, seconds: float | None) -> None:
         """Wait, with the lock held, until something changed or the time is over."""
         if self._file is not None:
-            often = _OTHERS_LOOKED_AT_EVERY
+            often = _OTHERS_INTERVAL
             seconds = often if seconds is None else min(seconds, often)
         self.changing.wait(seconds)
         self.catch_up()
@@ -105,7 +105,7 @@ class Store:
     def _reap(self) -> None:
         """Real processes that ended free their devices."""
         now = time.monotonic()
-        if now - self._reaped < _PROCESSES_LOOKED_AT_EVERY:
+        if now - self._reaped < _PROCESSES_INTERVAL:
             return
         self._reaped = now
         for process in self.followed():

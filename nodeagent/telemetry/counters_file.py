@@ -7,18 +7,18 @@ from pathlib import Path
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import read_regular_file
 
-_LARGEST = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 def counters_text(path: Path) -> str:
     """Blocks; raises NodeagentError for what cannot be read."""
     try:
-        raw = read_regular_file(path, _LARGEST + 1)
+        raw = read_regular_file(path, _MAX_BYTES + 1)
     except OSError as error:
         raise NodeagentError(
             f"the file of counters {path} cannot be read: {error.strerror or error}",
             remedy="set metrics.counters to a file in dcgm-exporter's format",
         ) from error
-    if len(raw) > _LARGEST:
+    if len(raw) > _MAX_BYTES:
         raise NodeagentError(f"the file of counters {path} is larger than 1 MiB")
     return raw.decode("utf-8", "replace")

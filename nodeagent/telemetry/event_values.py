@@ -63,13 +63,17 @@ class EventValues:
                 last[parts[count.instance]] = count.xid
             if count.xid == _NVLINK_XID:
                 links[whole] = count.xid
-        there = (*answering, *(part for parts in slices.values() for part in parts))
+        subjects = (*answering, *(part for parts in slices.values() for part in parts))
         values: dict[Happening, tuple[Value, ...]] = {
             Happening.BINDING: self._binding,
             Happening.NVLINK_XID: tuple(links.items()),
             Happening.XID: (
                 *(_named(subject, xid) for subject, xid in last.items()),
-                *((Subject(one.entity, _NO_ERROR), 0) for one in there if one not in last),
+                *(
+                    (Subject(subject.entity, _NO_ERROR), 0)
+                    for subject in subjects
+                    if subject not in last
+                ),
             ),
         }
         return SampleSet(

@@ -35,7 +35,7 @@ from nodeagent.telemetry.ownership import (
 from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
 from nodeagent.views.node_state import NodeState, Reading
 
-_LONGEST_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
+_MAX_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
 
 
 class Exporter:
@@ -72,7 +72,7 @@ class Exporter:
         ] = {}
         self._owners: Mapping[int, Owner] = {}
         self._who: tuple[object, Mapping[Device, DeviceUse]] = (None, {})  # of what, and who
-        self._accounts = Accounts(longest_gap=_LONGEST_GAP)
+        self._accounts = Accounts(longest_gap=_MAX_GAP)
         self._rendered_state: tuple[object, ...] | None = None
         self._of_state: list[Family] = []
         self._readers: tuple[ReaderState, ...] = ()
@@ -105,7 +105,7 @@ class Exporter:
         sample = self._sample(who)
         active = activity(sample)
         self.readings = readings(sample, active)
-        known = {uuid for uuid, gpu in self._gpus.items() if now - gpu.at <= _LONGEST_GAP}
+        known = {uuid for uuid, gpu in self._gpus.items() if now - gpu.at <= _MAX_GAP}
         active = {device: part for device, part in active.items() if device[0] in known}
         self._accounts.observe(now, state.observed, who, active)
         if self._is_expected(now, within=2 * between):
@@ -138,7 +138,7 @@ class Exporter:
         found: dict[Device, tuple[ProcessReading, ...]] = {}
         for uuid, (at, running) in self._processes.items():
             gpu = self._gpus.get(uuid)
-            if gpu is None or self._clock() - at > _LONGEST_GAP:
+            if gpu is None or self._clock() - at > _MAX_GAP:
                 continue  # then what was observed counts
             for instance in (None, *map(_number, gpu.slices)):
                 found[uuid, instance] = running.get(instance, ())
@@ -229,9 +229,9 @@ class Exporter:
         sample = self._gpus.get(gpu.uuid)
         if sample is None or sample.at < self._state_at:
             return gpu
-        there = {_number(subject) for subject in sample.slices}
+        present = {_number(subject) for subject in sample.slices}
         # Those without a compute instance are no devices, and no sample has them.
-        left = tuple(i for i in gpu.instances if i.id in there or not i.compute)
+        left = tuple(i for i in gpu.instances if i.id in present or not i.compute)
         return gpu if len(left) == len(gpu.instances) else replace(gpu, instances=left)
 
 

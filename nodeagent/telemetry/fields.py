@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from nodeagent.gpu.nvml import MOST_LINKS, Device, call
+from nodeagent.gpu.nvml import MAX_LINKS, Device, call
 from nodeagent.gpu.nvml_calls import FieldId, constant, member, number, port_counters
 from nodeagent.metrics import sources
 from nodeagent.metrics.catalogue import Field, TextField, Tier
@@ -180,7 +180,7 @@ def _reads(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawVa
             rows.gpm_metrics.update(metrics)
             return lambda target: [(target.subject, _mean(target.gpm(), metrics))]
         case sources.GpmLink(first, step):
-            rows.gpm_metrics.update(first + step * link for link in range(MOST_LINKS))
+            rows.gpm_metrics.update(first + step * link for link in range(MAX_LINKS))
             return lambda target: [
                 (subject, target.gpm().get(first + step * link))
                 for link, subject in enumerate(target.links)
@@ -197,7 +197,7 @@ def _reads(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawVa
 
 
 def _links_of(scope: Link) -> Iterable[int]:
-    return (scope,) if isinstance(scope, int) else range(MOST_LINKS)
+    return (scope,) if isinstance(scope, int) else range(MAX_LINKS)
 
 
 def _asks(source: sources.DeviceCall | sources.SystemCall) -> Callable[[NvmlReader], Any]:
@@ -238,10 +238,10 @@ def _peers(target: ReadTarget, function: str, argument: int) -> int | None:
         )
         return found
 
-    there: list[tuple[int, Device]] | None = reader.ask(("peers",), target.others)
-    answers = [(index, status(index, device)) for index, device in there or ()]
+    peers: list[tuple[int, Device]] | None = reader.ask(("peers",), target.others)
+    answers = [(index, status(index, device)) for index, device in peers or ()]
     known = [(index, found) for index, found in answers if found is not None]
-    if not known and there != []:
+    if not known and peers != []:
         return None
     return sum(1 << index for index, found in known if found == _OK)
 

@@ -14,7 +14,7 @@ from functools import partial
 from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
-from nodeagent.gpu.nvml import MOST_LINKS, Device
+from nodeagent.gpu.nvml import MAX_LINKS, Device
 from nodeagent.gpu.nvml_errors import NOT_KNOWN
 from nodeagent.health.readings import GpuReading, InstanceReading
 from nodeagent.metrics.catalogue import Tier
@@ -138,7 +138,7 @@ class GpuReader:
         self._uuid = known.uuid
         self._identity = GpuIdentity(gpu.index, known.uuid, known.pci_bus_id, minor, known.name)
         self._whole = Subject(WholeGpu(self._identity))
-        self._links = tuple(Subject(NvLink(self._identity, n)) for n in range(MOST_LINKS))
+        self._links = tuple(Subject(NvLink(self._identity, n)) for n in range(MAX_LINKS))
 
     def _read_layout(self, gpu: GpuDevice, gone: Collection[int]) -> None:
         self._layout_known = False  # until it was read to its end
@@ -161,7 +161,7 @@ class GpuReader:
         slow, plan = Tier.SLOW in tiers, self._plan.whole
         first = slow and self._standing.read_once is None
         due = [plan[tier] for tier in (*tiers, *([Tier.ONCE] if first else []))]
-        fields = [one for rows in due for one in rows.field_ids]
+        fields = [field_id for rows in due for field_id in rows.field_ids]
         reader.read_fields([*fields, *health_fields(slow=slow)])
         target = ReadTarget(
             reader,

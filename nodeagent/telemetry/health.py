@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.gpu.nvml import COMPUTE_MODES, MOST_LINKS, InstanceInfo, call
+from nodeagent.gpu.nvml import COMPUTE_MODES, MAX_LINKS, InstanceInfo, call
 from nodeagent.gpu.nvml_calls import FieldId, filled
 from nodeagent.health.readings import (
     Fabric,
@@ -73,7 +73,7 @@ def health_fields(*, slow: bool) -> Iterator[FieldId]:
     yield from ((number, 0) for number in _FAST_FIELDS.values())
     if slow:
         yield from ((number, 0) for number in (*_SLOW_FIELDS.values(), *_PAGE_FIELDS))
-        yield from ((number, link) for number in _LINK_FIELDS for link in range(MOST_LINKS))
+        yield from ((number, link) for number in _LINK_FIELDS for link in range(MAX_LINKS))
 
 
 def read_health(reader: NvmlReader, reading: GpuReading, *, slow: bool) -> GpuReading:
@@ -142,7 +142,7 @@ def _with_pcie(reader: NvmlReader, reading: GpuReading) -> GpuReading:
 
 
 def _nvlinks(reader: NvmlReader) -> Iterator[LinkReading]:
-    for link in range(MOST_LINKS):
+    for link in range(MAX_LINKS):
         found = [_whole(reader.field(field, link)) for field in _LINK_FIELDS]
         if any(value is not None for value in found):
             up, replays, recoveries, crc = found

@@ -113,19 +113,19 @@ class NvmlReader:
     def read_fields(self, wanted: Iterable[FieldId]) -> None:
         """Read them in one call, those that the GPU has."""
         refused = self._standing.refused
-        left = [one for one in dict.fromkeys(wanted) if one not in refused]
+        left = [field_id for field_id in dict.fromkeys(wanted) if field_id not in refused]
         if not left or _FIELDS in refused:
             return
         answers = self.ask(_FIELDS, lambda: list(field_values(self.device, left)))
-        for one, code, value in answers or ():
+        for field_id, code, value in answers or ():
             if not code:
-                self._fields[one] = value
+                self._fields[field_id] = value
             elif code in ABSENT or code in NOT_KNOWN:  # such as a link that it does not have
-                refused.add(one)
+                refused.add(field_id)
             elif code != NO_DATA:
-                number, scope = one
+                number, scope = field_id
                 why = explain(code, "nvmlDeviceGetFieldValues")
-                self.problems[one] = f"field {number} of scope {scope}: {why.meaning}"
+                self.problems[field_id] = f"field {number} of scope {scope}: {why.meaning}"
 
     def field(self, number: int, scope: int = 0) -> Number | None:
         return self._fields.get((number, scope))

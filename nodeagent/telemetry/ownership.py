@@ -74,10 +74,10 @@ def claimed(claims: Iterable[Claim]) -> Mapping[Device, tuple[Owner, ...]]:
     found: dict[Device, tuple[Owner, ...]] = {}
     for claim in claims:
         owners = tuple(Owner(pod.namespace, pod.name, pod.container) for pod in claim.pods)
-        for one in claim.devices:
-            if owners and not one.admin_access and (one.gi is not None or not one.profile):
-                device = one.gpu, one.gi
-                found[device] = (*found.get(device, ()), *owners)
+        for device in claim.devices:
+            if owners and not device.admin_access and (device.gi is not None or not device.profile):
+                key = device.gpu, device.gi
+                found[key] = (*found.get(key, ()), *owners)
     return found
 
 
@@ -101,9 +101,9 @@ def _devices(gpu: Gpu) -> Iterator[tuple[Device, tuple[User, ...], frozenset[int
     """Each device with its users and with the pids of its MPS servers, which have no owner."""
     parts: list[tuple[int | None, Sequence[Gpu | ComputeInstance]]] = [(None, (gpu,))]
     parts += [(instance.id, instance.compute) for instance in gpu.instances]
-    for number, there in parts:
-        users = tuple(user for device in there for user in device.usage.processes)
-        servers = frozenset(pid for device in there if device.mps for pid in device.mps.servers)
+    for number, devices in parts:
+        users = tuple(user for device in devices for user in device.usage.processes)
+        servers = frozenset(pid for device in devices if device.mps for pid in device.mps.servers)
         yield (gpu.uuid, number), users, servers
 
 

@@ -42,11 +42,11 @@ class ProcessReader(Struct):
                 found = {(None, pid): process for (_, pid), process in found.items()}
         busy = self._busy(gpu) if found else {}
         running: dict[int | None, list[ProcessReading]] = {}
-        for (instance, pid), process in sorted(found.items(), key=lambda one: one[0][1]):
-            one = ProcessReading(
+        for (instance, pid), process in sorted(found.items(), key=lambda listed: listed[0][1]):
+            reading = ProcessReading(
                 pid, process.memory, None if instance is not None else busy.get(pid)
             )
-            running.setdefault(instance, []).append(one)
+            running.setdefault(instance, []).append(reading)
         return ProcessSample(gpu.identity().uuid, {i: tuple(some) for i, some in running.items()})
 
     def _listed(self, gpu: GpuDevice) -> dict[tuple[int | None, int], NvmlProcess]:
@@ -113,7 +113,7 @@ def process_samples() -> tuple[AgentSample, ...]:
             AgentSample(agent_metrics.RESIDENT_MEMORY, memory.rss),
             AgentSample(agent_metrics.VIRTUAL_MEMORY, memory.vms),
             AgentSample(agent_metrics.OPEN_FILES, own.num_fds()),
-            AgentSample(agent_metrics.MOST_FILES, most),
+            AgentSample(agent_metrics.MAX_FILES, most),
             AgentSample(agent_metrics.START_TIME, _started()),
         )
     except (psutil.Error, OSError):

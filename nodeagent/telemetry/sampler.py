@@ -272,9 +272,9 @@ class Sampler:
         if node is None:
             return
         batch.addresses = tuple(address for _, address in map(self._names, gpus) if address)
-        there = [self._names(gpu)[0] for gpu in self._gpus[: node.count]]
-        if len(there) == node.count and all(there):  # none that was not asked yet
-            batch.known = frozenset(there)
+        listed = [self._names(gpu)[0] for gpu in self._gpus[: node.count]]
+        if len(listed) == node.count and all(listed):  # none that was not asked yet
+            batch.known = frozenset(listed)
 
     @property
     def wholes(self) -> Mapping[str, Subject]:

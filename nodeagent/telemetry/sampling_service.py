@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 _Found = TypeVar("_Found")
 
 _CALM = 0.05  # seconds between a step and the round that looks at what came of it
-_AGAIN = 0.3  # seconds between looks for a moment at which a GPU that was changed is free
+_BUSY_INTERVAL = 0.3  # seconds between looks for a moment at which a GPU that was changed is free
 _FIRST = 0.1  # seconds between looks whether the driver was started
 _PASSING = 3  # samples of what is read seldom, for which a reader may fail
 _PROCESSES = 5.0  # seconds at least between two lists of processes
@@ -133,7 +133,9 @@ class SamplingService:
                 due = max(due + self._interval, loop.time())
             behind = self.sampler.is_behind
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(min(due, loop.time() + _AGAIN) if behind else due):
+                async with asyncio.timeout_at(
+                    min(due, loop.time() + _BUSY_INTERVAL) if behind else due
+                ):
                     await self._due.wait()
                 await asyncio.sleep(_CALM)
 

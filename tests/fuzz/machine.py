@@ -25,7 +25,7 @@ from nodeagent.mps.control.client import _parted
 from nodeagent.mps.files.log import facts, worth_showing
 from nodeagent.mps.files.records import FOLDER, RecordUnusable, read_records
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
-from nodeagent.processes import LARGEST_ENVIRONMENT, variables_in
+from nodeagent.processes import MAX_ENVIRONMENT, variables_in
 from nodeagent.reconcile.plan_update import last_good_plan
 from tests.fuzz.runs import Parser, Refused
 
@@ -296,7 +296,7 @@ def parsers() -> tuple[Parser, ...]:
             (),
             (b"A=1\0CUDA_MPS_PIPE_DIRECTORY=/p\0NODEAGENT_MPS_SLOT=GPU-1/a\0CUDA_MPS_X==\0",),
             tuple(
-                (piece * LARGEST_ENVIRONMENT)[:LARGEST_ENVIRONMENT]
+                (piece * MAX_ENVIRONMENT)[:MAX_ENVIRONMENT]
                 for piece in (
                     b"\0",
                     b"\0CUDA_MPS",

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.selection import (
-    MOST_LINES,
+    MAX_LINES,
     NoCounters,
     default_selection,
     read_selection,
@@ -92,16 +92,16 @@ def test_a_file_that_selects_nothing_is_refused() -> None:
 
 def test_suggestions_are_for_the_first_unknown_names_alone() -> None:
     """Each costs a comparison with every field; a text of nothing else would take a minute."""
-    lines = [f"DCGM_FI_DEV_GPU_TEMPS_{n % 10},gauge,x" for n in range(MOST_LINES - 1)]
+    lines = [f"DCGM_FI_DEV_GPU_TEMPS_{n % 10},gauge,x" for n in range(MAX_LINES - 1)]
     findings = read_selection("\n".join(["DCGM_FI_DEV_GPU_TEMP,gauge,x", *lines])).findings
-    assert len(findings) == MOST_LINES - 1
+    assert len(findings) == MAX_LINES - 1
     assert sum(bool(finding.remedy) for finding in findings) == 10
 
 
 def test_too_many_lines_are_refused_with_their_number() -> None:
     """The error names the limit; nothing of the text is taken."""
     with pytest.raises(NodeagentError, match="has 5,001 lines; at most 5,000") as refused:
-        read_selection("\n" * MOST_LINES)
+        read_selection("\n" * MAX_LINES)
     assert "dcgm-exporter" in refused.value.remedy
 
 

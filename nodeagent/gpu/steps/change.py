@@ -25,7 +25,7 @@ from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.users import Usage
 from nodeagent.structs import Struct
 
-_READ_AGAIN = 2  # times, before a failure to read back is one of the step
+_REREADS = 2  # times, before a failure to read back is one of the step
 _PAUSE = 0.05  # seconds
 
 Answer = TypeVar("Answer")
@@ -70,7 +70,7 @@ class Change(Struct, frozen=True):
 
     def read_back(self, ask: Callable[[], Answer]) -> Answer:
         """What a change came to; a read that fails in passing is repeated."""
-        for _ in range(_READ_AGAIN):
+        for _ in range(_REREADS):
             try:
                 return ask()
             except (DriverUnavailable, GpuLost, DeadlineExceeded):

@@ -24,7 +24,7 @@ from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode, SetMigMode
 from nodeagent.plan.users import Usage
 
-_READ_AGAIN = (0.05, 0.2)  # seconds between readings of a pending mode that is not the one set
+_REREAD_PAUSES = (0.05, 0.2)  # seconds between readings of a pending mode that is not the one set
 
 
 def set_mig_mode(change: Change, step: SetMigMode) -> None:
@@ -87,7 +87,7 @@ def _settled_mode(change: Change, step: SetMigMode) -> MigMode | None:
     the driver is late to report it.
     """
     after = change.read_back(lambda: _mode_after(change.gpu))
-    for pause in _READ_AGAIN:
+    for pause in _REREAD_PAUSES:
         if after is None or after.pending == step.enabled or not change.sleep(pause):
             break
         after = change.read_back(lambda: _mode_after(change.gpu))

@@ -38,9 +38,9 @@ def access(view: GpuView) -> Iterator[Observation]:
     answer = view.gpu.answer
     if answer is None:
         return
-    there = _BY_SILENCE[answer.silence] if answer.silence else None
+    present_cause = _BY_SILENCE[answer.silence] if answer.silence else None
     for cause in dict.fromkeys(_BY_SILENCE.values()):
-        yield silent(cause, answer, view.uptime, cause == there)
+        yield silent(cause, answer, view.uptime, cause == present_cause)
 
 
 def silent(cause: str, answer: Answer, uptime: float, present: bool) -> Observation:
@@ -111,9 +111,9 @@ def node_observations(
     yield from _missing(state, reading)
     answer = reading.answer
     if answer is not None:
-        there = _NODE_BY_SILENCE.get(answer.silence, _HANGS) if answer.silence else None
+        present_cause = _NODE_BY_SILENCE.get(answer.silence, _HANGS) if answer.silence else None
         for cause in (_HANGS, *_NODE_BY_SILENCE.values()):
-            yield Place(), silent(cause, answer, reading.at.uptime, cause == there)
+            yield Place(), silent(cause, answer, reading.at.uptime, cause == present_cause)
     if reading.listener is not None:
         yield Place(), _events_unheard(reading.listener, reading.at.uptime)
 

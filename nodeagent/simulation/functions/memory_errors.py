@@ -103,11 +103,11 @@ def nvmlDeviceGetRetiredPages(
         raise Refused(Code.NOT_SUPPORTED)
     if cause >= len(_PAGE_CAUSES):
         raise Refused(Code.INVALID_ARGUMENT)
-    there = gpu.card.sensors.integer(f"pages.{_PAGE_CAUSES[cause]}")
-    room, count.value = (count.value if addresses is not None else 0), there
-    if room < there:
+    pages = gpu.card.sensors.integer(f"pages.{_PAGE_CAUSES[cause]}")
+    room, count.value = (count.value if addresses is not None else 0), pages
+    if room < pages:
         raise Refused(Code.INSUFFICIENT_SIZE)
     if addresses is not None:
-        addresses.demand(there)
-        for index in range(there):
+        addresses.demand(pages)
+        for index in range(pages):
             addresses.write(index, 0x1000 * (index + 1))

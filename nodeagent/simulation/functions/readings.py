@@ -27,7 +27,7 @@ _PROCESS_LISTS = {
     "nvmlDeviceGetMPSComputeRunningProcesses": ProcessKind.MPS,
 }
 _UNKNOWN_MEMORY = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
-_MOST_UNSIGNED_INT = 0xFFFF_FFFF
+_MAX_UNSIGNED_INT = 0xFFFF_FFFF
 _SAMPLING_PERIOD = 167_000  # microseconds, as drivers report it
 
 
@@ -189,7 +189,7 @@ def _put(value: Any, found: float) -> None:
         value.valueType, value.value.dVal = pynvml.NVML_VALUE_TYPE_DOUBLE, found
     elif found < 0:
         value.valueType, value.value.siVal = pynvml.NVML_VALUE_TYPE_SIGNED_INT, found
-    elif found > _MOST_UNSIGNED_INT:
+    elif found > _MAX_UNSIGNED_INT:
         value.valueType, value.value.ullVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, found
     else:
         value.valueType, value.value.uiVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, int(found)
