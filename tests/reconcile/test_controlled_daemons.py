@@ -6,7 +6,7 @@ import os
 import signal
 
 from nodeagent.mps.lifecycle.model import Subject
-from nodeagent.mps.processes import CONTROL, SERVER
+from nodeagent.mps.processes import SERVER
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import SetComputeMode, StartMps
@@ -16,12 +16,9 @@ from tests.reconcile.controller_rig import (
     DEFAULT,
     EXCLUSIVE,
     NOTHING,
-    RECUT,
-    TWO,
     WHOLE,
     Agent,
     NodeRig,
-    mig_devices,
     modes,
 )
 
@@ -115,29 +112,6 @@ async def test_a_mode_that_is_left_alone_keeps_no_daemon_from_ready(
 
 
 # --- from one agent to the next -------------------------------------------------------------------
-
-
-async def test_daemons_outlive_who_started_them(rig: NodeRig, node: SimulatedNode) -> None:
-    """One that did its work and ended leaves them running, with the client's files; the next
-    adopts them as they are, and has nothing to do.
-    """
-    async with rig.agent() as once:
-        await once.made(TWO)
-        devices = {d.uuid: d.mps.pid for d in mig_devices(await once.gpu()) if d.mps}
-    assert {one.pid for one in rig.processes(CONTROL)} == set(devices.values())
-    first, second = devices
-    with rig.slot(first, "replica-0", at=first) as client:
-        client.wait_until_accepted()
-        async with rig.agent() as following:
-            assert (await following.planned(TWO)).verdict is Verdict.IN_SYNC
-            await following.fleet.settled()
-            gpu = await following.gpu()
-            adopted = {d.uuid: d.mps.pid for d in mig_devices(gpu) if d.mps}
-            assert adopted == devices
-            assert {d.mps.state for d in mig_devices(gpu) if d.mps} == {"Ready"}
-            assert (await following.planned(RECUT)).verdict is Verdict.BLOCKED
-        client.allocate(1 << 20)
-    assert rig.published(second) == {"replica-0", "replica-1"}
 
 
 async def test_one_that_died_in_between_is_started_anew(rig: NodeRig, node: SimulatedNode) -> None:

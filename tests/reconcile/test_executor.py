@@ -14,7 +14,7 @@ from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan, Policy, StepR
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
-from nodeagent.plan.steps import DestroyGpuInstance, Step
+from nodeagent.plan.steps import Step
 from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import Switches, simulated
 from nodeagent.views.text import layout_words, step_words
@@ -204,25 +204,6 @@ async def test_an_error_in_passing_while_reading_back_is_read_again(error: str) 
             assert layout_words(outcome.gpus[0].after) == "3g.40gb at 0, 4"
 
 
-async def test_a_destruction_that_did_not_happen_is_not_called_applied() -> None:
-    """The driver reports success; what is read back differs."""
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            await apply(driver, "{1g.10gb: 2}")
-            made = await planned(driver, "{1g.10gb: 1}")
-            gone = made.gpus[0].steps[0]
-            assert isinstance(gone, DestroyGpuInstance)
-
-            def remake(report: StepReport) -> None:
-                card = node.card(0)
-                made_again = card.create_instance(19, (gone.placement.start, 1))
-                card.create_compute(made_again, 0)
-
-            outcome = (await execute(made, driver, parallel=1, on_progress=remake)).gpus[0]
-            assert codes(outcome) == [Code.STEP_FAILED]
-            assert len(outcome.after.instances) == 2
-
-
 async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:
     """Four GPUs, three of them in different trouble: the fourth gets its layout."""
     with simulated("h100-80gb:4") as node:
@@ -255,20 +236,6 @@ async def test_a_step_that_needs_a_reset_names_the_gpu() -> None:
             assert codes(outcome) == [Code.GPU_LOST]
             command = f"`nvidia-smi --gpu-reset -i {outcome.after.pci_bus_id}`"
             assert command in outcome.problems[0].remedy
-
-
-async def test_a_pending_mode_is_left_for_a_reset() -> None:
-    """On Ampere the mode is set, and nothing more is tried before a reset."""
-    with simulated("a100-40gb:1"):
-        async with open_driver() as driver:
-            made = await planned(driver, "{1g.5gb: 7}")
-            outcome = (await execute(made, driver, parallel=1)).gpus[0]
-            assert outcome.after.mig
-            assert (outcome.after.mig.current, outcome.after.mig.pending) == (False, True)
-            assert not outcome.failed
-            assert {*codes(outcome), *(p.code for p in made.gpus[0].problems)} == {
-                Code.RESET_REQUIRED
-            }
 
 
 async def test_what_others_change_meanwhile_is_not_called_applied() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.plan.observed import Access
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
@@ -119,43 +118,6 @@ async def test_a_gpu_that_another_is_put_in_place_of(tmp_path: Path) -> None:
             assert rig.gpu().uuid != first
             assert len(rig.state.observed.gpus) == 1
             assert rig.layout() == "3g.40gb at 0, 4"
-
-
-async def test_a_lost_gpu_is_reported_and_left_alone(tmp_path: Path) -> None:
-    """The others get their layout; the lost one gets it when it is back."""
-    with simulated("h100-80gb:2") as node:
-        async with running(Rig(tmp_path, retry=0.05)) as rig:
-            rig.offer("{1g.10gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
-            node.lose(1)
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.FAILED)
-            assert rig.layout(0) == "3g.40gb at 0, 4"
-            assert rig.gpu(1).access is Access.LOST
-            assert Code.GPU_LOST in rig.codes
-            node.reset(1)
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.layout(1) == "3g.40gb at 0, 4"
-            lost, back = EventType.GPU_LOST, EventType.GPU_RETURNED
-            assert rig.reported(lost, back) == [lost, back]
-
-
-async def test_a_hanging_gpu_does_not_stop_the_others(tmp_path: Path) -> None:
-    """A call that does not return costs its GPU alone, and is got over when it ends."""
-    with simulated("h100-80gb:2") as node:
-        async with running(
-            Rig(tmp_path, step_deadline=0.5, observe_deadline=0.5, retry=0.1)
-        ) as rig:
-            hang = node.inject(CREATE, hang=True, gpu=0)
-            try:
-                rig.offer("{3g.40gb: 2}")
-                await rig.settle(Phase.FAILED)
-                assert rig.layout(1) == "3g.40gb at 0, 4"
-                assert rig.gpu(0).access is not Access.OK
-            finally:
-                node.clear_faults(hang)
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.layout(0) == "3g.40gb at 0, 4"
 
 
 async def test_waits_for_a_driver_that_is_not_there(tmp_path: Path) -> None:

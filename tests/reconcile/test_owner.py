@@ -91,20 +91,6 @@ async def test_a_gpu_is_changed_without_a_plan(node: SimulatedNode, tmp_path: Pa
         assert node.card(1).state.mig
 
 
-async def test_many_at_once_on_one_gpu_and_on_others(node: SimulatedNode, tmp_path: Path) -> None:
-    """Each finds what the earlier ones made, and leaves it."""
-    async with running(Rig(tmp_path)) as rig:
-        await without_plan(rig)
-        jobs = [
-            rig.owners.settle(Part(rig.gpu(gpu).uuid, made(("1g.10gb", start))))
-            for gpu in (0, 1)
-            for start in range(7)
-        ]
-        outcomes = await asyncio.gather(*jobs)
-        assert [o.problems for o in outcomes] == [()] * 14
-        await rig.until(lambda: [len(rig.gpu(n).instances) for n in (0, 1)] == [7, 7])
-
-
 async def test_what_is_refused_is_in_the_outcome(node: SimulatedNode, tmp_path: Path) -> None:
     """Another instance lies there: nothing is done, and it is named."""
     async with running(Rig(tmp_path)) as rig:
@@ -133,26 +119,6 @@ async def test_a_failure_undoes_its_own_part_alone(node: SimulatedNode, tmp_path
         assert [(i.profile, i.placement.start) for i in outcome.after.instances] == [("1g.10gb", 0)]
         retried = await rig.owners.settle(Part(uuid, made(("2g.20gb", 4))))
         assert retried.problems == ()
-
-
-async def test_a_plan_and_a_claim_on_one_gpu(node: SimulatedNode, tmp_path: Path) -> None:
-    """The plan lays out what it says beside the claim's instance, and never takes that away."""
-    held: list[Reserved] = []
-    rig = Rig(tmp_path, beside=lambda goal, _: replace(goal, reserved=tuple(held)))
-    async with running(rig):
-        await without_plan(rig)
-        uuid = rig.gpu().uuid
-        held.append(Reserved("1g.10gb", Placement(6, 1), PATH))
-        await rig.owners.settle(Part(uuid, made(("1g.10gb", 6))))
-        rig.plan.offer(NoPlan("still none"))
-        rig.offer("{3g.40gb: 1}")
-        await rig.settle(Phase.IN_SYNC)
-        assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
-        rig.offer("{7g.80gb: 1}")
-        await rig.settle(Phase.BLOCKED)
-        assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
-        assert any(PATH in problem.message for problem in rig.state.problems)
-        assert EventType.DRIFT not in rig.reported()
 
 
 async def test_a_slow_plan_holds_up_its_own_gpu_alone(node: SimulatedNode, tmp_path: Path) -> None:
