@@ -94,7 +94,7 @@ class Rig:
             driver or open_driver(observe_deadline, step_deadline),
             policy or Policy(),
             parallel=parallel,
-            changed=lambda: self.control.nudge_soon("a GPU was changed"),
+            changed=lambda: self.control.wake_soon("a GPU was changed"),
         )
         self.reconciler = Reconciler(
             control=self.control,
@@ -146,7 +146,7 @@ class Rig:
     async def round(self) -> None:
         """Have it look once more, and wait for the end of a round that began from now on."""
         before = self.control.begun
-        self.control.nudge("a test asks")
+        self.control.wake("a test asks")
         await self.until(lambda: self.control.ended > before and self.state.phase != Phase.WORKING)
 
     async def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""What is known of this node's claims, for people and metrics (attempts, pods, what is amiss), and
+"""What is known of this node's claims, for people and metrics (attempts, pods, their problems), and
 what is reported of them: events, also at the API server, and their status.
 """
 
@@ -56,7 +56,7 @@ class ClaimView:
         self.pods = claims.pods
         self.attempts = Attempts(clock=asyncio.get_running_loop().time, wall=time.time)
         self.attempts.ended.subscribe(lambda _: self._called.set())
-        self.amiss: Mapping[str, Problem] = {}  # by the claim's uid, as upkeep left it
+        self.upkeep_problems: Mapping[str, Problem] = {}  # by the claim's uid, as upkeep left it
         self._served: tuple[object, tuple[Claim, ...]] = (None, ())  # of what, and which
 
     @property
@@ -70,7 +70,7 @@ class ClaimView:
             records,
             self._claims.store.unreadable,
             dict(self.attempts.newest({record.uid for record in records})),  # it changes
-            self.amiss,
+            self.upkeep_problems,
             {(one.pool, one.device): one for one in self._health()},
         )
         # Two records may differ in their times alone, which do not count when they are compared.
@@ -79,7 +79,7 @@ class ClaimView:
         self._served = of, claims if of == before else served_claims(facts)
         return self._served[1]
 
-    def noting(self, allocations: Allocations) -> Allocations:
+    def recording(self, allocations: Allocations) -> Allocations:
 
         async def noted() -> tuple[Allocated, ...]:
             found = await allocations()

@@ -28,7 +28,7 @@ from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.claims.serving.patience import Patience
-from nodeagent.claims.upkeep.upkeep import EVERY, Upkeep
+from nodeagent.claims.upkeep.upkeep import INTERVAL, Upkeep
 from nodeagent.cluster.kubelet.plugin.claim_calls import HealthFeed
 from nodeagent.errors import NodeagentError, Transient
 from nodeagent.files.cdi import Edits
@@ -41,7 +41,7 @@ from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.loop_control import SETTLING
+from nodeagent.reconcile.loop_control import SETTLE_INTERVAL
 from nodeagent.reconcile.owner import GpuOwners
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ class ClaimsService:
         self._asked_for_pods = False  # whether they have GPUs from a device plugin
         # A simulated node has a kubelet only where the settings say so.
         self._follows_kubelet = simulation is None or settings.kubelet.use == "always"
-        self._amiss: tuple[Problem, ...] = ()  # what the last upkeep left
+        self._upkeep_problems: tuple[Problem, ...] = ()  # what the last upkeep left
         self._settings = settings
         self._cluster = cluster
         self._states = states
         self._events = shared.events
         self._observation = shared.observation
         self._health = health
-        self._nudge = shared.control.nudge
+        self._wake = shared.control.wake
         self._changed = asyncio.Event()
         self._feed = HealthFeed()
         self._patience = Patience()
@@ -114,7 +114,7 @@ class ClaimsService:
             self.claims,
             observe=lambda: shared.observation.node or states.newest.observed,
             health=self._device_health,
-            pods_changed=lambda: self._nudge("pods of claims are others"),
+            pods_changed=lambda: self._wake("pods of claims are others"),
         )
         self._reports = ClaimReports(
             cluster.access, settings.node_name, self.view.pods.recent, shared.events
@@ -144,7 +144,7 @@ class ClaimsService:
         own = [self._problem, self._publisher.state.newest.problem if self._publisher else None]
         if why := self._offers.closed:
             own.append(Problem.of(Code.OWNED, "claims", why=why))
-        return (*self.claims.store.problems, *self._amiss, *filter(None, own))
+        return (*self.claims.store.problems, *self._upkeep_problems, *filter(None, own))
 
     async def run(self) -> NoReturn:
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
@@ -160,7 +160,7 @@ class ClaimsService:
                     await self._publish(kubelet)
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
                 self._problem = Problem.from_error(Code.CLUSTER, error)
-                self._nudge("claims cannot be served")
+                self._wake("claims cannot be served")
             finally:
                 if kubelet:
                     await kubelet.close()
@@ -171,7 +171,7 @@ class ClaimsService:
         if registration.state == "refused":
             why = registration.reason
             self._problem = Problem.of(Code.CLUSTER, "driverRefused", why=why)
-        self._nudge("the kubelet has registered the driver, or refuses it")
+        self._wake("the kubelet has registered the driver, or refuses it")
 
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         asked = claim.namespace, claim.name, claim.uid
@@ -180,7 +180,7 @@ class ClaimsService:
             def waits_for(error: NodeagentError) -> None:
                 if waits(error):
                     self._observe_change()
-                    self._nudge("a claim waits")
+                    self._wake("a claim waits")
 
             return await self._patience.persist(
                 claim.uid, partial(self.claims.prepare, *asked), waits_for
@@ -266,7 +266,7 @@ class ClaimsService:
                 self._publisher.publish(offers)
                 await self._next()
                 # Once for many claims: the offers of eight GPUs take ten milliseconds from them.
-                await asyncio.sleep(SETTLING)
+                await asyncio.sleep(SETTLE_INTERVAL)
                 self._changed.clear()
 
     def _note_reasons(self, offers: Iterable[PoolOffer]) -> None:
@@ -280,7 +280,7 @@ class ClaimsService:
         self.less_offered = found
 
     def _slices_changed(self) -> None:
-        self._nudge("ResourceSlices changed")
+        self._wake("ResourceSlices changed")
         self._changed.set()
 
     async def _refuse_beside_others(
@@ -302,22 +302,22 @@ class ClaimsService:
                 closed = before
         if closed != before:
             self._offers.closed = closed
-            self._nudge("another program hands out GPUs, or does not any more")
+            self._wake("another program hands out GPUs, or does not any more")
 
     async def _keep_up(self, kubelet: PodResourcesClient) -> NoReturn:
         """Put right what a crash, a reboot or a lost call left."""
-        allocations = self.view.noting(kubelet.claimed_devices)
+        allocations = self.view.recording(kubelet.claimed_devices)
         upkeep = Upkeep(self.claims, allocations=allocations, planned=self._planned_instances)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.view.follow_pods(allocations), name="pods of claims")
             while True:
-                amiss = await upkeep.round()
-                self.view.amiss = upkeep.amiss
-                if amiss != self._amiss:
-                    self._amiss = amiss
-                    self._nudge("claims were checked")
+                problems = await upkeep.round()
+                self.view.upkeep_problems = upkeep.problems
+                if problems != self._upkeep_problems:
+                    self._upkeep_problems = problems
+                    self._wake("claims were checked")
                 self._observe_change()
-                await asyncio.sleep(EVERY)
+                await asyncio.sleep(INTERVAL)
 
     def _planned_instances(self) -> frozenset[tuple[str, Placement]]:
         """Whatever lies on a GPU that a plan names is the plan's, but for what claims have."""

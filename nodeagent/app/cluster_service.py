@@ -44,7 +44,7 @@ class ClusterService:
             settings=self._settings,
             source=source,
             policy=settings.policy,
-            wake=shared.control.nudge,
+            wake=shared.control.wake,
             report=events.add,
         )
         self.guard = NodeGuard(self.access, settings.node_name)

@@ -45,7 +45,7 @@ class MpsService:
     ) -> None:
         self._settings = settings = shared.settings.mps
         self._events = shared.events
-        self._nudge = shared.control.nudge_in_turn
+        self._wake = shared.control.wake_in_turn
         simulation = shared.paths.simulation
         # Then the daemons end with the agent, since no command could find them again.
         self._throwaway = simulation is not None and simulation.throwaway
@@ -136,7 +136,7 @@ class MpsService:
 
     def _changed(self) -> None:
         self._stirred.set()
-        self._nudge("an MPS daemon or its clients changed")
+        self._wake("an MPS daemon or its clients changed")
 
     async def _watch_clients(self) -> None:
         while True:
@@ -152,7 +152,7 @@ class MpsService:
                 continue
             if seen != self._clients:
                 self._clients = seen
-                self._nudge("MPS clients changed")
+                self._wake("MPS clients changed")
 
 
 def _with_pod(client: MpsClient, user: User | None) -> MpsClient:

@@ -66,7 +66,7 @@ class PlanService:
             message = f"the plan comes from another source now: {source}"
             self._shared.events.add(EventType.PLAN_SOURCE, message)
             states.newest = replace(states.newest, source=source)
-            self._shared.control.nudge("another plan source")
+            self._shared.control.wake("another plan source")
 
     def _source_of(self, plan: PlanSettings) -> str:
         return source_of(plan, in_cluster=self._cluster is not None)

@@ -111,7 +111,7 @@ class Agent:
             self._mps.node,
             settings.policy,
             parallel=settings.gpu.parallel,
-            changed=lambda: control.nudge_soon("a GPU was changed for a claim"),
+            changed=lambda: control.wake_soon("a GPU was changed for a claim"),
             on_progress=reporter.step,
             on_end=reporter.changed_for_claim,
         )
@@ -295,7 +295,7 @@ class Agent:
         simulation = self._shared.paths.simulation
         if simulation and simulation.state:
             async for _ in changes(simulation.state):
-                self._shared.control.nudge("the simulated node changed")
+                self._shared.control.wake("the simulated node changed")
 
 
 def _rules(settings: Settings) -> Rules:

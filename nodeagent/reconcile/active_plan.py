@@ -54,7 +54,7 @@ class ReadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class PlanEvaluation:
     """What to do for an observation.
 
     `plan` is None while no document is in force; `document`, `desired` and `observed` are what it
@@ -145,7 +145,7 @@ class ActivePlan:
         if update != self._update:
             self._update = update
             self._control.halt.set()
-            self._control.nudge("the plan's source changed")
+            self._control.wake("the plan's source changed")
         self._control.offered.set()
 
     async def read_offer(self, observed: ObservedNode | None = None) -> None:
@@ -212,7 +212,7 @@ class ActivePlan:
         self._saved = kept
         return ""
 
-    def judge(self, observed: ObservedNode, policy: Policy) -> Judgement:
+    def evaluate(self, observed: ObservedNode, policy: Policy) -> PlanEvaluation:
         """Decide which document counts for this observation, and plan it."""
         refusal, self._judged = self._unread, self._update
         self._numbers = numbers_of(observed, self._numbers)
@@ -227,23 +227,23 @@ class ActivePlan:
                 refusal = Refused(digest=new.document.digest, problems=error.problems)
             else:
                 self._good, self._numbers = new, numbers or numbers_of(observed)
-                return Judgement(
+                return PlanEvaluation(
                     node_plan, new.document, self._desired, accepted=new.text, observed=observed
                 )
         if self._good is None:
-            return Judgement(refusal=refusal, observed=observed)
+            return PlanEvaluation(refusal=refusal, observed=observed)
         impossible: tuple[Problem, ...] = ()
         try:
             self._desired = self._resolved(self._good, observed, self._numbers)
         except DocumentError as error:
             if self._desired is None:
                 refusal = refusal or Refused(digest=self.digest, problems=error.problems)
-                return Judgement(refusal=refusal, observed=observed)
+                return PlanEvaluation(refusal=refusal, observed=observed)
             impossible = error.problems
         # What was possible once goes on to hold for the GPUs that are still there.
         desired = beside_all(self._desired, observed, self._beside)
         node_plan = _without_the_impossible(plan(desired, observed, policy), impossible)
-        return Judgement(
+        return PlanEvaluation(
             node_plan, self._good.document, desired, refusal=refusal, observed=observed
         )
 

@@ -1,4 +1,4 @@
-"""Hooks before and after a change of devices, such as a cluster's: object, prepare, settle."""
+"""Hooks before and after a change of devices, such as a cluster's: object, prepare, after_round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 
 
 class ChangeHooks:
@@ -23,7 +23,7 @@ class ChangeHooks:
         return ()
 
     async def objections(
-        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
+        self, evaluation: PlanEvaluation, todo: NodePlan, observed: ObservedNode
     ) -> tuple[Problem, ...]:
         """Why nothing may be changed on this node now, whatever the plan says; asked every round.
 
@@ -36,16 +36,19 @@ class ChangeHooks:
         this time.
 
         May take minutes. Cancelled when the agent stops; what was begun is then put back by
-        `settle`, perhaps that of the next start.
+        `after_round`, perhaps that of the next start.
         """
         return ()
 
-    def settle(
-        self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
+    def after_round(
+        self,
+        evaluation: PlanEvaluation,
+        observed: ObservedNode,
+        postponed: frozenset[str] = frozenset(),
     ) -> None:
         """A round is over, however it went: put back what was prepared, follow up. Does not wait;
-        what it finds later is in `problems`, and wakes the loop. The GPUs that are `left`, by UUID,
-        would not be worked on now even if their users were gone.
+        what it finds later is in `problems`, and wakes the loop. The GPUs that are `postponed`, by
+        UUID, would not be worked on now even if their users were gone.
         """
 
 

@@ -14,7 +14,7 @@ from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Ver
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
 from nodeagent.rate_limit import RateLimit
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import LAST_SAID, EventLog, EventType
 from nodeagent.reconcile.work_queue import Retry
 from nodeagent.views.mps_problems import unready_daemons
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 _OF_THE_DRIVER = frozenset({Code.DRIVER, Code.DRIVER_MISSING})
 _NODE = ""  # where the UUID of a GPU would be
-_OTHER_USERS = 60.0  # seconds in which others who are in the way are reported once
+_REPEAT_INTERVAL = 60.0  # seconds in which others who are in the way are reported once
 
 _STEPS: Final = {
     StepResult.DONE: EventType.STEP_DONE,
@@ -43,7 +43,7 @@ class EventReporter:
     def __init__(self, events: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._events = events
         self._clock = clock
-        self._other_users = RateLimit(_OTHER_USERS)
+        self._other_users = RateLimit(_REPEAT_INTERVAL)
         self._access: dict[str, Access] = {}
         self._layouts: dict[str, tuple[str, str]] = {}  # by the last look but one, and the last
         self._slow: set[int] = set()
@@ -96,16 +96,16 @@ class EventReporter:
 
     # --- the plan -----------------------------------------------------------------------------
 
-    def judged(self, judgement: Judgement, digest: str, note: str) -> None:
-        if judgement.accepted:
+    def evaluated(self, evaluation: PlanEvaluation, digest: str, note: str) -> None:
+        if evaluation.accepted:
             self._obstacles.clear()
             self._trouble = ""
-            named = judgement.accepted.configuration
+            named = evaluation.accepted.configuration
             facts = {"digest": digest, **({"configuration": named} if named else {})}
             self._events.add(EventType.PLAN_ACCEPTED, f"plan {digest} is in force", facts=facts)
-        refusal = judgement.refusal
+        refusal = evaluation.refusal
         if refusal and refusal != self._refusal:
-            kept = "the last good plan stays in force" if judgement.plan else "no plan is in force"
+            kept = "the last good plan stays in force" if evaluation.plan else "no plan is in force"
             first = refusal.problems[0]
             where = f"{first.path}: " if first.path else ""
             what = f"plan {refusal.digest}" if refusal.digest else "the plan"
@@ -119,12 +119,12 @@ class EventReporter:
             self._events.add(EventType.PLAN_MISSING, note)
         self._note = note
 
-    def obstacles(self, judgement: Judgement, objections: tuple[Problem, ...] = ()) -> None:
+    def obstacles(self, evaluation: PlanEvaluation, objections: tuple[Problem, ...] = ()) -> None:
         """Say what blocks the node or its GPUs, when it is something else than before. Where only
         the users are others, who may come and go by the second, it is said now and then.
         """
         found = {_NODE: objections}
-        for gpu_plan in judgement.gpus:
+        for gpu_plan in evaluation.gpus:
             blocked = gpu_plan.verdict is Verdict.BLOCKED and gpu_plan.before.is_there
             found[gpu_plan.before.uuid] = gpu_plan.problems if blocked else ()
         for uuid, problems in found.items():

@@ -76,13 +76,13 @@ async def side_by_side(
 async def execute_gpu(plan: GpuPlan, terms: Execution) -> GpuOutcome:
     """Take the steps of one GPU; after a failure, those back to its earlier layout."""
     run = StepRun(plan, terms)
-    await run.take_all()
+    await run.run()
     if run.failure:
         return await _turn_back(plan, run, run.failure, terms)
     seen = await run.observe()
     found = [run.pending] if run.pending else []
-    if not (run.pending or run.left):
-        found += run.alone or _check_end(run.plan, seen, terms)
+    if not (run.pending or run.stopped):
+        found += run.soft_failures or _check_end(run.plan, seen, terms)
     return GpuOutcome(run.plan, run.reports, seen, _new(run.plan.problems, found))
 
 
@@ -111,9 +111,9 @@ async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Execu
     )
     restoring = StepRun(replace(back, steps=steps), terms)
     if steps and not terms.stop.is_set():
-        await restoring.take_all()
+        await restoring.run()
         seen = await run.observe()
-    found = [*run.alone, failure, *restoring.alone]
+    found = [*run.soft_failures, failure, *restoring.soft_failures]
     if not _is_back(earlier, seen, terms, waits=waits):
         found.append(not_restored(before, seen, restoring.failure or restoring.pending))
     return GpuOutcome(

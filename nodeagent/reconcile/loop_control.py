@@ -15,10 +15,10 @@ from nodeagent.signals import Signal
 
 log = structlog.get_logger(__name__)
 
-_LEAVING = 1.0  # seconds that an observation may still take once the agent stops
-SETTLING: Final = 0.25  # seconds in which changes are taken together
-_TURN = 2.0  # seconds between two rounds that tenants cause, after some at once
-_TURNS_AT_ONCE = 10
+_STOP_TIMEOUT = 1.0  # seconds that an observation may still take once the agent stops
+SETTLE_INTERVAL: Final = 0.25  # seconds in which changes are taken together
+_WAKE_INTERVAL = 2.0  # seconds between two rounds that tenants cause, after some at once
+_WAKE_BURST = 10
 
 
 class Abandoned(Exception):
@@ -37,58 +37,58 @@ class LoopControl:
         self.settled = asyncio.Event()  # the first round is over, however it ended
         self.stopping = False
         self._wake = asyncio.Event()
-        self._turns = Allowance(interval=_TURN, burst=_TURNS_AT_ONCE)
-        self._turn: asyncio.TimerHandle | None = None
+        self._allowance = Allowance(interval=_WAKE_INTERVAL, burst=_WAKE_BURST)
+        self._due: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
         self._round_ended = math.inf
         self._observing: asyncio.Timeout | None = None
 
-    def nudge(self, reason: str) -> None:
+    def wake(self, reason: str) -> None:
         """Something may have changed: have the loop observe the node again soon."""
         log.debug("woken", reason=reason)
         self._wake.set()
 
-    def nudge_soon(self, reason: str) -> None:
-        """As `nudge`, once for many: a look at the node has calls to every GPU, and what comes next
+    def wake_soon(self, reason: str) -> None:
+        """As `wake`, once for many: a look at the node has calls to every GPU, and what comes next
         of the same kind waits for those.
         """
         if self._settling is None:
 
             def now() -> None:
                 self._settling = None
-                self.nudge(reason)
+                self.wake(reason)
 
-            self._settling = asyncio.get_running_loop().call_later(SETTLING, now)
+            self._settling = asyncio.get_running_loop().call_later(SETTLE_INTERVAL, now)
 
-    def nudge_in_turn(self, reason: str) -> None:
-        """As `nudge`, for what tenants do as often as they like: a round has calls to every GPU."""
+    def wake_in_turn(self, reason: str) -> None:
+        """As `wake`, for what tenants do as often as they like: a round has calls to every GPU."""
         loop = asyncio.get_running_loop()
-        due = self._turns.next_at()
-        if self._turn is not None:
+        due = self._allowance.next_at()
+        if self._due is not None:
             return
         if loop.time() >= due:
-            self._take_turn(reason)
+            self._wake_now(reason)
         else:
-            self._turn = loop.call_at(due, self._take_turn, reason)
+            self._due = loop.call_at(due, self._wake_now, reason)
 
-    def _take_turn(self, reason: str) -> None:
-        self._turn = None
-        self._turns.take(asyncio.get_running_loop().time())
-        self.nudge(reason)
+    def _wake_now(self, reason: str) -> None:
+        self._due = None
+        self._allowance.take(asyncio.get_running_loop().time())
+        self.wake(reason)
 
     def follow(self, signal: Signal[Any], reason: str) -> None:
         """Have each value that is published wake the loop."""
-        signal.subscribe(lambda _: self.nudge(reason))
+        signal.subscribe(lambda _: self.wake(reason))
 
     def refresh_if_older_than(self, seconds: float) -> None:
         """Have the loop observe the node again unless its last round is younger than that."""
         if asyncio.get_running_loop().time() - self._round_ended > seconds:
-            self.nudge("the status is requested")
+            self.wake("the status is requested")
 
     def stop(self) -> None:
         """Finish the running steps and leave the rest to the next start; hurry an observation."""
         self.stopping = True
-        for timer in (self._turn, self._settling):
+        for timer in (self._due, self._settling):
             if timer is not None:
                 timer.cancel()
         if self._observing:
@@ -164,4 +164,4 @@ class Heartbeats:
 
 
 def _hurry(observing: asyncio.Timeout) -> None:
-    observing.reschedule(asyncio.get_running_loop().time() + _LEAVING)
+    observing.reschedule(asyncio.get_running_loop().time() + _STOP_TIMEOUT)

@@ -22,7 +22,7 @@ from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.processes import ProcessWatch
-from nodeagent.reconcile.active_plan import ActivePlan, Judgement
+from nodeagent.reconcile.active_plan import ActivePlan, PlanEvaluation
 from nodeagent.reconcile.change_hooks import ChangeHooks, prepared
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl
@@ -36,7 +36,7 @@ from nodeagent.views.node_state import NodeState, Phase, blocking_codes, phase_o
 log = structlog.get_logger(__name__)
 
 NAME = "reconciler"
-_OLD = 0.2  # seconds after which what was seen is not acted upon without another look
+_MAX_AGE = 0.2  # seconds after which what was seen is not acted upon without another look
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,13 @@ class Reconciler:
     _processes: ProcessWatch = field(init=False)
     _failures: int = field(init=False, default=0)  # rounds in a row that a GPU did not answer
     _done: NodeOutcome | None = field(init=False, default=None)  # what was done in this round
-    _seen: Judgement = field(init=False, default_factory=Judgement)  # the last observation's
+    _seen: PlanEvaluation = field(
+        init=False, default_factory=PlanEvaluation
+    )  # the last observation's
 
     def __post_init__(self) -> None:
         self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
-        self._processes = ProcessWatch(partial(self.control.nudge_in_turn, "a process ended"))
+        self._processes = ProcessWatch(partial(self.control.wake_in_turn, "a process ended"))
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class Reconciler:
                 # What was prepared stays if the next round is at hand and needs it, too.
                 if self.control.stopping or not control.halt.is_set():
                     now, seen = asyncio.get_running_loop().time(), self._seen
-                    self.hooks.settle(seen, seen.observed, self._queue.left(seen, now))
+                    self.hooks.after_round(seen, seen.observed, self._queue.postponed(seen, now))
                 control.end_round()
                 self._alive(pause)
                 await control.rest(pause)
@@ -156,33 +158,33 @@ class Reconciler:
             await self.owners.open()
         # A plan waits for nothing that only people ask for; they get it with the next look.
         brief = self.plan.is_new and self._seen.observed.gpus != ()
-        judgement = await self._observe(details=not brief)
+        evaluation = await self._observe(details=not brief)
         if brief:
-            self.control.nudge("details were left out")
+            self.control.wake("details were left out")
         self.control.resume()  # what was offered meanwhile has been judged, too
         # The disk and the API server are asked side by side: each may take 10 ms and more.
         tried = self.plan.kept
         saving = asyncio.create_task(self._save_plan(), name="save the plan")
         try:
             async with self.control.abandoned_at_stop():
-                todo = self._choose(judgement)
-                objections = await self.hooks.objections(judgement, todo, judgement.observed)
+                todo = self._choose(evaluation)
+                objections = await self.hooks.objections(evaluation, todo, evaluation.observed)
         finally:
             await saving
-        if not objections and self._choose(judgement).gpus:
-            working = self._describe(judgement, unfinished=True)
+        if not objections and self._choose(evaluation).gpus:
+            working = self._describe(evaluation, unfinished=True)
             self.states.publish(replace(working, phase=Phase.WORKING))
-            judgement, objections = await self._work(judgement)
-        self.reporter.obstacles(judgement, objections)
+            evaluation, objections = await self._work(evaluation)
+        self.reporter.obstacles(evaluation, objections)
         unfinished = self.control.halt.is_set()
-        self.states.publish(self._describe(judgement, objections, unfinished=unfinished))
-        self._processes.watch(blocking_pids(judgement))
+        self.states.publish(self._describe(evaluation, objections, unfinished=unfinished))
+        self._processes.watch(blocking_pids(evaluation))
         if self.plan.kept != tried:  # accepted by the last look
             await self._save_plan()
         now = asyncio.get_running_loop().time()
         self.on_round(self._done, now - began)
         # Until a failed GPU may be tried again, at most until the resync.
-        retry = self._queue.next_retry(judgement)
+        retry = self._queue.next_retry(evaluation)
         resync = self.rules.resync
         return resync if retry is None else min(resync, max(0.0, retry - now))
 
@@ -190,10 +192,10 @@ class Reconciler:
         if trouble := await self.plan.save():
             self.reporter.trouble(trouble)
 
-    async def _work(self, judgement: Judgement) -> tuple[Judgement, tuple[Problem, ...]]:
+    async def _work(self, evaluation: PlanEvaluation) -> tuple[PlanEvaluation, tuple[Problem, ...]]:
         """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
         began = asyncio.get_running_loop().time()
-        todo = self._choose(judgement)
+        todo = self._choose(evaluation)
         # Shorter than the patience for everything else, so that waiting for pods is no hanging.
         unprepared = await prepared(
             self.hooks,
@@ -203,10 +205,10 @@ class Reconciler:
             every=self.rules.patience / 2,
         )
         if self.control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
-            return judgement, unprepared
-        if asyncio.get_running_loop().time() - began > _OLD:
-            judgement = await self._observe()
-        todo = self._choose(judgement)
+            return evaluation, unprepared
+        if asyncio.get_running_loop().time() - began > _MAX_AGE:
+            evaluation = await self._observe()
+        todo = self._choose(evaluation)
         if unprepared:
             todo = undisturbing(todo)
         outcome = await self.owners.settle_plan(
@@ -214,49 +216,49 @@ class Reconciler:
         )
         is_whole = len(outcome.gpus) == len(todo.gpus)
         if not is_whole:
-            self.control.nudge("a GPU was changed for a claim meanwhile")
+            self.control.wake("a GPU was changed for a claim meanwhile")
         as_planned = is_whole and all(gpu.as_planned for gpu in outcome.gpus)
         if self.control.halt.is_set() or not as_planned:
-            judgement = await self._observe()
+            evaluation = await self._observe()
         else:  # each GPU that was changed was read back; all are looked at once that is reported
-            judgement = await self._judge(_with_changes(judgement.observed, outcome))
-            self.control.nudge("the GPUs were changed")
+            evaluation = await self._evaluate(_with_changes(evaluation.observed, outcome))
+            self.control.wake("the GPUs were changed")
         self._done = outcome
-        self._learn(outcome, judgement)
-        return judgement, unprepared
+        self._learn(outcome, evaluation)
+        return evaluation, unprepared
 
-    async def _observe(self, *, details: bool = True) -> Judgement:
+    async def _observe(self, *, details: bool = True) -> PlanEvaluation:
         async with self.control.abandoned_at_stop():
             observed = await self.owners.observe(details=details)
         self._alive(0)
         self.reporter.driver_answers()
-        return await self._judge(observed)
+        return await self._evaluate(observed)
 
-    async def _judge(self, observed: ObservedNode) -> Judgement:
+    async def _evaluate(self, observed: ObservedNode) -> PlanEvaluation:
         self.reporter.observed(observed)
         await self.plan.read_offer(observed)
-        self._seen = judgement = self.plan.judge(observed, self.rules.policy)
-        self.reporter.judged(judgement, self.plan.digest, self.plan.note)
-        if judgement.accepted:
+        self._seen = evaluation = self.plan.evaluate(observed, self.rules.policy)
+        self.reporter.evaluated(evaluation, self.plan.digest, self.plan.note)
+        if evaluation.accepted:
             self.on_plan()
-        for gpu in self._queue.observe(judgement):
+        for gpu in self._queue.observe(evaluation):
             self.reporter.drifted(gpu, mended=self.rules.mend)
-        return judgement
+        return evaluation
 
-    def _choose(self, judgement: Judgement) -> NodePlan:
+    def _choose(self, evaluation: PlanEvaluation) -> NodePlan:
         """The plan with only the GPUs to work on now."""
         stopping, now = self.control.stopping, asyncio.get_running_loop().time()
-        gpus = () if stopping else self._queue.choose(judgement, now)
-        return replace(judgement.plan or NodePlan(Verdict.APPLICABLE), gpus=gpus)
+        gpus = () if stopping else self._queue.choose(evaluation, now)
+        return replace(evaluation.plan or NodePlan(Verdict.APPLICABLE), gpus=gpus)
 
-    def _learn(self, outcome: NodeOutcome, judgement: Judgement) -> None:
+    def _learn(self, outcome: NodeOutcome, evaluation: PlanEvaluation) -> None:
         now = asyncio.get_running_loop().time()
         for gpu in outcome.gpus:
             uuid = gpu.plan.before.uuid
-            after = next((p for p in judgement.gpus if p.before.uuid == uuid), None)
+            after = next((p for p in evaluation.gpus if p.before.uuid == uuid), None)
             # What was left because of the halt is no failure.
             may_fail = gpu.failed or not self.control.halt.is_set()
-            retry = self._queue.learn(gpu, after, judgement, now) if may_fail else None
+            retry = self._queue.learn(gpu, after, evaluation, now) if may_fail else None
             self.reporter.worked(gpu, after, retry)
 
     def _step_ended(self, report: StepReport) -> None:
@@ -266,13 +268,13 @@ class Reconciler:
     # --- what is so -------------------------------------------------------------------------
 
     def _describe(
-        self, judgement: Judgement, objections: tuple[Problem, ...] = (), *, unfinished: bool
+        self, evaluation: PlanEvaluation, objections: tuple[Problem, ...] = (), *, unfinished: bool
     ) -> NodeState:
         """The state after a look. `unfinished`: the round was halted, or is not over."""
-        plan, refused, text = judgement.plan, judgement.refusal, self.plan.text
+        plan, refused, text = evaluation.plan, evaluation.refusal, self.plan.text
         mps = self.mps()
         problems = [*objections, *(plan.problems if plan else ())]
-        for gpu_plan in judgement.gpus:
+        for gpu_plan in evaluation.gpus:
             problems += self._queue.problems(gpu_plan)
         problems += (*mps.problems, *self.hooks.problems)
         phase = phase_of(refused=refused is not None, plan=plan, problems=problems, mps=mps.daemons)
@@ -286,7 +288,7 @@ class Reconciler:
             configuration=text.configuration if text else None,
             refusal=refused,
             note=self.plan.note,
-            observed=judgement.observed,
+            observed=evaluation.observed,
             observed_at=datetime.now(UTC),
             plan=plan,
             blocking=blocking_codes(problems),
@@ -295,7 +297,7 @@ class Reconciler:
                 *dict.fromkeys((*problems, *self.own_problems())),  # not of the plan
                 *self.plan.source_problems,
             ),
-            driver_error=_driver_error(judgement.observed),
+            driver_error=_driver_error(evaluation.observed),
             mps=mps.daemons,
             rounds=before.rounds + (not unfinished),
         )

@@ -40,7 +40,7 @@ from nodeagent.uncancelled import end_of
 # A daemon that does not end is not among them: what follows would take its device away.
 _SHARING = (StartMps, SetComputeMode, SetTimeSlice)
 _DESTRUCTIONS = (DestroyGpuInstance, DestroyComputeInstance)
-_READ_AGAIN = (0.05, 0.2)  # seconds between readings that fail
+_REREAD_PAUSES = (0.05, 0.2)  # seconds between readings that fail
 
 
 class StepDriver(Protocol):
@@ -88,17 +88,18 @@ class Execution:
 class StepRun:
     """One list of steps of one GPU, and how it went.
 
-    `failure`: why it ended early; `left`: it was left because of a stop; `pending`: it cannot go
-    on before the GPU is reset. `alone` are failures that did not end it. `reset_failed`: the MIG
-    mode is left pending. `plan` is replaced when a mode change had another result than planned.
+    `failure`: why it ended early; `stopped`: it was left because of a stop; `pending`: it cannot go
+    on before the GPU is reset. `soft_failures` are failures that did not end it. `reset_failed`:
+    the MIG mode is left pending. `plan` is replaced when a mode change had another result than
+    planned.
     """
 
     def __init__(self, plan: GpuPlan, terms: Execution) -> None:
         self.plan = plan
-        self.alone: list[Problem] = []
+        self.soft_failures: list[Problem] = []
         self.failure: Problem | None = None
         self.pending: Problem | None = None
-        self.left = False
+        self.stopped = False
         self.reset_failed = False
         self._terms = terms
         self._made = MadeDevices(plan.before)
@@ -111,7 +112,7 @@ class StepRun:
         """In the order of the steps, which is not always that of their ends."""
         return tuple(report for _, report in sorted(self._reports.items()))
 
-    async def take_all(self) -> None:
+    async def run(self) -> None:
         number = 0
         async with asyncio.TaskGroup() as starts:  # of daemons, each to its end
             while number < len(self.plan.steps):
@@ -123,7 +124,7 @@ class StepRun:
                     self._skip(number, rest, "not started: an earlier step failed")
                     break
                 if self._terms.stop.is_set():
-                    self.left = True
+                    self.stopped = True
                     self._skip(number, rest, "not started: a stop was requested")
                     break
                 if isinstance(step, StartMps | SetComputeMode):
@@ -170,7 +171,7 @@ class StepRun:
         if cancelled:
             raise asyncio.CancelledError
         if error is None:
-            self._made.note(step)
+            self._made.record(step)
             return
         again = isinstance(error, GpuInUse) or isinstance(step, ResetGpu)
         seen = await self.observe() if again else self.plan.before
@@ -180,8 +181,8 @@ class StepRun:
             if seen.no_reset and self.plan.goal:  # what the next plan says, too
                 problem = next(iter(self._terms.plan_for(self.plan.goal, seen).problems), problem)
         if isinstance(step, _SHARING) and not isinstance(error, GpuLost):
-            self.alone.append(problem)
-            self._made.note_failure(step)
+            self.soft_failures.append(problem)
+            self._made.record_failure(step)
         else:
             self.failure = problem
 
@@ -228,7 +229,7 @@ class StepRun:
     async def observe(self) -> Gpu:
         """Read back, with retries for transient errors."""
         seen = await self._observe_once()
-        for pause in _READ_AGAIN:
+        for pause in _REREAD_PAUSES:
             if seen.access is not Access.UNKNOWN:
                 break
             await asyncio.sleep(pause)
@@ -317,7 +318,7 @@ class MadeDevices:
         self._provided.add(step.device)
         return step.device not in self._unfit
 
-    def note(self, step: Step) -> None:
+    def record(self, step: Step) -> None:
         """A step was done."""
         if isinstance(step, DestroyGpuInstance):
             self._before.difference_update(step.devices)
@@ -326,7 +327,7 @@ class MadeDevices:
         if not isinstance(step, StartMps | SetComputeMode | SetTimeSlice):
             self.seen = None
 
-    def note_failure(self, step: Step) -> None:
+    def record_failure(self, step: Step) -> None:
         """A step failed that the others go on without."""
         if isinstance(step, SetComputeMode):
             self._unfit.add(step.device)

@@ -16,7 +16,7 @@ from nodeagent.plan.desired import DesiredGpu, WhenInUse
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.step_problems import not_as_planned
 from nodeagent.structs import replace
 from nodeagent.views.text import layout_words, users
@@ -50,12 +50,12 @@ class WorkQueue:
         self._drifted: dict[str, DesiredGpu] = {}  # from what
         self._chosen_at = -math.inf
 
-    def observe(self, judgement: Judgement) -> tuple[Gpu, ...]:
+    def observe(self, evaluation: PlanEvaluation) -> tuple[Gpu, ...]:
         """Note what is so now; the GPUs that another program changed since the last time."""
-        if judgement.accepted:  # everything may be tried at once
+        if evaluation.accepted:  # everything may be tried at once
             self._failures.clear()
         drifted = []
-        for gpu_plan in judgement.gpus:
+        for gpu_plan in evaluation.gpus:
             gpu = gpu_plan.before
             if gpu_plan.verdict is Verdict.IN_SYNC:
                 self._failures.pop(gpu.uuid, None)
@@ -63,7 +63,7 @@ class WorkQueue:
                 continue
             if gpu_plan.verdict is Verdict.BLOCKED:
                 self._wait_for_users(gpu.uuid)
-            wanted = judgement.desired.gpus[gpu.key]
+            wanted = evaluation.desired.gpus[gpu.key]
             if gpu_plan.verdict is Verdict.IN_SYNC:
                 self._in_sync[gpu.uuid] = wanted
                 self._drifted.pop(gpu.uuid, None)
@@ -82,21 +82,21 @@ class WorkQueue:
             lost = tuple(p for p in failure.problems if p.code is Code.NOT_RESTORED)
             self._failures[uuid] = replace(failure, situation=None, problems=lost)
 
-    def left(self, judgement: Judgement, now: float) -> frozenset[str]:
+    def postponed(self, evaluation: PlanEvaluation, now: float) -> frozenset[str]:
         """The GPUs, by UUID, that would not be worked on now even if their users were gone."""
         failed = {uuid for uuid, failure in self._failures.items() if now < failure.retry_at}
         return frozenset(
             gpu_plan.before.uuid
-            for gpu_plan in judgement.gpus
+            for gpu_plan in evaluation.gpus
             if self._is_left_drifted(gpu_plan) or gpu_plan.before.uuid in failed
         )
 
-    def choose(self, judgement: Judgement, now: float) -> tuple[GpuPlan, ...]:
+    def choose(self, evaluation: PlanEvaluation, now: float) -> tuple[GpuPlan, ...]:
         self._chosen_at = now
-        wanted = judgement.desired.gpus
+        wanted = evaluation.desired.gpus
         return tuple(
             gpu_plan
-            for gpu_plan in judgement.gpus
+            for gpu_plan in evaluation.gpus
             if gpu_plan.steps
             and not self._is_left_drifted(gpu_plan)
             and self._may_try(gpu_plan.before, wanted[gpu_plan.before.uuid], now)
@@ -112,7 +112,7 @@ class WorkQueue:
         )
 
     def learn(
-        self, outcome: GpuOutcome, after: GpuPlan | None, judgement: Judgement, now: float
+        self, outcome: GpuOutcome, after: GpuPlan | None, evaluation: PlanEvaluation, now: float
     ) -> Retry | None:
         """Remember what failed: by what is there now, and not by what was said to be done. When it
         is tried again; None where nothing failed.
@@ -124,7 +124,7 @@ class WorkQueue:
         count = earlier.count + 1 if earlier else 1
         pause = self._backoff.after(count)
         self._failures[gpu.uuid] = _Failure(
-            _situation(gpu, judgement.desired.gpus[gpu.uuid]),
+            _situation(gpu, evaluation.desired.gpus[gpu.uuid]),
             count,
             now + pause,
             outcome.problems or (not_as_planned(gpu),),
@@ -140,11 +140,11 @@ class WorkQueue:
         failure = self._failures.get(gpu_plan.before.uuid)
         return (*drift, *gpu_plan.problems, *(failure.problems if failure else ()))
 
-    def next_retry(self, judgement: Judgement) -> float | None:
+    def next_retry(self, evaluation: PlanEvaluation) -> float | None:
         """When something that failed is to be tried again; None when nothing is. What was due when
         the GPUs were chosen, and still waits, waits for what keeps it from being worked on.
         """
-        waiting = (p.before.uuid for p in judgement.gpus if p.steps or _waits_for_eviction(p))
+        waiting = (p.before.uuid for p in evaluation.gpus if p.steps or _waits_for_eviction(p))
         times = (self._failures[uuid].retry_at for uuid in waiting if uuid in self._failures)
         return min((time for time in times if time > self._chosen_at), default=None)
 
@@ -158,10 +158,10 @@ def _waits_for_eviction(gpu_plan: GpuPlan) -> bool:
     return evicts and gpu_plan.verdict is Verdict.BLOCKED
 
 
-def blocking_pids(judgement: Judgement) -> set[int]:
+def blocking_pids(evaluation: PlanEvaluation) -> set[int]:
     """Everyone on the GPUs that are blocked by users; 0 for those of whom no pid is known."""
     pids: set[int] = set()
-    for gpu_plan in judgement.gpus:
+    for gpu_plan in evaluation.gpus:
         if any(problem.code is Code.IN_USE for problem in gpu_plan.problems):
             pids |= {user.pid for user in users(gpu_plan.before)} or {0}
     return pids

@@ -99,7 +99,7 @@ class Member:
         self.publisher.use(self.source)
 
     def _wake(self, reason: str) -> None:
-        self.rig.control.nudge(reason)
+        self.rig.control.wake(reason)
 
     def _report(self, kind: EventType, message: str) -> None:
         pass

@@ -258,10 +258,10 @@ async def test_the_server_is_gone_for_a_day(
                 rounds = member.rig.state.rounds
                 for _ in range(15):
                     await asyncio.sleep(0.1)
-                    member.rig.control.nudge("a day's work")
+                    member.rig.control.wake("a day's work")
                 while member.rig.state.rounds < rounds + 8:  # a busy machine does fewer meanwhile
                     await asyncio.sleep(0.1)
-                    member.rig.control.nudge("a day's work")
+                    member.rig.control.wake("a day's work")
                 assert len(member.rig.gpu().instances) == 7
                 member.plan(SECOND)
                 before = len(api.requests)

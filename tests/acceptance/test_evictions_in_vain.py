@@ -65,7 +65,7 @@ class Agent(Rig):
             settings=KubernetesSettings(),
             source="annotation",
             policy=Policy(),
-            wake=lambda reason: self.control.nudge(reason),  # noqa: PLW0108 # made later
+            wake=lambda reason: self.control.wake(reason),  # noqa: PLW0108 # made later
             report=lambda _kind, _message: None,
             intervals=PACE,
         )

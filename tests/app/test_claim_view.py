@@ -60,7 +60,7 @@ async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
     assert view.served == before
     view.pods.reserve(("team", "trainer"), ReservedFor(UID, (("pod-1", "uid-1"),)))
     assert [pod.name for pod in view.served[0].pods] == ["pod-1"]
-    view.amiss = {UID: Problem(code=Code.IN_USE, message="it is used")}
+    view.upkeep_problems = {UID: Problem(code=Code.IN_USE, message="it is used")}
     health.append(DeviceHealth(POOL, MIG_DEVICE, "unhealthy", 0.0, "it is hot"))
     assert [one.message for one in view.served[0].problems] == [
         "it is used",

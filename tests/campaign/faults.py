@@ -48,8 +48,8 @@ FAULTS: Faults = {  # for days in one process
     "what was done is not read back": (
         Edit(
             "reconcile/executor.py",
-            "        found += run.alone or _check_end(run.plan, seen, terms)\n",
-            "        found += run.alone\n",
+            "        found += run.soft_failures or _check_end(run.plan, seen, terms)\n",
+            "        found += run.soft_failures\n",
         ),
         Edit(
             "reconcile/reconciler.py",
@@ -58,7 +58,7 @@ FAULTS: Faults = {  # for days in one process
         ),
         Edit(
             "reconcile/reconciler.py",
-            '            self.control.nudge("the GPUs were changed")\n',
+            '            self.control.wake("the GPUs were changed")\n',
             "            pass\n",
         ),
     ),

@@ -116,7 +116,7 @@ def test_ids_of_an_earlier_start_are_not_shown() -> None:
 
 def test_what_is_wrong_with_it() -> None:
     """What upkeep found, and how well its devices are, where they are not well."""
-    amiss = {
+    found = {
         UID: Problem(
             code=Code.IN_USE, message="claim team/trainer: the claim is gone, but it is used"
         )
@@ -128,7 +128,9 @@ def test_what_is_wrong_with_it() -> None:
     )
     for state, codes in states:
         one = DeviceHealth(POOL, "mig-1g-10gb-4", state, 1.0, "it has errors.")
-        claim = only(records=(record(MADE),), amiss=amiss, health={(POOL, "mig-1g-10gb-4"): one})
+        claim = only(
+            records=(record(MADE),), upkeep_problems=found, health={(POOL, "mig-1g-10gb-4"): one}
+        )
         assert [problem.code for problem in claim.problems] == codes
         for problem in claim.problems[1:]:
             assert (problem.message, problem.gpu) == ("mig-1g-10gb-4: it has errors.", GPU)

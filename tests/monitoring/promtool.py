@@ -1,4 +1,4 @@
-"""Prometheus' own judgement of rules and expressions, where its promtool is installed."""
+"""Prometheus' own evaluation of rules and expressions, where its promtool is installed."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from nodeagent.plan.numbers import NumberedGpu
 from nodeagent.plan.observed import Access, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.problems import Code
-from nodeagent.reconcile.active_plan import ActivePlan, Judgement
+from nodeagent.reconcile.active_plan import ActivePlan, PlanEvaluation
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import KeptPlan, NoPlan, PlanText, PlanUpdate
 from nodeagent.simulation import simulated
@@ -36,18 +36,18 @@ async def observe(boards: str = "h100-80gb:2") -> ObservedNode:
             return await driver.observe()
 
 
-async def judged(plan: ActivePlan, observed: ObservedNode) -> Judgement:
+async def evaluated(plan: ActivePlan, observed: ObservedNode) -> PlanEvaluation:
     """Read what was offered and judge it."""
     await plan.read_offer()
-    return plan.judge(observed, Policy())
+    return plan.evaluate(observed, Policy())
 
 
 async def test_accepted_once() -> None:
     """A document is accepted when it is first found good, and simply holds from then on."""
     node, plan = await observe(), made()
     plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
-    assert (await judged(plan, node)).accepted
-    assert (await judged(plan, node)).accepted is None
+    assert (await evaluated(plan, node)).accepted
+    assert (await evaluated(plan, node)).accepted is None
     plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
 
 
@@ -56,23 +56,23 @@ async def test_refused_until_the_gpu_is_there() -> None:
     node, plan = await observe(), made()
     one = replace(node, gpus=node.gpus[:1])
     plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
-    judgement = await judged(plan, one)
-    assert judgement.plan is None
-    assert judgement.refusal
-    assert [p.code for p in judgement.refusal.problems] == [Code.UNKNOWN_DEVICE]
-    assert (await judged(plan, node)).accepted
+    evaluation = await evaluated(plan, one)
+    assert evaluation.plan is None
+    assert evaluation.refusal
+    assert [p.code for p in evaluation.refusal.problems] == [Code.UNKNOWN_DEVICE]
+    assert (await evaluated(plan, node)).accepted
 
 
 async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
     """What was accepted goes on to hold for the others, and the missing one is reported."""
     node, plan = await observe(), made()
     plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
-    await judged(plan, node)
-    judgement = await judged(plan, replace(node, gpus=node.gpus[:1]))
-    assert judgement.refusal is None
-    assert judgement.plan
-    assert [gpu.verdict for gpu in judgement.plan.gpus] == [Verdict.APPLICABLE]
-    assert [p.code for p in judgement.plan.problems] == [Code.GPU_LOST]
+    await evaluated(plan, node)
+    evaluation = await evaluated(plan, replace(node, gpus=node.gpus[:1]))
+    assert evaluation.refusal is None
+    assert evaluation.plan
+    assert [gpu.verdict for gpu in evaluation.plan.gpus] == [Verdict.APPLICABLE]
+    assert [p.code for p in evaluation.plan.problems] == [Code.GPU_LOST]
 
 
 async def test_a_gpu_that_answers_later_and_cannot_be_so_is_not_in_sync() -> None:
@@ -82,43 +82,43 @@ async def test_a_gpu_that_answers_later_and_cannot_be_so_is_not_in_sync() -> Non
     node, plan = await observe("a100-40gb:1,a30:1"), made()
     silent = replace(node.gpus[1], access=Access.UNKNOWN, access_reason="it hangs")
     plan.offer(PlanText(plan_text("{1g.5gb: 7}", "[0, 1]")))
-    assert (await judged(plan, replace(node, gpus=(node.gpus[0], silent)))).accepted
-    judgement = await judged(plan, node)
-    assert judgement.plan
-    assert [gpu.verdict for gpu in judgement.plan.gpus] == [
+    assert (await evaluated(plan, replace(node, gpus=(node.gpus[0], silent)))).accepted
+    evaluation = await evaluated(plan, node)
+    assert evaluation.plan
+    assert [gpu.verdict for gpu in evaluation.plan.gpus] == [
         Verdict.APPLICABLE,
         Verdict.UNSATISFIABLE,
     ]
-    [problem] = judgement.plan.gpus[1].problems
+    [problem] = evaluation.plan.gpus[1].problems
     assert (problem.code, problem.path) == (Code.UNKNOWN_PROFILE, 'gpus[0].mig["1g.5gb"]')
-    assert judgement.plan.verdict is Verdict.UNSATISFIABLE
+    assert evaluation.plan.verdict is Verdict.UNSATISFIABLE
 
 
 async def test_what_a_gpu_cannot_be_is_not_accepted_while_it_is_silent() -> None:
     """The last good plan stays in force, although the newest could not be refused anew."""
     node, plan = await observe("h100-80gb:1"), made()
     plan.offer(PlanText(plan_text("{1g.10gb: 7}")))
-    await judged(plan, node)
+    await evaluated(plan, node)
     plan.offer(PlanText(plan_text("{1g.5gb: 7}")))
-    refusal = (await judged(plan, node)).refusal
+    refusal = (await evaluated(plan, node)).refusal
     assert refusal
     silent = replace(node.gpus[0], access=Access.UNKNOWN, access_reason="it hangs")
-    judgement = await judged(plan, replace(node, gpus=(silent,)))
-    assert (judgement.accepted, judgement.refusal) == (None, refusal)
+    evaluation = await evaluated(plan, replace(node, gpus=(silent,)))
+    assert (evaluation.accepted, evaluation.refusal) == (None, refusal)
     plan.offer(PlanText(plan_text("{1g.10gb: 6}")))
-    assert (await judged(plan, replace(node, gpus=(silent,)))).accepted
+    assert (await evaluated(plan, replace(node, gpus=(silent,)))).accepted
 
 
 async def test_a_refusal_that_lasts_takes_no_memory() -> None:
     """However often a GPU is found silent, nothing of what was observed is kept."""
     node, plan = await observe("h100-80gb:1"), made()
     plan.offer(PlanText(plan_text("{1g.5gb: 7}")))
-    await judged(plan, node)
+    await evaluated(plan, node)
     silent = replace(node.gpus[0], access=Access.UNKNOWN, access_reason="it hangs")
     first, later = replace(node, gpus=(silent,)), replace(node, gpus=(silent,))
     held = sys.getrefcount(first)
-    await judged(plan, first)
-    await judged(plan, later)
+    await evaluated(plan, first)
+    await evaluated(plan, later)
     gc.collect()
     assert sys.getrefcount(first) == held
 
@@ -128,8 +128,8 @@ async def test_a_gpu_that_never_gave_its_uuid_keeps_no_plan_from_the_others() ->
     node, plan = await observe(), made()
     nameless = replace(node.gpus[0], uuid="", access=Access.UNKNOWN, access_reason="it hangs")
     plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
-    assert (await judged(plan, replace(node, gpus=(nameless,)))).refusal
-    assert (await judged(plan, replace(node, gpus=(nameless, node.gpus[1])))).accepted
+    assert (await evaluated(plan, replace(node, gpus=(nameless,)))).refusal
+    assert (await evaluated(plan, replace(node, gpus=(nameless, node.gpus[1])))).accepted
 
 
 async def test_a_gpu_that_another_program_made_unfit_is_not_in_sync() -> None:
@@ -137,15 +137,15 @@ async def test_a_gpu_that_another_program_made_unfit_is_not_in_sync() -> None:
     node, plan = await observe("h100-80gb:1"), made()
     text = b"version: v1\ngpus: [{devices: [0], timeSlice: default}]\n"
     plan.offer(PlanText(text))
-    assert (await judged(plan, node)).accepted
+    assert (await evaluated(plan, node)).accepted
     divided = replace(node.gpus[0], mig=MigMode(current=True, pending=True), compute_mode=None)
-    judgement = await judged(plan, replace(node, gpus=(divided,)))
-    assert judgement.plan
-    assert judgement.plan.verdict is Verdict.UNSATISFIABLE
-    [problem] = judgement.plan.gpus[0].problems
+    evaluation = await evaluated(plan, replace(node, gpus=(divided,)))
+    assert evaluation.plan
+    assert evaluation.plan.verdict is Verdict.UNSATISFIABLE
+    [problem] = evaluation.plan.gpus[0].problems
     assert problem.path == "gpus[0].timeSlice"
     assert "write mig: disabled" in problem.remedy
-    assert (await judged(plan, node)).refusal is None
+    assert (await evaluated(plan, node)).refusal is None
 
 
 async def test_a_gpu_that_comes_and_cannot_be_so_is_not_in_sync() -> None:
@@ -153,12 +153,12 @@ async def test_a_gpu_that_comes_and_cannot_be_so_is_not_in_sync() -> None:
     node, plan = await observe("a100-40gb:1,a30:1"), made()
     plan.offer(PlanText(plan_text("{1g.5gb: 7}")))
     one = replace(node, gpus=node.gpus[:1])
-    assert (await judged(plan, one)).accepted
-    judgement = await judged(plan, node)
-    assert judgement.plan
-    assert judgement.plan.verdict is Verdict.UNSATISFIABLE
-    assert [problem.gpu for problem in judgement.plan.problems] == [node.gpus[1].uuid]
-    assert [gpu.verdict for gpu in judgement.plan.gpus] == [Verdict.APPLICABLE]
+    assert (await evaluated(plan, one)).accepted
+    evaluation = await evaluated(plan, node)
+    assert evaluation.plan
+    assert evaluation.plan.verdict is Verdict.UNSATISFIABLE
+    assert [problem.gpu for problem in evaluation.plan.problems] == [node.gpus[1].uuid]
+    assert [gpu.verdict for gpu in evaluation.plan.gpus] == [Verdict.APPLICABLE]
 
 
 @pytest.mark.parametrize("remembered", [True, False])
@@ -174,20 +174,20 @@ async def test_a_gpu_that_moves_up_is_not_the_one_that_was_named(remembered: boo
     else:
         plan.offer(text)
     first, second = node.gpus
-    assert [gpu.before.uuid for gpu in (await judged(plan, node)).gpus] == [first.uuid]
+    assert [gpu.before.uuid for gpu in (await evaluated(plan, node)).gpus] == [first.uuid]
     gone = replace(first, access=Access.LOST, access_reason="the driver does not list it any more")
     for gpus in ((replace(second, index=0), gone), (replace(second, index=0),)):
-        judgement = await judged(plan, replace(node, gpus=gpus))
-        assert second.uuid not in judgement.desired.gpus
-        assert [gpu.steps for gpu in judgement.gpus] in ([()], [])
-        assert judgement.plan
-        assert judgement.plan.verdict is Verdict.BLOCKED
-    assert [gpu.before.uuid for gpu in (await judged(plan, node)).gpus] == [first.uuid]
+        evaluation = await evaluated(plan, replace(node, gpus=gpus))
+        assert second.uuid not in evaluation.desired.gpus
+        assert [gpu.steps for gpu in evaluation.gpus] in ([()], [])
+        assert evaluation.plan
+        assert evaluation.plan.verdict is Verdict.BLOCKED
+    assert [gpu.before.uuid for gpu in (await evaluated(plan, node)).gpus] == [first.uuid]
     plan.offer(PlanText(plan_text("{1g.10gb: 6}", "[1]")))
-    assert (await judged(plan, replace(node, gpus=(replace(second, index=0), gone)))).refusal
+    assert (await evaluated(plan, replace(node, gpus=(replace(second, index=0), gone)))).refusal
     plan.offer(PlanText(plan_text("{1g.10gb: 6}", "[0]")))
-    judgement = await judged(plan, replace(node, gpus=(replace(second, index=0), gone)))
-    assert [gpu.before.uuid for gpu in judgement.gpus] == [second.uuid], "as numbered now"
+    evaluation = await evaluated(plan, replace(node, gpus=(replace(second, index=0), gone)))
+    assert [gpu.before.uuid for gpu in evaluation.gpus] == [second.uuid], "as numbered now"
 
 
 class FirstGone(Driver):
@@ -251,17 +251,17 @@ async def test_a_replaced_gpu_has_the_number_of_its_place() -> None:
     node, plan = await observe("h100-80gb:3"), made()
     text = plan_text("{1g.10gb: 7}", "[0, 2]")
     plan.offer(PlanText(text))
-    await judged(plan, node)
+    await evaluated(plan, node)
     assert plan.kept
     first, second, third = node.gpus
     new = replace(first, uuid="GPU-new")
     plan_of_next = made()
     plan_of_next.remember(plan.kept)
     plan_of_next.offer(PlanText(text))
-    judgement = await judged(plan_of_next, replace(node, gpus=(new, second, third)))
-    assert [gpu.before.uuid for gpu in judgement.gpus] == ["GPU-new", third.uuid]
-    assert judgement.plan
-    assert judgement.plan.verdict is Verdict.APPLICABLE
+    evaluation = await evaluated(plan_of_next, replace(node, gpus=(new, second, third)))
+    assert [gpu.before.uuid for gpu in evaluation.gpus] == ["GPU-new", third.uuid]
+    assert evaluation.plan
+    assert evaluation.plan.verdict is Verdict.APPLICABLE
 
 
 async def test_other_cards_have_their_own_numbers() -> None:
@@ -270,8 +270,8 @@ async def test_other_cards_have_their_own_numbers() -> None:
     numbers = (NumberedGpu(0, "GPU-elsewhere", "00000001:99:00.0"),)
     plan.remember(KeptPlan(PlanText(plan_text("{1g.10gb: 7}", "[1]")), numbers))
     plan.offer(NoPlan("there is none"))
-    judgement = await judged(plan, node)
-    assert [gpu.before.uuid for gpu in judgement.gpus] == [node.gpus[1].uuid]
+    evaluation = await evaluated(plan, node)
+    assert [gpu.before.uuid for gpu in evaluation.gpus] == [node.gpus[1].uuid]
 
 
 @dataclass(frozen=True)
@@ -293,16 +293,16 @@ async def test_a_plan_that_is_made_on_the_node_keeps_its_numbers() -> None:
     node, plan = await observe(), made()
     plan.offer(FirstGpu())
     await plan.read_offer(node)
-    assert plan.judge(node, Policy()).accepted
+    assert plan.evaluate(node, Policy()).accepted
     first, second = node.gpus
     gone = replace(first, access=Access.LOST, access_reason="the driver does not list it any more")
     moved = replace(node, gpus=(replace(second, index=0), gone))
     await plan.read_offer(moved)
-    judgement = plan.judge(moved, Policy())
-    assert judgement.accepted is None
-    assert judgement.plan
-    assert judgement.plan.verdict is Verdict.BLOCKED
-    assert not any(gpu.after.instances for gpu in judgement.gpus)
+    evaluation = plan.evaluate(moved, Policy())
+    assert evaluation.accepted is None
+    assert evaluation.plan
+    assert evaluation.plan.verdict is Verdict.BLOCKED
+    assert not any(gpu.after.instances for gpu in evaluation.gpus)
 
 
 async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
@@ -310,10 +310,10 @@ async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
     plan = made()
     plan.remember(KeptPlan(PlanText(plan_text("{1g.10gb: 7}"))))
     plan.offer(NoPlan("there is none"))
-    judgement = await judged(plan, await observe("t4:1"))
-    assert judgement.plan is None
-    assert isinstance(judgement.refusal, Refused)
-    assert judgement.refusal.digest == plan.digest
+    evaluation = await evaluated(plan, await observe("t4:1"))
+    assert evaluation.plan is None
+    assert isinstance(evaluation.refusal, Refused)
+    assert evaluation.refusal.digest == plan.digest
 
 
 async def test_the_configuration_belongs_to_the_plan() -> None:
@@ -321,7 +321,7 @@ async def test_the_configuration_belongs_to_the_plan() -> None:
     text = b"version: v1\nmig-configs: {a: [{devices: [0], mig-enabled: false}]}\n"
     node, plan = await observe(), made()
     plan.offer(PlanText(text, "a"))
-    assert (await judged(plan, node)).accepted == PlanText(text, "a")
+    assert (await evaluated(plan, node)).accepted == PlanText(text, "a")
     plan.offer(PlanText(text, "c"))
-    assert (await judged(plan, node)).refusal
+    assert (await evaluated(plan, node)).refusal
     assert plan.text == PlanText(text, "a")

@@ -12,15 +12,15 @@ import pytest
 
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage, User
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
-from nodeagent.reconcile.loop_control import SETTLING, LoopControl
+from nodeagent.reconcile.loop_control import SETTLE_INTERVAL, LoopControl
 from nodeagent.simulation import simulated
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
 from tests.plan.cards import card, wanted
-from tests.reconcile.test_work_queue import judged
+from tests.reconcile.test_work_queue import evaluated
 from tests.rig import Rig, running
 
 H100 = card("h100-80gb")
@@ -44,15 +44,15 @@ async def test_many_ends_are_looked_at_together() -> None:
 
     looping = asyncio.create_task(loop())
     for _ in range(950):
-        control.nudge_in_turn("a process ended")
+        control.wake_in_turn("a process ended")
         await asyncio.sleep(0.01)
     assert rounds <= 20, "in some ten seconds"
-    control.nudge_in_turn("a process ended")
+    control.wake_in_turn("a process ended")
     before = rounds
     await asyncio.sleep(3)
     assert rounds == before + 1
     await asyncio.sleep(60)
-    control.nudge_in_turn("a process ended")
+    control.wake_in_turn("a process ended")
     await asyncio.sleep(0.01)
     assert rounds == before + 2, "after a quiet time at once"
     looping.cancel()
@@ -66,15 +66,15 @@ async def test_changes_for_claims_are_looked_at_together() -> None:
     clock = asyncio.get_running_loop().time
     began, looks = clock(), []
     for _ in range(10):
-        control.nudge_soon("a claim")
-        await asyncio.sleep(SETTLING / 20)
+        control.wake_soon("a claim")
+        await asyncio.sleep(SETTLE_INTERVAL / 20)
     for _ in range(2):
         await control.rest(3600)
         looks.append(clock() - began)
         control.begin_round()
         if len(looks) == 1:
-            control.nudge_soon("another claim")
-    assert looks == pytest.approx([SETTLING, 2 * SETTLING])
+            control.wake_soon("another claim")
+    assert looks == pytest.approx([SETTLE_INTERVAL, 2 * SETTLE_INTERVAL])
 
 
 def test_changing_users_are_one_obstacle() -> None:
@@ -84,14 +84,14 @@ def test_changing_users_are_one_obstacle() -> None:
     desired = wanted(H100, [("1g.10gb", 7)])
     for pid in range(1, 601):
         gpu = replace(H100, usage=Usage((User(pid, "python"),)))
-        reporter.obstacles(judged(gpu, desired))
+        reporter.obstacles(evaluated(gpu, desired))
         now += 0.1
     found = [event for event in events.events if event.type is EventType.BLOCKED]
     assert len(found) == 1
     now += 1
-    reporter.obstacles(judged(replace(H100, usage=Usage((User(1000, "python"),))), desired))
-    reporter.obstacles(judged(H100, desired))
-    reporter.obstacles(Judgement(), (Problem(code=Code.OWNED, message="another program"),))
+    reporter.obstacles(evaluated(replace(H100, usage=Usage((User(1000, "python"),))), desired))
+    reporter.obstacles(evaluated(H100, desired))
+    reporter.obstacles(PlanEvaluation(), (Problem(code=Code.OWNED, message="another program"),))
     found = [event for event in events.events if event.type is EventType.BLOCKED]
     assert len(found) == 3, "what blocks otherwise is reported at once"
 

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate
@@ -37,7 +37,7 @@ class Recorded(ChangeHooks):
         self.prepared: list[NodePlan] = []
 
     async def objections(
-        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
+        self, evaluation: PlanEvaluation, todo: NodePlan, observed: ObservedNode
     ) -> tuple[Problem, ...]:
         return self.objecting
 
@@ -51,10 +51,10 @@ class Recorded(ChangeHooks):
             raise
         return self.refusing
 
-    def settle(
-        self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
+    def after_round(
+        self, evaluation: PlanEvaluation, observed: ObservedNode, left: frozenset[str] = frozenset()
     ) -> None:
-        self.asked.append("settle")
+        self.asked.append("after_round")
 
 
 async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:
             rig.offer("{1g.10gb: 7}")
             await rig.settle(Phase.IN_SYNC)
             await rig.round()
-            assert around.asked[:3] == ["prepare", "settle", "settle"]
+            assert around.asked[:3] == ["prepare", "after_round", "after_round"]
             assert len(around.prepared[0].gpus[0].steps) >= 7
 
 
@@ -85,7 +85,7 @@ async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
             assert rig.reported(EventType.BLOCKED) == [EventType.BLOCKED]
             assert "prepare" not in around.asked
             around.objecting = ()
-            rig.control.nudge("no objections")
+            rig.control.wake("no objections")
             await rig.settle(Phase.IN_SYNC)
 
 
@@ -97,9 +97,9 @@ async def test_what_is_not_ready_is_not_changed(tmp_path: Path) -> None:
         async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.settle(Phase.BLOCKED)
-            await rig.until(lambda: "settle" in around.asked)
+            await rig.until(lambda: "after_round" in around.asked)
             assert rig.layout() == "MIG off"
-            assert around.asked[:2] == ["prepare", "settle"]
+            assert around.asked[:2] == ["prepare", "after_round"]
 
 
 async def test_gpus_of_which_no_hook_is_notified_do_not_wait(
@@ -113,7 +113,7 @@ async def test_gpus_of_which_no_hook_is_notified_do_not_wait(
     with simulated("h100-80gb:2", state=state) as node:
         async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer(plan_text("{1g.10gb: 7}", "[0]") + b"- {devices: [1], timeSlice: long}\n")
-            await rig.until(lambda: "settle" in around.asked)
+            await rig.until(lambda: "after_round" in around.asked)
             assert rig.layout(0) == "MIG off"
             assert OBJECTION in rig.state.problems
         assert [node.card(i).state.time_slice for i in (0, 1)] == [0, 3]
@@ -143,7 +143,7 @@ async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
         async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer("{1g.10gb: 7}")
             await rig.until(lambda: around.asked == ["prepare"])
-        assert around.asked == ["prepare", "given up", "settle"]
+        assert around.asked == ["prepare", "given up", "after_round"]
 
 
 async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import structlog
 
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter, event_of
 
@@ -43,7 +43,7 @@ def test_what_blocks_the_plan_is_a_warning_in_the_log() -> None:
     reporter = EventReporter(EventLog())
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
-            reporter.obstacles(Judgement(), (blocked,))
+            reporter.obstacles(PlanEvaluation(), (blocked,))
     assert logs == [
         {
             "event": "another program splits the GPUs",

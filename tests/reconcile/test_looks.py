@@ -27,7 +27,7 @@ async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Pa
             rig.offer(ONE)
             await rig.settle(Phase.IN_SYNC)
             held = node.inject(LOOK, hang=True, times=1)
-            rig.control.nudge("the status is requested")
+            rig.control.wake("the status is requested")
             await rig.until(lambda: not held.times)
             rig.offer(TWO)
             begun = node.journal.begun
@@ -94,7 +94,7 @@ async def test_users_that_came_after_such_a_look_keep_their_device(tmp_path: Pat
             await rig.settle(Phase.IN_SYNC)
             layout = rig.layout()
             held = node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", hang=True)
-            rig.control.nudge("the status is requested")
+            rig.control.wake("the status is requested")
             await rig.until(lambda: not held.times)
             node.occupy(rig.gpu().instances[0].compute[0].uuid)
             rig.offer("{7g.80gb: 1}")

@@ -12,7 +12,7 @@ from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage, User
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import WorkQueue
 from nodeagent.structs import replace
@@ -29,34 +29,34 @@ def make(first: float = 10, limit: float = 60, *, mend: bool = True) -> WorkQueu
     return WorkQueue(Backoff(first, limit), mend=mend)
 
 
-def judged(gpu: Gpu, desired: DesiredGpu = DESIRED) -> Judgement:
+def evaluated(gpu: Gpu, desired: DesiredGpu = DESIRED) -> PlanEvaluation:
     """What there is to do for it."""
     node = DesiredNode({gpu.uuid: desired})
-    return Judgement(plan(node, ObservedNode((gpu,))), desired=node)
+    return PlanEvaluation(plan(node, ObservedNode((gpu,))), desired=node)
 
 
 def fail(queue: WorkQueue, now: float, *problems: Problem) -> None:
     """An attempt at GPU that left it as it was."""
-    judgement = judged(GPU)
-    (todo,) = judgement.gpus
+    evaluation = evaluated(GPU)
+    (todo,) = evaluation.gpus
     report = StepReport(todo.steps[0], StepResult.FAILED)
-    queue.learn(GpuOutcome(todo, (report,), GPU, problems or (PROBLEM,)), todo, judgement, now)
+    queue.learn(GpuOutcome(todo, (report,), GPU, problems or (PROBLEM,)), todo, evaluation, now)
 
 
 def may_try(queue: WorkQueue, gpu: Gpu, now: float, desired: DesiredGpu = DESIRED) -> bool:
     """Whether it is to be worked on."""
-    return bool(queue.choose(judged(gpu, desired), now))
+    return bool(queue.choose(evaluated(gpu, desired), now))
 
 
 def test_the_same_is_not_tried_before_its_time() -> None:
     """Waiting times double from failure to failure, up to the limit."""
     queue, now = make(), 0.0
     assert may_try(queue, GPU, now)
-    assert queue.next_retry(judged(GPU)) is None
+    assert queue.next_retry(evaluated(GPU)) is None
     for wait in (10, 20, 40, 60, 60):
         fail(queue, now)
         assert not may_try(queue, GPU, now + wait - 1)
-        assert queue.next_retry(judged(GPU)) == now + wait
+        assert queue.next_retry(evaluated(GPU)) == now + wait
         now += wait
         assert may_try(queue, GPU, now)
 
@@ -66,7 +66,7 @@ def test_what_is_due_and_kept_from_being_done_wakes_nothing() -> None:
     queue = make()
     fail(queue, 0)
     assert may_try(queue, GPU, 11)
-    assert queue.next_retry(judged(GPU)) is None
+    assert queue.next_retry(evaluated(GPU)) is None
 
 
 def test_new_ids_are_no_new_situation() -> None:
@@ -85,7 +85,7 @@ def test_another_layout_or_plan_is_tried_at_once() -> None:
     fail(queue, 0)
     assert may_try(queue, EMPTY, 1)
     assert may_try(queue, GPU, 1, wanted(EMPTY, [("1g.10gb", 6)]))
-    queue.observe(replace(judged(GPU), accepted=PlanText(b"")))
+    queue.observe(replace(evaluated(GPU), accepted=PlanText(b"")))
     assert may_try(queue, GPU, 1)
 
 
@@ -94,11 +94,11 @@ def test_success_begins_anew() -> None:
     queue = make()
     for _ in range(3):
         fail(queue, 0)
-    done = judged(with_instances(EMPTY, [("1g.10gb", start) for start in range(7)]))
+    done = evaluated(with_instances(EMPTY, [("1g.10gb", start) for start in range(7)]))
     queue.observe(done)
     assert queue.problems(done.gpus[0]) == ()
     fail(queue, 0)
-    assert queue.next_retry(judged(GPU)) == 10
+    assert queue.next_retry(evaluated(GPU)) == 10
 
 
 def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
@@ -106,7 +106,7 @@ def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
     left = Problem(code=Code.NOT_RESTORED, message="it now has no instances")
     queue = make()
     fail(queue, 0, PROBLEM, left)
-    blocked = judged(replace(GPU, usage=Usage((User(4711),))))
+    blocked = evaluated(replace(GPU, usage=Usage((User(4711),))))
     queue.observe(blocked)
     assert queue.problems(blocked.gpus[0]) == (*blocked.gpus[0].problems, left)
 
@@ -127,12 +127,12 @@ REWORDED = DesiredGpu(MigEnabled("gpus[1].mig"), "gpus[1]")
 
 def observe(queue: WorkQueue, gpu: Gpu, desired: DesiredGpu = WANTED) -> tuple[Gpu, ...]:
     """Show it a GPU; what has drifted."""
-    return queue.observe(judged(gpu, desired))
+    return queue.observe(evaluated(gpu, desired))
 
 
 def is_left(queue: WorkQueue) -> bool:
     """Whether the GPU is left as it drifted, and reported so."""
-    codes = {problem.code for problem in queue.problems(judged(OFF, WANTED).gpus[0])}
+    codes = {problem.code for problem in queue.problems(evaluated(OFF, WANTED).gpus[0])}
     assert may_try(queue, OFF, 0, WANTED) is (Code.DRIFT not in codes)
     return Code.DRIFT in codes
 

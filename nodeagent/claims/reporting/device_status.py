@@ -14,7 +14,7 @@ from nodeagent.claims.serving.claim_object import ClaimObject, Key
 Json = dict[str, Any]
 
 READY: Final = "Ready"
-LONGEST_MESSAGE: Final = 1024  # characters; the API allows 32 KiB
+MAX_MESSAGE: Final = 1024  # characters; the API allows 32 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def _status(
     record: ClaimRecord, device: ClaimedDevice, health: DeviceHealth | None
 ) -> DeviceStatus:
     key, data = device.result.key, _data(device)
-    message = health.message[:LONGEST_MESSAGE] if health else ""
+    message = health.message[:MAX_MESSAGE] if health else ""
     if record.phase is Phase.RELEASING:
         return DeviceStatus(key, "False", "Releasing", "it is being released", data)
     if record.phase is not Phase.READY:

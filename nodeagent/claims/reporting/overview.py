@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFacts:
-    """All that is known; `attempts` and `amiss` (what the last round of upkeep left) are by uid,
-    `health` by pool and device. `boot_id` is this start of the machine.
+    """All that is known; `attempts` and `upkeep_problems` (what the last round of upkeep left) are
+    by uid, `health` by pool and device. `boot_id` is this start of the machine.
     """
 
     node: ObservedNode
@@ -33,7 +33,7 @@ class ClaimFacts:
     records: tuple[ClaimRecord, ...] = ()
     unreadable: tuple[UnreadableRecord, ...] = ()
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
-    amiss: Mapping[str, Problem] = field(default_factory=dict)
+    upkeep_problems: Mapping[str, Problem] = field(default_factory=dict)
     health: Mapping[tuple[str, str], DeviceHealth] = field(default_factory=dict)
 
 
@@ -63,7 +63,7 @@ def _recorded(record: ClaimRecord, facts: ClaimFacts) -> Claim:
             since = attempt.since if attempt else since
         case _:
             assert_never(record.phase)
-    found = [facts.amiss[record.uid]] if record.uid in facts.amiss else []
+    found = [facts.upkeep_problems[record.uid]] if record.uid in facts.upkeep_problems else []
     problems = (*found, *_health_problems(record, facts))
     same_boot = record.boot_id == facts.boot_id
     devices = [_device(one, facts.node, with_ids=same_boot) for one in record.devices]

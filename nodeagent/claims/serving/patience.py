@@ -17,7 +17,7 @@ from nodeagent.signals import Signal
 
 PATIENCE: Final = 35.0  # seconds; the kubelet's call ends after 45, the agent's answer to it at 40
 _FIRST_PAUSE: Final = 0.2  # seconds between two attempts, doubled each time, unless it is woken
-_LONGEST_PAUSE: Final = 2.0
+_MAX_PAUSE: Final = 2.0
 
 _Result = TypeVar("_Result")
 
@@ -67,6 +67,6 @@ class Patience:
                             await self._woken.after(version)
                     if self._gives_way[uid]:
                         raise
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE)
         finally:
             del self._gives_way[uid]

@@ -27,7 +27,7 @@ from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 
-EVERY: Final = 60.0  # seconds from one round to the next
+INTERVAL: Final = 60.0  # seconds from one round to the next
 
 Claims = Mapping[str, ClaimState]  # by uid
 Allocations = tuple[Allocated, ...] | None  # None: not known
@@ -48,10 +48,10 @@ class Upkeep:
         self._claims = claims
         self._allocations = allocations
         self._planned = planned
-        self.amiss: Mapping[str, Problem] = {}  # by the claim's uid, as the last round left it
+        self.problems: Mapping[str, Problem] = {}  # by the claim's uid, as the last round left it
 
     async def round(self) -> tuple[Problem, ...]:
-        """What is still amiss after one round, beside the records that cannot be used."""
+        """The problems that remain after one round, beside the records that cannot be used."""
         await self._claims.store.reread()
         claims, allocations, problems = await self._observe_claims(self._claims.store.records)
         try:  # after the calls, so that hardware and records are of one moment
@@ -66,13 +66,13 @@ class Upkeep:
                 for uid, decision in decisions.items()
             }
         found = {uid: task.result() for uid, task in settling.items()}
-        self.amiss = {uid: problem for uid, problem in found.items() if problem}
+        self.problems = {uid: problem for uid, problem in found.items() if problem}
         foreign = await asyncio.to_thread(lambda: tuple(foreign_instances(snapshot)))
         try:
             await self._claims.sweep()
         except NodeagentError as error:
             problems = (*problems, _problem(error))
-        return (*problems, *self.amiss.values(), *foreign)
+        return (*problems, *self.problems.values(), *foreign)
 
     async def _settle(self, uid: str, decision: Decision) -> Problem | None:
         """Carry one decision out; a failure is a problem of that claim alone."""

@@ -27,7 +27,7 @@ from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import read_regular_file
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.structs import replace
 
 log = structlog.get_logger(__name__)
@@ -193,9 +193,9 @@ def _names_in(folder: Path) -> str:
     return f"there are: {', '.join(names[:20])}" if names else "the folder is empty"
 
 
-def configuration_of(judgement: Judgement) -> str | None:
+def configuration_of(evaluation: PlanEvaluation) -> str | None:
     """The plugin's configuration that the plan asks for; None where it does not."""
-    return judgement.document.device_plugin_config if judgement.document else None
+    return evaluation.document.device_plugin_config if evaluation.document else None
 
 
 class DevicePlugin:

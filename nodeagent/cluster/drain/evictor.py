@@ -23,7 +23,7 @@ from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
 
@@ -45,7 +45,7 @@ class Evictor:
         self._plugin = plugin
         self._restore = restore
         self._policy = policy
-        self._goal: tuple[Judgement, NodePlan] | None = None
+        self._goal: tuple[PlanEvaluation, NodePlan] | None = None
         self._another_goal = asyncio.Event()  # another desired state than before
         self._leaving: dict[PodName, str] = {}  # with the uid of each
         self._observed: ObservedNode | None = None
@@ -57,7 +57,7 @@ class Evictor:
         self.problems: tuple[Problem, ...] = ()
 
     def observe(
-        self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
+        self, evaluation: PlanEvaluation, observed: ObservedNode, left: frozenset[str] = frozenset()
     ) -> None:
         """The GPUs are like this now, and nothing speaks against what is planned for them. No pod
         goes for a GPU that is `left`: nothing would be done there.
@@ -66,16 +66,16 @@ class Evictor:
         if observed is not self._observed:  # else the GPUs could not be observed in this round
             self._observed = observed
             self._blocking.clear()
-        plan = judgement.plan
+        plan = evaluation.plan
         if plan is not None:
             gpus = tuple(gpu for gpu in plan.gpus if gpu.before.uuid not in left)
             plan = replace(plan, gpus=gpus)
-            if asks_for_eviction(plan, judgement.desired):
-                self._goal = (judgement, plan)
+            if asks_for_eviction(plan, evaluation.desired):
+                self._goal = (evaluation, plan)
         if before is None and self._goal is not None:
             # Pods may leave that an earlier agent has evicted; the first attempt finds out.
             self._restore.hold_cordon(True)
-        if (before and before[0].desired) != (self._goal and judgement.desired):
+        if (before and before[0].desired) != (self._goal and evaluation.desired):
             self._another_goal.set()
 
     def forget(self) -> None:
@@ -104,11 +104,11 @@ class Evictor:
 
     # --- one attempt ------------------------------------------------------------------------------
 
-    async def _attempt(self, judgement: Judgement, plan: NodePlan) -> float:
+    async def _attempt(self, evaluation: PlanEvaluation, plan: NodePlan) -> float:
         """Evict those that have to go; returns the seconds until the next attempt."""
         try:
             pods = await self._node.list_pods(within=self._node.intervals.answer)
-            found = evictions(plan, judgement.desired, self._policy, pods)
+            found = evictions(plan, evaluation.desired, self._policy, pods)
             here = {pod.key: pod.uid for pod in pods}
             were_leaving = bool(self._leaving)
             self._leaving |= {pod: here[pod] for pod in found.leaving}
@@ -116,7 +116,7 @@ class Evictor:
             wanted = [pod for pod in found.wanted if self._is_blocking(pod, here)]
             if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
                 objections = self._node.objections() or await self._plugin.objections(
-                    configuration_of(judgement)
+                    configuration_of(evaluation)
                 )
                 if objections:
                     self._report(objections, cordon=False)

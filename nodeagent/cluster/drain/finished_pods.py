@@ -19,7 +19,7 @@ from nodeagent.cluster.drain.eviction import is_in_use, pod_of_user
 from nodeagent.cluster.drain.node import DrainedNode
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.views.text import users
 
 log = structlog.get_logger(__name__)
@@ -38,8 +38,8 @@ class FinishedPods:
         self._due = asyncio.Event()
         self._suspects: dict[PodName, float] = {}  # until when, in the loop's time
 
-    def observe(self, judgement: Judgement) -> None:
-        before, self._blocking = self._blocking, _known_to_the_kubelet_alone(judgement)
+    def observe(self, evaluation: PlanEvaluation) -> None:
+        before, self._blocking = self._blocking, _known_to_the_kubelet_alone(evaluation)
         if before != self._blocking:
             self._backoff.reset()
         if self._blocking:
@@ -100,9 +100,9 @@ async def ended_pods(
     return frozenset(pod for pod, over in zip(pods, found, strict=True) if over)
 
 
-def _known_to_the_kubelet_alone(judgement: Judgement) -> frozenset[PodName]:
+def _known_to_the_kubelet_alone(evaluation: PlanEvaluation) -> frozenset[PodName]:
     """Pods on blocked GPUs without a process that is known."""
-    blocked = [gpu for gpu in (judgement.plan.gpus if judgement.plan else ()) if is_in_use(gpu)]
+    blocked = [gpu for gpu in (evaluation.plan.gpus if evaluation.plan else ()) if is_in_use(gpu)]
     found = [(pod_of_user(user), user.pid) for gpu in blocked for user in users(gpu.before)]
     running = {pod for pod, pid in found if pid}
     return frozenset(pod for pod, _ in found if pod and pod not in running)

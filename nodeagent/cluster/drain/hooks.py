@@ -28,7 +28,7 @@ from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_log import EventType
 
@@ -73,21 +73,21 @@ class ClusterHooks(ChangeHooks):
     # --- for the loop -----------------------------------------------------------------------------
 
     async def objections(
-        self, judgement: Judgement, todo: NodePlan, observed: ObservedNode
+        self, evaluation: PlanEvaluation, todo: NodePlan, observed: ObservedNode
     ) -> tuple[Problem, ...]:
         """Other managers of this node's GPUs, and a configuration of the device plugin that the
         plan asks for and that cannot be used.
 
         While the plan needs nothing, another manager is reported once and objects to nothing.
         """
-        plan, self._desired = judgement.plan, judgement.desired
+        plan, self._desired = evaluation.plan, evaluation.desired
         if plan is None:
             return ()
         needs_work = plan.verdict is not Verdict.IN_SYNC
         await self._node.find_others(working=bool(todo.gpus), unfinished=needs_work)
         found = self._node.objections() if needs_work else ()
         if not found and todo.changes_devices:
-            found = await self._plugin.objections(configuration_of(judgement))
+            found = await self._plugin.objections(configuration_of(evaluation))
         return found
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
@@ -95,16 +95,19 @@ class ClusterHooks(ChangeHooks):
         self._restore.begin_work(changes_devices=todo.changes_devices)
         return await self._preparation.prepare(self._desired) if todo.changes_devices else ()
 
-    def settle(
-        self, judgement: Judgement, observed: ObservedNode, left: frozenset[str] = frozenset()
+    def after_round(
+        self,
+        evaluation: PlanEvaluation,
+        observed: ObservedNode,
+        postponed: frozenset[str] = frozenset(),
     ) -> None:
         """Have put back what was done, await the offer, evict for what is blocked: in `run`."""
         if self._node.refusing:
             self._evictor.forget()
         else:
-            self._evictor.observe(judgement, observed, left)
-        self.finished_pods.observe(judgement)
-        self._restore.end_round(judgement, observed)
+            self._evictor.observe(evaluation, observed, postponed)
+        self.finished_pods.observe(evaluation)
+        self._restore.end_round(evaluation, observed)
 
     @property
     def problems(self) -> tuple[Problem, ...]:

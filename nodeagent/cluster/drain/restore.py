@@ -30,7 +30,7 @@ from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.signals import Signal
 
@@ -118,7 +118,7 @@ class Restore:
             tuple(f"-A -l {one} {here}" for one in labels),
             self._offer_changed,
         )
-        self._last_round: tuple[Judgement, ObservedNode] | None = None
+        self._last_round: tuple[PlanEvaluation, ObservedNode] | None = None
         self._working = False  # from the beginning of work to the end of its round
         self._touched = False  # the view may be older than what was done to the Node
         self._changed = False  # devices may have changed, and the node's offer with them
@@ -158,10 +158,10 @@ class Restore:
             self._touched = True
             yield
 
-    def end_round(self, judgement: Judgement, observed: ObservedNode) -> None:
+    def end_round(self, evaluation: PlanEvaluation, observed: ObservedNode) -> None:
         """A round is over: no work is in progress."""
         self._working = self._configured = False
-        self._last_round = (judgement, observed)
+        self._last_round = (evaluation, observed)
         self._due.set()
 
     def observe(self, view: NodeView | None) -> None:
@@ -288,9 +288,9 @@ class Restore:
         """
         if self._last_round is None or self._configured:
             return None
-        judgement, _ = self._last_round
-        is_done = judgement.plan is not None and judgement.plan.verdict is Verdict.IN_SYNC
-        return configuration_of(judgement) if is_done else None
+        evaluation, _ = self._last_round
+        is_done = evaluation.plan is not None and evaluation.plan.verdict is Verdict.IN_SYNC
+        return configuration_of(evaluation) if is_done else None
 
     # --- what the node offers ---------------------------------------------------------------------
 

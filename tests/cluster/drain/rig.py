@@ -20,7 +20,7 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
-from nodeagent.reconcile.active_plan import Judgement
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.settings import KubernetesSettings
 from nodeagent.structs import replace
@@ -53,19 +53,19 @@ TWO_HALVES = wanted(EMPTY, [("3g.40gb", 2)])
 
 def judged(
     gpus: Iterable[Gpu], asked: DesiredGpu = TWO_HALVES, *, config: str | None = None
-) -> tuple[Judgement, ObservedNode]:
+) -> tuple[PlanEvaluation, ObservedNode]:
     """What the loop would make of a plan that asks this of each of the GPUs."""
     observed = ObservedNode(tuple(gpus))
     desired = DesiredNode({gpu.key: asked for gpu in observed.gpus}, "sha256:1")
     document = PlanDocument((), "sha256:1", device_plugin_config=config)
-    return Judgement(plan(desired, observed), document, desired), observed
+    return PlanEvaluation(plan(desired, observed), document, desired), observed
 
 
-def todo_of(judgement: Judgement) -> NodePlan:
+def todo_of(evaluation: PlanEvaluation) -> NodePlan:
     """What the loop would work on."""
-    assert judgement.plan is not None
-    gpus = tuple(gpu for gpu in judgement.plan.gpus if gpu.verdict is Verdict.APPLICABLE)
-    return replace(judgement.plan, gpus=gpus)
+    assert evaluation.plan is not None
+    gpus = tuple(gpu for gpu in evaluation.plan.gpus if gpu.verdict is Verdict.APPLICABLE)
+    return replace(evaluation.plan, gpus=gpus)
 
 
 @dataclass
@@ -81,14 +81,14 @@ class Agent:
         self, before: Gpu = BEFORE, after: Gpu = AFTER, *, config: str | None = None
     ) -> tuple[Problem, ...]:
         """What the loop does: look, ask, prepare, change, look, settle. Why it did not, if so."""
-        judgement, observed = judged([before], config=config)
-        todo = todo_of(judgement)
-        problems = await self.around.objections(judgement, todo, observed)
+        evaluation, observed = judged([before], config=config)
+        todo = todo_of(evaluation)
+        problems = await self.around.objections(evaluation, todo, observed)
         if not problems and todo.gpus:
             problems = await self.around.prepare(todo)
         if not problems:
-            judgement, observed = judged([after], config=config)
-        self.around.settle(judgement, observed)
+            evaluation, observed = judged([after], config=config)
+        self.around.after_round(evaluation, observed)
         return problems
 
     def codes(self) -> list[str]:

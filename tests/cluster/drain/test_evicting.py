@@ -65,7 +65,7 @@ def held(*pods: str, kubelet: bool = False) -> Gpu:
 
 def settle(it: Agent, gpu: Gpu) -> None:
     """A round has ended, and this is what was seen in it."""
-    it.around.settle(*judged([gpu], EVICT))
+    it.around.after_round(*judged([gpu], EVICT))
 
 
 def evicted(server: ApiServer) -> list[str]:
@@ -153,7 +153,7 @@ async def test_no_pod_is_evicted_unless_the_plan_says_so(server: ApiServer, tmp_
     """The default waits."""
     async with agent(server, tmp_path) as it:
         before = len(asked(server))
-        it.around.settle(*judged([held("a")]))
+        it.around.after_round(*judged([held("a")]))
         await asyncio.sleep(0.05)
         assert asked(server)[before:] == []
 
@@ -177,7 +177,7 @@ async def test_no_pod_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> N
     splits the GPUs.
     """
     async with agent(server, tmp_path, plugin_configs=tmp_path / "configs") as it:
-        it.around.settle(*judged([held("a")], EVICT, config="shared"))
+        it.around.after_round(*judged([held("a")], EVICT, config="shared"))
         await until(lambda: it.codes() == [Code.UNKNOWN_CONFIGURATION])
         server.add_pod("manager", node=NODE, labels={"app": "nvidia-mig-manager"})
         settle(it, held("a"))
@@ -232,13 +232,13 @@ async def test_a_pod_that_comes_while_the_gpus_cannot_be_observed(
     """
     async with agent(server, tmp_path) as it:
         seen = judged([held("a")], EVICT)
-        it.around.settle(*seen)
+        it.around.after_round(*seen)
         await until(lambda: evicted(server) == ["a"])
         server.pods.gone("a", "team")
         server.add_pod("a", namespace="team", node=NODE, lingers=True)
         await until(lambda: GONE in it.woken)
         for _ in range(20):
-            it.around.settle(*seen)
+            it.around.after_round(*seen)
             await asyncio.sleep(0.1)
         assert evicted(server) == ["a"]
         settle(it, held("a"))
@@ -268,10 +268,10 @@ async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Pa
         before = len(asked(server))
         assert await pods.among({a, b}, 2.0) == frozenset()
         assert asked(server)[before:] == [], "no pod is suspected"
-        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        it.around.after_round(*judged([held("a", "b", kubelet=True)]))
         await until(lambda: it.woken)
         assert await pods.among({b}, 2.0) == frozenset()
-        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        it.around.after_round(*judged([held("a", "b", kubelet=True)]))
         await until(lambda: len(it.woken) == 2)
         before = len(asked(server))
         assert await pods.among({a, b}, 2.0) == {a}
@@ -295,13 +295,13 @@ async def test_a_suspicion_that_is_raised_meanwhile_is_kept(
     server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")
     async with agent(server, tmp_path) as it:
         pods = it.around.finished_pods
-        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        it.around.after_round(*judged([held("a", "b", kubelet=True)]))
         await until(lambda: it.woken)
         server.faults.next(1, Slow(1.0), path="*/pods/a")
         asking = asyncio.create_task(pods.among({a, b}, 60.0))
         await asyncio.sleep(0.01)
         server.patch_pod("b", {"status": {"phase": "Failed"}}, namespace="team")
-        it.around.settle(*judged([held("a", "b", kubelet=True)]))
+        it.around.after_round(*judged([held("a", "b", kubelet=True)]))
         await until(lambda: len(it.woken) == 2)
         assert await asking == {a}
         assert await pods.among({a, b}, 60.0) == {a, b}

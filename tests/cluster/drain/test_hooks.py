@@ -70,9 +70,9 @@ async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path)
         pods_deadline=5,
         allocatable_deadline=5,
     ) as it:
-        judgement, observed = judged([BEFORE])
-        assert await it.around.objections(judgement, todo_of(judgement), observed) == ()
-        preparing = asyncio.create_task(it.around.prepare(todo_of(judgement)))
+        evaluation, observed = judged([BEFORE])
+        assert await it.around.objections(evaluation, todo_of(evaluation), observed) == ()
+        preparing = asyncio.create_task(it.around.prepare(todo_of(evaluation)))
         await until(lambda: labels(server)["device-plugin"] == PAUSED)
         assert labels(server)["dcgm"] == "false"
         assert unschedulable(server)
@@ -82,7 +82,7 @@ async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path)
         server.pods.gone("plugin", "gpu")
         assert await preparing == ()
         assert labels(server)["device-plugin"] == PAUSED
-        it.around.settle(*judged([AFTER]))
+        it.around.after_round(*judged([AFTER]))
         await until(lambda: labels(server)["device-plugin"] == "true")
         await asyncio.sleep(0.05)
         assert unschedulable(server), "until pods can have the new devices"
@@ -120,9 +120,9 @@ async def test_another_configuration_is_not_put_off(server: ApiServer, tmp_path:
         before = len(asked(server))
         assert await it.round()
         assert [a for a in asked(server)[before:] if a.startswith("PATCH")] == []
-        judgement, observed = judged([BEFORE], wanted(EMPTY, [("2g.20gb", 2)]))
-        todo = todo_of(judgement)
-        assert await it.around.objections(judgement, todo, observed) == ()
+        evaluation, observed = judged([BEFORE], wanted(EMPTY, [("2g.20gb", 2)]))
+        todo = todo_of(evaluation)
+        assert await it.around.objections(evaluation, todo, observed) == ()
         before = len(asked(server))
         assert await it.around.prepare(todo)
         assert [a for a in asked(server)[before:] if a.startswith("PATCH")]
@@ -141,17 +141,17 @@ async def test_a_taint_keeps_pods_away_meanwhile(server: ApiServer, tmp_path: Pa
     later = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
     server.patch_node(NODE, {"spec": {"taints": [theirs]}})
     async with agent(server, tmp_path, taints=True, allocatable_deadline=5) as it:
-        judgement, _ = judged([BEFORE])
-        assert await it.around.prepare(todo_of(judgement)) == ()
+        evaluation, _ = judged([BEFORE])
+        assert await it.around.prepare(todo_of(evaluation)) == ()
         assert taints() == [theirs, CHANGING]
         assert not unschedulable(server)
         server.patch_node(NODE, {"spec": {"taints": [theirs, CHANGING, later]}})
-        it.around.settle(*judged([AFTER]))
+        it.around.after_round(*judged([AFTER]))
         await asyncio.sleep(0.05)
         assert CHANGING in taints(), "until pods can have the new devices"
         offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: taints() == [theirs, later])
-        assert await it.around.prepare(todo_of(judgement)) == ()
+        assert await it.around.prepare(todo_of(evaluation)) == ()
         assert CHANGING in taints()
     async with agent(server, tmp_path) as it:
         assert await it.round(AFTER, AFTER) == ()
@@ -165,8 +165,8 @@ async def test_a_crash_in_the_middle_is_put_right_by_the_next_agent(
     """Whatever its settings are, it puts back what stands on the Node after its first round."""
     server.pods.gone("plugin", "gpu")
     async with agent(server, tmp_path, clients=clients, cordon=True) as it:
-        judgement, _ = judged([BEFORE])
-        assert await it.around.prepare(todo_of(judgement)) == ()
+        evaluation, _ = judged([BEFORE])
+        assert await it.around.prepare(todo_of(evaluation)) == ()
     assert unschedulable(server)
     server.add_pod("plugin-2", namespace="gpu", node=NODE, labels=PLUGIN)
     async with agent(server, tmp_path, clients="nothing") as it:
@@ -183,9 +183,9 @@ async def test_a_stop_in_the_middle_puts_back_at_once(server: ApiServer, tmp_pat
     server.pods.gone("plugin", "gpu")
     async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
         await it.round()
-        it.around.settle(*judged([AFTER], config="shared"))
-        judgement, _ = judged([BEFORE])
-        assert await it.around.prepare(todo_of(judgement)) == ()
+        it.around.after_round(*judged([AFTER], config="shared"))
+        evaluation, _ = judged([BEFORE])
+        assert await it.around.prepare(todo_of(evaluation)) == ()
         await it.around.shut_down(within=5)
         assert not unschedulable(server)
         assert labels(server)["device-plugin"] == "true"
@@ -202,7 +202,7 @@ async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path
         deletions = [request for request in asked(server) if request.startswith("DELETE")]
         assert deletions == ["DELETE /api/v1/namespaces/gpu/pods/plugin"]
         server.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN)
-        it.around.settle(*judged([AFTER]))
+        it.around.after_round(*judged([AFTER]))
         offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: "the node offers what it should" in it.woken)
         assert [r for r in asked(server) if r.startswith("DELETE")] == deletions
@@ -267,8 +267,8 @@ async def test_the_plugins_configuration_goes_with_the_layout(
 ) -> None:
     """The label is set once the node is as planned, and again with the next round."""
     async with agent(server, tmp_path) as it:
-        judgement, observed = judged([BEFORE], config="shared")
-        it.around.settle(judgement, observed)
+        evaluation, observed = judged([BEFORE], config="shared")
+        it.around.after_round(evaluation, observed)
         await asyncio.sleep(0.05)
         assert CONFIG not in labels(server, CONFIG)
         await it.round(AFTER, AFTER, config="shared")
@@ -286,9 +286,9 @@ async def test_a_configuration_that_is_asked_for_while_another_is_set(
     """It is set as well, without another round."""
     async with agent(server, tmp_path) as it:
         server.faults.next(1, Slow(0.2), path=f"*/nodes/{NODE}")
-        it.around.settle(*judged([AFTER], config="one"))
+        it.around.after_round(*judged([AFTER], config="one"))
         await until(lambda: f"PATCH /api/v1/nodes/{NODE}" in asked(server))
-        it.around.settle(*judged([AFTER], config="two"))
+        it.around.after_round(*judged([AFTER], config="two"))
         await until(lambda: labels(server, CONFIG).get(CONFIG) == "two", seconds=5.0)
 
 
@@ -297,10 +297,10 @@ async def test_changes_of_others_are_kept(server: ApiServer, tmp_path: Path) -> 
     server.pods.gone("plugin", "gpu")
     server.patch_node(NODE, {"spec": {"unschedulable": True}})
     async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
-        judgement, _ = judged([BEFORE])
-        assert await it.around.prepare(todo_of(judgement)) == ()
+        evaluation, _ = judged([BEFORE])
+        assert await it.around.prepare(todo_of(evaluation)) == ()
         server.patch_node(NODE, {"metadata": {"labels": {f"{DEPLOY}device-plugin": "false"}}})
-        it.around.settle(*judged([AFTER]))
+        it.around.after_round(*judged([AFTER]))
         offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: "the node offers what it should" in it.woken)
         await asyncio.sleep(0.05)

@@ -119,7 +119,7 @@ def test_without_a_name_there_is_no_state() -> None:
 
 @dataclass
 class Life:
-    """A node that is led by its label, with the reconciler's own judgement; steps are played.
+    """A node that is led by its label, with the reconciler's own evaluation; steps are played.
 
     Every value that the label takes is noted, each once until it changes.
     """
@@ -167,8 +167,8 @@ class Life:
     async def round(self, *, dies_after: int | None = None, fails: bool = False) -> None:
         """Observe, plan, act, observe, report."""
         await self.plans.read_offer()
-        judgement = self.plans.judge(ObservedNode((self.gpu,)), Policy(reset_when_idle=True))
-        steps = judgement.plan.steps if judgement.plan else ()
+        evaluation = self.plans.evaluate(ObservedNode((self.gpu,)), Policy(reset_when_idle=True))
+        steps = evaluation.plan.steps if evaluation.plan else ()
         if steps:
             self._publish(Phase.WORKING, rounds=0)
             self.gpu = after(self.gpu, steps[:dies_after])
@@ -178,12 +178,12 @@ class Life:
             problem = Problem(code=Code.STEP_FAILED, message="the driver refused")
             self._publish(Phase.FAILED, problem)
             return
-        judgement = self.plans.judge(ObservedNode((self.gpu,)), Policy(reset_when_idle=True))
-        plan = judgement.plan
+        evaluation = self.plans.evaluate(ObservedNode((self.gpu,)), Policy(reset_when_idle=True))
+        plan = evaluation.plan
         problems = tuple(p for g in plan.gpus for p in g.problems) if plan else ()
-        refused = judgement.refusal is not None
+        refused = evaluation.refusal is not None
         phase = phase_of(refused=refused, plan=plan, problems=problems)
-        self.node = replace(self.node, plan=plan, refusal=judgement.refusal)
+        self.node = replace(self.node, plan=plan, refusal=evaluation.refusal)
         self._publish(phase, *problems)
 
     def _publish(self, phase: Phase, *problems: Problem, rounds: int = 1) -> None:

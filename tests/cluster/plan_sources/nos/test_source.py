@@ -220,7 +220,7 @@ async def test_use_is_reported(tmp_path: Path, access: ClusterAccess) -> None:
         assert home.rig.state.phase is Phase.BLOCKED
         assert counts(home)["0-3g.40gb-used"] == "1"
         home.gpus.release()
-        home.rig.control.nudge("the process ended")
+        home.rig.control.wake("the process ended")
         await home.rig.until(lambda: counts(home) == {"0-7g.80gb-free": "1"})
 
 
