@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import GIB, USER, Home
 
 PLAN = f"""\
@@ -115,33 +113,3 @@ def test_a_client_holds_its_device_until_it_goes(home: Home) -> None:
     assert others <= {d["pid"] for d in left}
     assert all(d["device"].startswith("GPU-") for d in left)
     assert not Path(f"/proc/{next(d['pid'] for d in daemons if d['device'] == device)}").exists()
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-@pytest.mark.full
-def test_a_client_of_another_user_is_named(home: Home) -> None:
-    """A client of a user that the server will never serve is reported while it waits: its pid and
-    uid, and what to do. How soon is measured by the benchmark.
-    """
-    daemons = started(home)
-    device = next(d["device"] for d in daemons if d["device"].startswith("GPU-"))
-    environment = home.env_of(device, "small-1")
-    pipes = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
-    with home.client(device, "small-0"):
-        with SimulatedClient(pipes, uid=1001, environment=environment) as foreign:
-
-            def named() -> list[dict[str, Any]]:
-                return [w for d in home.daemons() for w in d.get("waiting", ())]
-
-            [waiting] = home.until(named)
-            assert (waiting["pid"], waiting["user"]) == (foreign.pid, 1001)
-
-            def reports() -> list[dict[str, Any]]:
-                problems = home.status().get("problems", ())
-                return [p for p in problems if str(foreign.pid) in p["message"]]
-
-            [reported] = home.until(reports)
-            assert "1001" in reported["message"]
-            assert str(USER) in reported["remedy"]
-        home.until(lambda: not named())

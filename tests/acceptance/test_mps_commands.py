@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeagent.files.state import StateFormat, write_state
 from tests.acceptance.agent_home import GIB, USER, Home
 
 ONE = f"""\
@@ -165,35 +162,6 @@ def test_a_daemon_that_cannot_start_is_not_applied(home: Home) -> None:
     assert "GPU 0" in events[0]["message"]
 
 
-def test_a_state_file_too_deep_for_sockets(home: Home) -> None:
-    """The remedy names what the path comes from, and what the other choice is: it helps."""
-    deep = home.folder / ("d" * 80)
-    deep.mkdir()
-    home.plan.write_text(ONE)
-    home.settings["NODEAGENT_RUN_DIR"] = ""
-    apply = ("apply", "-f", str(home.plan), "--state", str(deep / "node.json"))
-    failed = home.run(*apply, "--simulate", home.boards)
-    assert "set run.dir to a shorter path" in failed.stdout
-    assert "beside the file that --state names" in failed.stdout
-    assert home.run(*apply, "--run-dir", str(home.folder / "run")).returncode == 0
-
-
-@pytest.mark.full
-def test_servers_that_cannot_start_are_seen(home: Home) -> None:
-    """The daemon is Ready all the while, so it is said beside that, until a server serves."""
-    [daemon] = _started(home, ONE)
-    node = ("--state", str(home.state))
-    home.run("simulate", "mps", "no_gpu", "--device", "0", *node)
-    slot = ("simulate", "client", "--slot", "0/small-0", *node)
-    assert home.run(*slot, "--seconds", "20").returncode == 1
-    said = home.until(lambda: home.daemons()[0].get("trouble"))
-    assert "ended: status 1" in said
-    assert "ended: status 1" in home.run("mps", "status").stdout  # perhaps of the next one
-    home.run("simulate", "mps", "--clear", *node)
-    with home.client(daemon["device"], "small-0"):
-        home.until(lambda: "trouble" not in home.daemons()[0])
-
-
 @pytest.mark.full
 def test_what_a_device_was_before_comes_back(home: Home) -> None:
     """Compute mode after MPS, and the time slice after `timeSlice`, though the agent that changed
@@ -218,48 +186,3 @@ def test_what_a_device_was_before_comes_back(home: Home) -> None:
 def _gpu(home: Home) -> dict[str, Any]:
     status = home.status()
     return dict(status["gpus"][0]) if status and status["gpus"] else {}
-
-
-def _with_problem(home: Home, path: str) -> dict[str, Any]:
-    """The agent's picture of the node, if it has a problem with this place of the plan."""
-    status = home.status()
-    return status if status and any(path in str(p) for p in status["problems"]) else {}
-
-
-def test_a_refused_plan_touches_nothing(home: Home) -> None:
-    """The place, what was found and what would be right; the daemon that is there goes on."""
-    [daemon] = _started(home, ONE)
-    for wrong, path, words in (
-        ("8Gi", "gpus[0].mps.shares.small.memory", "write at most"),
-        ("15", "gpus[0].mps.shares.small.threads", "at most 100"),
-    ):
-        found = {"8Gi": "800Gi", "15": "150"}[wrong]
-        home.plan.write_text(ONE.replace(f": {wrong}", f": {found}"))
-        status = home.until(partial(_with_problem, home, path))
-        assert status["phase"] == "Rejected"
-        [problem] = status["problems"]
-        assert words in f"{problem['message']} {problem.get('remedy', '')}"
-    assert home.daemons()[0]["pid"] == daemon["pid"]
-    assert Path(f"/proc/{daemon['pid']}").exists()
-
-
-def test_a_record_that_a_newer_release_wrote(home: Home) -> None:
-    """The daemon beside it and its client go on; a plan without MPS waits for that client by pid,
-    and takes the daemon away when it has gone.
-    """
-    [daemon] = _started(home, ONE)
-    device = daemon["device"]
-    record = home.folder / "run/mps" / device / "record.json"
-    with _counted(home, device, "small-0") as pid:
-        home.stop(signal.SIGTERM)
-        newer = StateFormat("mps-record", 99, 100, lambda _: b"{}", lambda _: None)
-        write_state(record, newer, None)
-        home.plan.write_text("version: v1\ngpus:\n  - devices: [0]\n    mig: disabled\n")
-        home.start()
-        home.until(home.status)
-        blocked = home.until(lambda: (s := home.status()) and s["phase"] == "Blocked" and s)
-        assert any(str(pid) in problem["message"] for problem in blocked["problems"])
-        assert [d["pid"] for d in home.daemons()] == [daemon["pid"]]
-        assert any("is taken over" in event["message"] for event in home.events())
-    home.until(lambda: home.status().get("phase") == "InSync")
-    assert home.daemons() == []

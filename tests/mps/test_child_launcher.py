@@ -1,4 +1,4 @@
-"""Daemons as children: what they are given, what they are not, how their end is seen."""
+"""Daemons as children: what they are given, how their end is seen, how they are found again."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.launch.child import ChildLauncher
-from nodeagent.mps.launch.launcher import StartError
-from nodeagent.mps.processes import CONTROL, processes_of
+from nodeagent.mps.launch.launcher import DaemonProcess, StartError, adopt
+from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
 from tests.machine_load import stretched
-from tests.mps.conftest import flag, running, seen, spec_for
+from tests.mps.conftest import flag, running, seen, spec_for, wait_for
 from tests.mps.fleet_rig import GPU
 from tests.mps.plans import with_account
+
+# --- child launcher -------------------------------------------------------------------------------
+
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 
@@ -95,13 +98,6 @@ async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> N
     assert (found["uid"], found["gid"], found["groups"]) == (1000, 100, [44, 109])
 
 
-async def test_a_multi_user_server_is_asked_for(spec: DaemonSpec, programs: Programs) -> None:
-    """By the flag that the daemon takes beside -f."""
-    wanted = with_account(spec, any_user=True)
-    async with running(wanted, programs, find_flag=flag("-multiuser-server")):
-        assert seen(spec)["arguments"] == ["-f", "-multiuser-server"]
-
-
 async def test_servers_may_open_many_files(
     spec: DaemonSpec, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,22 +166,6 @@ async def test_others_go_first_when_memory_runs_out(spec: DaemonSpec, programs: 
     assert int(score) == min(int(_read("/proc/self/oom_score_adj")), -500)
 
 
-async def test_many_at_once(open_folder: Path, programs: Programs) -> None:
-    """Each is the daemon of its own device."""
-    ids = (os.geteuid(), os.getegid())
-    specs = [spec_for(open_folder, *ids, device=f"GPU-{number}") for number in range(12)]
-    launcher = ChildLauncher(programs)
-    processes = await asyncio.gather(*(launcher.launch(spec) for spec in specs))
-    try:
-        assert len({process.pid for process in processes}) == 12
-        for spec, process in zip(specs, processes, strict=True):
-            assert process.identity.pipe_directory == spec.pipe_directory
-    finally:
-        for process in processes:
-            process.kill()
-            await process.wait()
-
-
 async def test_a_start_that_is_given_up(spec: DaemonSpec, programs: Programs) -> None:
     """Whenever that is, no daemon is left that the agent does not know of."""
     for rounds in range(6):
@@ -247,3 +227,52 @@ async def test_a_private_shm_that_cannot_be(spec: DaemonSpec, programs: Programs
     with pytest.raises(StartError, match=r"/dev/shm of its own: .*/shm cannot be mounted.*No such"):
         await ChildLauncher(programs).launch(private)
     assert not processes_of(spec.pipe_directory, CONTROL)
+
+
+# --- process --------------------------------------------------------------------------------------
+
+
+async def test_adopted_by_another_agent(spec: DaemonSpec, programs: Programs) -> None:
+    """The first looks no more, the second sees it end; nothing was started anew."""
+    process = await ChildLauncher(programs).launch(spec)
+    await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
+    noted = process.identity
+    assert (noted.program, noted.pipe_directory) == (CONTROL, spec.pipe_directory)
+    assert mps_process(noted.pid) == noted
+    process.close()
+    adopted = await adopt(noted, spec)
+    assert adopted is not None
+    os.kill(noted.pid, 0)
+    adopted.kill()
+    assert "not known" in await adopted.wait()
+    _, status = await asyncio.to_thread(os.waitpid, noted.pid, 0)  # it is this test's child still
+    assert status == signal.SIGKILL
+
+
+async def test_what_is_not_adopted(spec: DaemonSpec, programs: Programs) -> None:
+    """Any other process, which is left alone."""
+    async with running(spec, programs) as process:
+        noted = process.identity
+        wrong = [
+            (replace(noted, start_time=noted.start_time - 1), spec),  # its number was used again
+            (noted, replace(spec, pipe_directory="/elsewhere")),
+            (noted, with_account(spec, uid=4711)),
+            (replace(noted, pid=os.getpid()), spec),
+            (replace(noted, pid=2**22 - 1), spec),
+        ]
+        for identity, wanted in wrong:
+            assert await adopt(identity, wanted) is None
+        os.kill(process.pid, 0)
+    assert await adopt(noted, spec) is None
+
+
+async def test_how_it_ended_cannot_be_found_out(spec: DaemonSpec, programs: Programs) -> None:
+    """Its end counts nonetheless, else no other daemon would follow."""
+
+    async def find_end() -> str:
+        raise RuntimeError("can't start new thread")
+
+    async with running(spec, programs) as process:
+        watched = DaemonProcess(process.identity, find_end)
+        watched.kill()
+        assert await watched.wait() == "its status is not known"

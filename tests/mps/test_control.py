@@ -1,6 +1,4 @@
-"""One conversation at a time, no caller's reply lost or mixed up, and busy, dead, silent and empty
-distinguished.
-"""
+"""One conversation at a time with a daemon, and what its answers come to."""
 
 from __future__ import annotations
 
@@ -19,8 +17,13 @@ from nodeagent.mps.control.client import (
     DaemonDead,
     DaemonSilent,
     FrontEndFailed,
+    Seen,
+    SeenServer,
+    ask_everything,
+    differences,
 )
 from nodeagent.mps.control.commands import (
+    MemoryLimit,
     UnexpectedReply,
     get_client_list,
     get_memory_limit,
@@ -30,8 +33,15 @@ from nodeagent.mps.control.commands import (
     set_threads,
     terminate_client,
 )
+from nodeagent.mps.fleet import Fleet
+from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import Programs
+from nodeagent.structs import replace
+from tests.mps.fleet_rig import GPU, FleetRig, status, until, wanted
 from tests.mps.front_end import FrontEnd
+from tests.mps.plans import daemon_spec, with_limits
+
+# --- control --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -53,21 +63,6 @@ async def test_many_callers_of_a_daemon_that_others_ask_too(front_end: FrontEnd)
     assert replies == [(int(f"{n}1"), int(f"{n}2")) for n in range(1, 9)]
     assert front_end.noted("said") == [f"get_client_list {n}" for n in range(1, 9)]
     assert front_end.noted("overlap") == []
-
-
-async def test_callers_that_come_meanwhile(front_end: FrontEnd) -> None:
-    """While one talk goes on, others line up for the next; some change their mind."""
-    front_end.will("slow")
-    client = front_end.client()
-    first = asyncio.create_task(client.ask(get_client_list(1)))
-    await asyncio.to_thread(front_end.wait_for, "calls")
-    others = [asyncio.create_task(client.ask(get_client_list(n))) for n in range(2, 6)]
-    await asyncio.sleep(0)
-    others[1].cancel()
-    found = await asyncio.gather(first, *others, return_exceptions=True)
-    assert [found[n] for n in (0, 1, 3, 4)] == [(11, 12), (21, 22), (41, 42), (51, 52)]
-    assert isinstance(found[2], asyncio.CancelledError)
-    assert front_end.noted("said") == [f"get_client_list {n}" for n in (1, 2, 4, 5)]
 
 
 async def test_a_batch(front_end: FrontEnd) -> None:
@@ -224,3 +219,83 @@ async def test_nothing_of_ours_reaches_the_program(
         "PATH": "/usr/bin:/usr/sbin",
     }
     assert str(inherited) not in eval(front_end.noted("fds")[0])
+
+
+# --- query ----------------------------------------------------------------------------------------
+
+
+SPEC = with_limits(daemon_spec("/p", "GPU-1"), 1500, 33.33)
+SERVER = SeenServer(50, ServerStatus.ACTIVE, (), MemoryLimit(1, "G"), 33.3)
+SEEN = Seen((SERVER,), MemoryLimit(1, "G"), 33.3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (SEEN, ()),
+        (replace(SEEN, memory_limit=None), ("memory limit is not set, wanted 1500M",)),
+        (replace(SEEN, memory_limit=MemoryLimit(2, "G")), ("memory limit is 2G, wanted 1500M",)),
+        (replace(SEEN, threads=100.0), ("thread percentage is 100.0, wanted 33.33",)),
+        (
+            replace(SEEN, servers=(replace(SERVER, threads=100.0),)),
+            ("server 50: thread percentage is 100.0, wanted 33.33",),
+        ),
+        (
+            replace(
+                SEEN, servers=(replace(SERVER, clients=None, threads=None, memory_limit=None),)
+            ),
+            (),  # busy: it is asked again
+        ),
+        (
+            replace(SEEN, memory_limit=UnexpectedReply("what?")),
+            ("memory limit not known (what?)",),
+        ),
+    ],
+)
+def test_differences(seen: Seen, words: tuple[str, ...]) -> None:
+    """Each named with both values; the floor of the getter is no difference."""
+    assert differences(seen, SPEC) == words
+
+
+def test_no_limit_wanted() -> None:
+    """Then there must be none."""
+    free = with_limits(SPEC, None, 33.33)
+    assert differences(replace(SEEN, servers=(), memory_limit=None), free) == ()
+    assert differences(replace(SEEN, servers=()), free) == ("memory limit is 1G, wanted none",)
+
+
+def test_unknown_clients_are_not_no_clients() -> None:
+    """A busy server may have clients."""
+    assert SEEN.knows_clients
+    assert not replace(SEEN, servers=(replace(SERVER, clients=None),)).knows_clients
+
+
+async def daemon(rig: FleetRig, fleet: Fleet) -> None:
+    """One that is Ready, with a server."""
+    await fleet.start(GPU, wanted())
+    with rig.client() as client:
+        client.wait_until_accepted()
+        await until(lambda: bool(status(fleet).clients))
+
+
+async def test_a_server_that_the_caller_did_not_know(rig: FleetRig) -> None:
+    """Is asked too, and one that is gone is left out."""
+    async with rig.fleet() as fleet:
+        await daemon(rig, fleet)
+        [running] = fleet.running()
+        [server] = rig.servers()
+        for known in ((), (server,), (4_000_000,), (server, 4_000_000)):
+            seen = await ask_everything(running.control, known)
+            assert [(s.pid, s.status) for s in seen.servers] == [(server, ServerStatus.ACTIVE)]
+            assert differences(seen, running.spec) == ()
+
+
+async def test_a_version_without_statuses() -> None:
+    """That is noticed, and does no harm."""
+    with FleetRig("535") as rig:
+        async with rig.fleet() as fleet:
+            await daemon(rig, fleet)
+            [running] = fleet.running()
+            seen = await ask_everything(running.control, ())
+            assert (seen.reports_status, seen.servers[0].status) == (False, None)
+            assert seen.servers[0].clients is not None

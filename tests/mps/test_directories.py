@@ -1,8 +1,9 @@
-"""Directories for one user's daemon: made right, and refused by name when not to be trusted."""
+"""Directories and sockets of a daemon: made right, or refused; put out of the way and back."""
 
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import tempfile
@@ -21,8 +22,12 @@ from nodeagent.mps.files.directories import (
     remove_directories,
     seal_pipe_directory,
 )
+from nodeagent.mps.files.sockets import DaemonSockets
 from tests.fuse import can_mount, silent_file_system
 from tests.mps.conftest import PYTHON
+
+# --- directories ----------------------------------------------------------------------------------
+
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 ME, MINE = os.geteuid(), os.getegid()
@@ -306,3 +311,70 @@ def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
         user.communicate()
     assert list((run_dir / "mps").iterdir()) == []
     assert (outside / "file").exists()
+
+
+# --- socket gate ----------------------------------------------------------------------------------
+
+
+NAMES = ("control", "control_privileged")
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """A pipe directory."""
+    made = tmp_path / "pipe"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def listening(pipe: Path) -> Iterator[socket.socket]:
+    """A daemon's two sockets, one of which listens."""
+    (pipe / "control_privileged").touch()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(pipe / "control"))
+        listener.listen()
+        yield listener
+
+
+def reachable(path: Path) -> bool:
+    """Whether a client could connect."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+@pytest.mark.parametrize("moved", NAMES)
+def test_half_of_it(pipe: Path, listening: socket.socket, moved: str) -> None:
+    """A crash between two renames is mended in either direction."""
+    for hidden in (False, True):
+        door = DaemonSockets(str(pipe))
+        door.keep(hidden=False)
+        (pipe.with_name("back")).mkdir(exist_ok=True)
+        (pipe / moved).rename(pipe.with_name("back") / moved)
+        door.keep(hidden=hidden)
+        assert [(Path(door.directory) / name).exists() for name in NAMES] == [True, True]
+
+
+def test_a_later_daemon_keeps_its_sockets(pipe: Path, listening: socket.socket) -> None:
+    """Those of the one before are dropped."""
+    door = DaemonSockets(str(pipe))
+    door.keep(hidden=True)
+    for name in NAMES:
+        (pipe / name).write_text("new")
+    door.keep(hidden=False)
+    assert [(pipe / name).read_text() for name in NAMES] == ["new", "new"]
+    assert not door.hidden
+
+
+def test_without_a_place_to_go_back_to(pipe: Path, listening: socket.socket) -> None:
+    """The pipe directory was removed meanwhile; and a dead daemon's sockets go, all of them."""
+    door = DaemonSockets(str(pipe))
+    door.keep(hidden=True)
+    pipe.rmdir()
+    door.keep(hidden=False)
+    assert (door.hidden, door.listens) == (False, False)
+    pipe.mkdir()
+    (pipe / "control").touch()
+    door.clear()
+    door.clear()
+    assert not door.listens

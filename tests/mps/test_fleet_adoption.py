@@ -11,15 +11,31 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.errors import StillInUse
 from nodeagent.mps.clients.watch import RunningDaemon
+from nodeagent.mps.files.directories import make_directories, spec_in
 from nodeagent.mps.files.records import Record, read_records, write_record
-from nodeagent.mps.launch.child import can_mount_own_shm
+from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
 from nodeagent.mps.lifecycle.model import Subject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
+from nodeagent.mps.requests import NotReady
 from nodeagent.structs import replace
 from tests.mps.conftest import as_root
-from tests.mps.fleet_rig import GPU, IS_ROOT, US, FleetRig, ready, status, until, wanted
+from tests.mps.fleet_rig import (
+    GPU,
+    IS_ROOT,
+    US,
+    FleetRig,
+    limits,
+    ready,
+    status,
+    until,
+    wanted,
+)
 from tests.simulation.mps.rig import gone
+
+# --- fleet adoption -------------------------------------------------------------------------------
+
 
 MANY = pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.full)])
 
@@ -39,46 +55,6 @@ async def agent(rig: FleetRig) -> tuple[asyncio.subprocess.Process, int]:
     assert process.stdout is not None
     said = await process.stdout.readline()
     return process, int(json.loads(said)["pid"])
-
-
-@MANY
-async def test_agents_killed(rig: FleetRig, rounds: int) -> None:
-    """With -9, at once after Ready: the daemon stays the same, and its client works on."""
-    first, pid = await agent(rig)
-    with rig.client() as client:
-        await asyncio.to_thread(client.wait_until_accepted)
-        for _ in range(rounds):
-            first.kill()
-            await first.wait()
-            client.allocate(1 << 20)
-            first, found = await agent(rig)
-            assert found == pid
-        first.kill()
-        await first.wait()
-        client.allocate(1 << 20)
-    assert [one.pid for one in rig.processes(CONTROL)] == [pid]
-
-
-@MANY
-async def test_agents_closed(rig: FleetRig, rounds: int) -> None:
-    """In the orderly way, as by SIGTERM; clients and servers are known to the next at once."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
-    with rig.client() as client:
-        await asyncio.to_thread(client.wait_until_accepted)
-        for _ in range(rounds):
-            async with rig.fleet() as fleet:
-                daemon = fleet.daemon_of(GPU)
-                assert daemon is not None
-                assert (daemon.pid, [u.pid for u in daemon.clients.processes]) == (
-                    pid,
-                    [client.pid],
-                )
-                await ready(fleet)
-            client.allocate(1 << 10)
-    assert [one.pid for one in rig.processes(CONTROL)] == [pid]
-    assert rig.said(Subject.EXITED) == []
 
 
 async def test_a_daemon_that_died_without_an_agent(rig: FleetRig) -> None:
@@ -140,21 +116,6 @@ async def test_a_plan_that_changed_while_no_agent_was_there(rig: FleetRig) -> No
         [daemon] = fleet.running()
         assert isinstance(daemon, RunningDaemon)
         assert (daemon.spec.limits.memory, daemon.wanted) == (2048, wanted(2048))
-
-
-@as_root
-async def test_another_user_wanted_while_the_old_one_runs(rig: FleetRig) -> None:
-    """The old daemon is known for what it is, drained and replaced."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
-    [record] = read_records(rig.run_dir)
-    assert isinstance(record, Record)
-    write_record(rig.run_dir, replace(record, wanted=wanted(uid=1234)))
-    async with rig.fleet() as fleet:
-        await until(lambda: status(fleet).pid not in {pid, None} and status(fleet).is_ready)
-        [daemon] = rig.processes(CONTROL)
-        assert daemon.uid == 1234
 
 
 async def test_sockets_that_were_hidden_come_back(rig: FleetRig) -> None:
@@ -242,3 +203,74 @@ async def test_servers_are_recorded(rig: FleetRig) -> None:
             assert left() == (server,)
         await fleet.restart(GPU)
         assert left() == ()
+
+
+# --- fleet recovery -------------------------------------------------------------------------------
+
+
+async def test_a_front_end_that_was_left_open(rig: FleetRig) -> None:
+    """It has the daemon's name and pipe directory, but is none: a dead daemon comes back."""
+    rig.impatient = True
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        front_end = await asyncio.create_subprocess_exec(
+            rig.programs.control[0],
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={"PATH": rig.programs.path, "CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+        )
+        try:
+            pid = status(fleet).pid
+            assert pid is not None
+            await rig.reported(Subject.SILENT)  # it holds the only connection
+            os.kill(pid, 9)
+            await until(lambda: status(fleet).pid not in {None, pid})
+            assert (await ready(fleet)).pid != pid
+            assert front_end.returncode is None
+        finally:
+            if front_end.returncode is None:
+                front_end.kill()
+            await front_end.wait()
+
+
+async def test_clients_may_have_a_daemon_that_comes_back(rig: FleetRig) -> None:
+    """One that was Ready is published on while it is started anew, by another agent too; one that
+    never was is not.
+    """
+    async with rig.fleet() as fleet:
+        rig.knobs().turn("start_error", "no")
+        with pytest.raises(NotReady):
+            await fleet.start(GPU, wanted())
+        assert fleet.running() == ()
+        rig.knobs().clear()
+        await fleet.restart(GPU)
+        pid = status(fleet).pid
+        assert pid is not None
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    rig.knobs().turn("start_error", "no")
+    async with rig.fleet() as fleet:
+        await rig.reported(Subject.FAILED)
+        assert [daemon.wanted for daemon in fleet.running()] == [wanted()]
+
+
+async def test_a_daemon_that_came_late(rig: FleetRig) -> None:
+    """An agent was killed while systemd was to start it, and it was not there yet when the next one
+    looked: no other can be started beside it, so it is taken over, with its client.
+    """
+    async with rig.fleet() as fleet:
+        plan = wanted(2048)
+        account = plan.account
+        make_directories(rig.run_dir, GPU, uid=account.uid, gid=account.gid)
+        spec = spec_in(rig.run_dir, GPU, wanted())
+        late = await ChildLauncher(rig.programs).launch(spec)
+        await until((rig.pipes() / "control").exists)
+        with rig.client() as client:
+            await asyncio.to_thread(client.wait_until_accepted)
+            await fleet.start(GPU, plan)
+            assert (status(fleet).pid, await limits(fleet)) == (late.pid, ("2G", 50.0))
+            with pytest.raises(StillInUse):
+                await fleet.stop(GPU)
+            client.allocate(1 << 20)
+        late.close()

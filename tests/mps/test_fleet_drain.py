@@ -189,15 +189,6 @@ async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fl
 # --- restart --------------------------------------------------------------------------------------
 
 
-async def test_restart(rig: FleetRig, fleet: Fleet) -> None:
-    """Another process, and Ready when it returns."""
-    before = status(fleet).pid
-    await fleet.restart(GPU)
-    assert status(fleet).is_ready
-    assert status(fleet).pid != before
-    assert len(rig.processes(CONTROL)) == 1
-
-
 async def test_restart_of_a_daemon_whose_device_goes(rig: FleetRig) -> None:
     """It ends with an error, and holds up the end of the daemon no longer."""
     async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
@@ -210,17 +201,6 @@ async def test_restart_of_a_daemon_whose_device_goes(rig: FleetRig) -> None:
             with pytest.raises(NotReady, match="Down: drained on request"):
                 await restarting
         assert rig.processes() == []
-
-
-async def test_restart_of_one_in_use(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
-    """Refused by name, done by force."""
-    before = status(fleet).pid
-    with pytest.raises(StillInUse, match=f"pid {client.pid}"):
-        await fleet.restart(GPU)
-    assert (await ready(fleet)).pid == before
-    client.allocate(1)
-    await fleet.restart(GPU, force=True)
-    assert status(fleet).pid != before
 
 
 async def test_requests_for_unknown_devices(rig: FleetRig, fleet: Fleet) -> None:

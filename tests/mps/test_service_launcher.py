@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.launch.launcher import DaemonProcess, StartError, adopt
+from nodeagent.mps.launch.launcher import DaemonProcess, StartError
 from nodeagent.mps.launch.service import ServiceLauncher, unit_of
 from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs
@@ -104,19 +102,6 @@ async def test_through_the_hosts_systemd(
     assert len(asked) >= 3
 
 
-async def test_another_agent_adopts_it(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
-) -> None:
-    """It is no agent's child, so nothing of the first one's is needed."""
-    async with service(spec, programs) as process:
-        adopted = await adopt(process.identity, spec)
-        assert adopted is not None
-        os.kill(process.pid, signal.SIGKILL)
-        assert (
-            await adopted.wait() == "its status is not known, because an earlier agent started it"
-        )
-
-
 @pytest.mark.parametrize(
     ("number", "how"),
     [
@@ -147,50 +132,6 @@ async def test_systemd_does_not_answer_once_it_runs(
     async with service(spec, programs) as process:
         assert processes_of(spec.pipe_directory, CONTROL) == (process.identity,)
     assert not (systemd.folder / "fail_once").exists()
-
-
-async def test_no_descriptor_is_left_once_it_runs(
-    spec: DaemonSpec,
-    programs: Programs,
-    systemd: SystemdPrograms,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is tried again, too."""
-    opened: list[int] = []
-    pidfd_open = os.pidfd_open
-
-    def refuse_once(pid: int, flags: int = 0) -> int:
-        if mps_process(pid):  # not for programs that asyncio waits for
-            opened.append(pid)
-            if len(opened) == 1:
-                raise OSError(errno.EMFILE, "Too many open files")
-        return pidfd_open(pid, flags)
-
-    monkeypatch.setattr(os, "pidfd_open", refuse_once)
-    async with service(spec, programs) as process:
-        assert opened == [process.pid, process.pid]
-
-
-async def test_no_thread_is_left_once_it_runs(
-    spec: DaemonSpec,
-    programs: Programs,
-    systemd: SystemdPrograms,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nor is it lost where its identity could not be looked up at first."""
-    refused: list[str] = []
-    start = threading.Thread.start
-
-    def refuse_once(thread: threading.Thread) -> None:
-        if thread.name.startswith("asyncio_") and systemd.units() and not refused:
-            refused.append(thread.name)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse_once)
-    async with service(spec, programs) as process:
-        assert processes_of(spec.pipe_directory, CONTROL) == (process.identity,)
-    assert refused
 
 
 async def test_one_that_ends_at_once(

@@ -16,7 +16,7 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
 from nodeagent.structs import replace
 from tests.mps.client_watch.rig import GIB, TERMINATE, Start, Watch, look, slot
-from tests.mps.plans import GPU, MIG, memory_of, wanted
+from tests.mps.plans import GPU, memory_of, wanted
 from tests.mps.simulated_daemon import asking, running, start
 from tests.simulation.mps.rig import Rig, gone
 from tests.views.daemons import mps_client
@@ -146,33 +146,6 @@ async def test_an_offence_is_reported_once(rig: Rig, start_client: Start) -> Non
     assert not gone(second.pid)
 
 
-async def test_an_offence_that_comes_back(rig: Rig, start_client: Start) -> None:
-    """Is reported again."""
-    plan = wanted()
-    start(rig, plan)
-    client = start_client(**slot("small-0"))
-    control = asking(rig)
-    async with Watch() as watch:
-        for used in (9, 1, 9, 9):
-            watch.used = {client.pid: used * GIB}
-            await look(watch, running(rig, plan, control))
-        assert watch.kinds() == [(client.pid, "memory"), (client.pid, "memory")]
-
-
-async def test_over_the_count(rig: Rig, start_client: Start) -> None:
-    """The newest is named; nothing is done about it when the plan only wants reports."""
-    plan = wanted()
-    start(rig, plan)
-    clients = [start_client(**slot(name)) for name in ("small-0", "small-1", "small-1")]
-    control = asking(rig)
-    async with Watch() as watch:
-        states = await look(watch, running(rig, plan, control))
-        await watch.settle()
-    assert watch.kinds() == [(clients[2].pid, "slotTaken"), (clients[2].pid, "count")]
-    assert sum(bool(state.findings) for state in states) == 1
-    assert not any(gone(client.pid) for client in clients)
-
-
 async def test_a_driver_that_does_not_answer(rig: Rig, start_client: Start) -> None:
     """Memory is not known then, and all else is."""
     plan = wanted()
@@ -198,18 +171,3 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
     assert "another pid namespace" in unseen.findings[0]
     assert ended == mps_client(2**22 - 1)
     assert watch.reported == []
-
-
-async def test_several_daemons(rig: Rig, start_client: Start) -> None:
-    """Each device has its own."""
-    plan = wanted()
-    spec = start(rig, plan)
-    client = start_client(**slot("small-0"))
-    control = asking(rig)
-    async with Watch() as watch:
-        empty = RunningDaemon(replace(spec, device=MIG), control, None, ())
-        found = await watch.check([running(rig, plan, control), empty])
-        assert await watch.check([]) == {}
-    assert [state.pid for state in found[GPU]] == [client.pid]
-    assert found[MIG] == ()
-    assert watch.asked == [GPU, MIG]

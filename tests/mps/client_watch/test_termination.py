@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.plan.shares import Share
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
 from tests.machine_load import stretched
 from tests.mps.client_watch.rig import GIB, TERMINATE, Start, Watch, look, slot
-from tests.mps.plans import GPU, memory_of, wanted
+from tests.mps.plans import GPU, memory_of
 from tests.mps.simulated_daemon import asking, running, start
 from tests.simulation.mps.rig import Rig, gone
 
@@ -134,35 +133,6 @@ async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None
     assert watch.reported[-1][1].outcome == "the daemon ended its work, and it ended by itself"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
-async def test_whom_the_driver_lists_of_another_user(rig: Rig, start_client: Start) -> None:
-    """Is not the plan's user's, so it is left alone."""
-    plan = wanted(enforce="terminate")
-    start(rig, plan)
-    client = start_client()
-    control = asking(rig)
-    async with Watch() as watch:
-        await look(watch, running(rig, plan, control))
-        await watch.settle()
-    assert not gone(client.pid)
-    assert watch.reported[-1][1].outcome == (
-        "left alone: it runs as user 0, not as the plan's user 1000"
-    )
-
-
-async def test_without_the_drivers_word(rig: Rig, start_client: Start) -> None:
-    """No client is ended."""
-    start(rig, TERMINATE)
-    client = start_client()
-    control = asking(rig)
-    async with Watch() as watch:
-        watch.driver_fails = True
-        await look(watch, running(rig, TERMINATE, control))
-        await watch.settle()
-    assert not gone(client.pid)
-    assert "is not known (the driver does not answer)" in watch.reported[-1][1].outcome
-
-
 async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
     """Is reported with the reason, and not tried again at every look."""
     start(rig, TERMINATE)
@@ -207,22 +177,6 @@ async def test_whose_environment_is_not_known(rig: Rig) -> None:
         assert (state.share, memory_of(state).limit) == ("", 40 * GIB)
         assert client.poll() is None
         client.communicate(b"exit\n")
-
-
-async def test_a_share_for_all(rig: Rig, start_client: Start) -> None:
-    """No client is one too many."""
-    plan = wanted(Share("clients", None, 10240, 25.0), enforce="terminate", uid=os.geteuid())
-    start(rig, plan)
-    clients = [start_client() for _ in range(4)]
-    control = asking(rig)
-    async with Watch() as watch:
-        states = await look(watch, running(rig, plan, control))
-        await watch.settle()
-    assert {(s.share, memory_of(s).limit, s.threads) for s in states} == {
-        ("clients", 10 * GIB, 25.0)
-    }
-    assert watch.reported == []
-    assert not any(gone(client.pid) for client in clients)
 
 
 async def test_closing_ends_nothing(rig: Rig, start_client: Start) -> None:

@@ -1,0 +1,440 @@
+"""A fleet with daemons, servers, sockets or logs that fail, or that a tenant meddles with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import StillInUse
+from nodeagent.mps.files.directories import make_directories
+from nodeagent.mps.fleet import Fleet
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import SERVER
+from nodeagent.mps.requests import NotReady
+from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.simulation.mps.installation import shared_interpreter
+from nodeagent.structs import replace
+from tests.mps.conftest import as_root
+from tests.mps.fleet_rig import (
+    GPU,
+    IS_ROOT,
+    OTHER_GPU,
+    US,
+    FleetRig,
+    limits,
+    ready,
+    status,
+    until,
+    wanted,
+)
+from tests.simulation.mps.rig import gone
+
+# --- conftest -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rig() -> Iterator[FleetRig]:
+    """Folders and knobs of their own, the programs shared."""
+    with FleetRig() as made:
+        made.impatient = True
+        yield made
+
+
+# --- rig ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(rig: FleetRig, uid: int = US) -> Iterator[SimulatedClient]:
+    """A client that its server has taken."""
+    with rig.client(uid=uid) as client:
+        client.wait_until_accepted()
+        yield client
+
+
+def prepared(rig: FleetRig, knob: str, value: object = True) -> None:
+    """Turned before the daemon is there."""
+    rig.knobs().turn(knob, value)
+
+
+# --- daemon faults --------------------------------------------------------------------------------
+
+
+async def test_die(rig: FleetRig, fleet: Fleet) -> None:
+    """Its end is reported with its signal; it is back with its limits, and its orphan is ended."""
+    with served(rig):
+        [orphan] = rig.servers()
+        await until(lambda: bool(status(fleet).clients))
+        rig.knobs().turn("die")
+        assert "signal 9 (SIGKILL)" in await rig.reported(Subject.EXITED)
+        await ready(fleet)
+        assert gone(orphan)
+    assert (await limits(fleet), status(fleet).restarts) == (("4G", 50.0), 1)
+
+
+async def test_hang(rig: FleetRig, fleet: Fleet) -> None:
+    """Found by its silence, and replaced."""
+    before = status(fleet).pid
+    rig.knobs().turn("hang")
+    assert "answered none of 2 questions in a row; it is replaced" in await rig.reported(
+        Subject.SILENT
+    )
+    rig.knobs().clear()
+    assert (await ready(fleet)).pid != before
+
+
+@as_root
+async def test_hang_while_it_is_drained(rig: FleetRig) -> None:
+    """Without a server it has no client; another user's process of that name is no server of it."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted(uid=1234))
+        like = await asyncio.create_subprocess_exec(
+            *(SERVER, "-f"),
+            executable="/bin/sh",
+            stdin=asyncio.subprocess.PIPE,
+            env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
+            user=4242,
+            extra_groups=(),
+        )
+        try:
+            rig.knobs().turn("hang")
+            assert await fleet.drain(GPU, seconds=30.0) == ()
+            assert like.returncode is None
+        finally:
+            like.kill()
+            await like.wait()
+
+
+async def test_deaf(rig: FleetRig, fleet: Fleet) -> None:
+    """One that ignores signals and hangs ends all the same."""
+    before = status(fleet).pid
+    rig.knobs().turn("deaf")
+    rig.knobs().turn("hang")
+    await rig.reported(Subject.SILENT)
+    rig.knobs().clear()
+    assert (await ready(fleet)).pid != before
+
+
+@pytest.mark.parametrize("how", ["error", "empty"])
+async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
+    """A front-end left open is reported once, with what to do, and ends no daemon."""
+    before = status(fleet).pid
+    rig.knobs().turn("busy", how)
+    words = await rig.reported(Subject.SILENT)
+    assert "another front-end held the MPS daemon" in words
+    assert "end the nvidia-cuda-mps-control that is still open" in words
+    with pytest.raises(StillInUse, match="not known: another front-end held the MPS daemon"):
+        await fleet.stop(GPU)
+    assert len(rig.said(Subject.SILENT)) == 1
+    assert status(fleet).trouble == words
+    rig.knobs().clear()
+    await until(lambda: not status(fleet).trouble)
+    assert (await ready(fleet)).pid == before
+
+
+async def test_slow_sockets(rig: FleetRig) -> None:
+    """They are kept from new clients when they are made, and not taken from it before."""
+    prepared(rig, "slow_sockets", 0.03)
+    async with rig.fleet() as fleet:
+        fleet.close_to_clients({GPU: "sick"})
+        await fleet.start(GPU, wanted())
+        assert status(fleet).restarts == 0
+        assert not (rig.pipes() / "control").exists()
+
+
+async def test_ignore_settings(rig: FleetRig) -> None:
+    """A daemon that only says that it took them is never Ready."""
+    prepared(rig, "ignore_settings")
+    async with rig.fleet() as fleet:
+        with pytest.raises(NotReady, match=r"thread percentage is 100\.0, wanted 50"):
+            await fleet.start(GPU, wanted())
+        assert "wanted 4096M" in await rig.reported(Subject.LIMITS_DIFFER)
+        await rig.reported(Subject.FAILED)
+        assert rig.said(Subject.READY) == []
+
+
+@as_root
+async def test_a_fault_of_our_own(rig: FleetRig) -> None:
+    """An unforeseen error is reported as any failed start is, and the start is tried again."""
+    rig.programs = replace(rig.programs, path="/usr/bin\0")
+    async with rig.fleet() as fleet:
+        with pytest.raises(NotReady, match="a fault in the agent itself: ValueError: embedded nul"):
+            await fleet.start(GPU, wanted())
+        await until(lambda: status(fleet).state == "Failed")
+        await fleet.stop(GPU)
+
+
+# --- directory faults -----------------------------------------------------------------------------
+
+
+async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
+    """No client can find it any more, so it is replaced, and can be found again."""
+    before = status(fleet).pid
+    rig.knobs().turn("lose_pipes")
+    if IS_ROOT:  # its user cannot remove them any more
+        shutil.rmtree(rig.pipes())
+    assert "its process lives, but no MPS daemon answers at" in await rig.reported(Subject.SILENT)
+    assert (await ready(fleet)).pid != before
+    with served(rig):
+        pass
+
+
+async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> None:
+    """Nothing can make the agent command another daemon: it is not asked, and replaced."""
+    await fleet.start(OTHER_GPU, wanted(1024))
+    other, first = status(fleet, OTHER_GPU), status(fleet).pid
+    for name in ("control", "control_privileged"):
+        (rig.pipes() / name).unlink()
+        (rig.pipes() / name).symlink_to(rig.pipes(OTHER_GPU) / name)
+    words = await rig.reported(Subject.REPLACED)
+    assert words == (
+        f"{rig.pipes()}/control_privileged is not a socket, in place of the one that the daemon "
+        "made; a fresh daemon takes its place"
+    )
+    await until(lambda: status(fleet).pid != first)
+    assert (await ready(fleet)).restarts == 1
+    assert await limits(fleet) == ("4G", 50.0)
+    assert await limits(fleet, OTHER_GPU) == ("1G", 50.0)
+    assert status(fleet, OTHER_GPU) == other
+
+
+@as_root
+async def test_what_is_among_the_sockets_before_a_start(rig: FleetRig) -> None:
+    """Whatever it is and whose, it keeps no daemon from starting, and what it leads to stays."""
+    outside = rig.folder / "outside"
+    outside.write_text("kept")
+    async with rig.fleet() as fleet:
+        pipes = Path(make_directories(rig.run_dir, GPU, uid=US, gid=US))
+        for name in ("control", "control_lock", "anything"):
+            (pipes / name).symlink_to(outside)
+        (pipes / "foreign").touch()
+        os.chown(pipes / "foreign", 4711, -1)
+        await fleet.start(GPU, wanted())
+        assert not (pipes / "foreign").exists()
+        assert not any(path.is_symlink() for path in rig.pipes().iterdir())
+    assert outside.read_text() == "kept"
+
+
+async def test_another_process_in_its_place(rig: FleetRig, fleet: Fleet) -> None:
+    """Is not believed, whatever it would say: it is named, and so is the real daemon."""
+    first = status(fleet).pid
+    for name in ("control", "control_privileged"):
+        (rig.pipes() / name).unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(rig.pipes() / "control"))
+        listener.listen()
+        words = await rig.reported(Subject.REPLACED)
+    assert words == (
+        f"process {os.getpid()} of user {os.geteuid()} listens at {rig.pipes()}/control in place "
+        f"of the daemon (pid {first} of user {US}); a fresh daemon takes its place"
+    )
+    await until(lambda: status(fleet).pid != first)
+    await ready(fleet)
+
+
+@as_root
+async def test_the_pipe_directory_of_a_daemon_that_answers(rig: FleetRig, fleet: Fleet) -> None:
+    """Is root's, and its user's again when another daemon is to start there."""
+    assert rig.pipes().stat().st_uid == 0
+    assert {entry.stat().st_uid for entry in rig.pipes().iterdir()} == {US}
+    with served(rig):
+        pass
+    await fleet.restart(GPU)
+    assert rig.pipes().stat().st_uid == 0
+    await fleet.start(GPU, wanted(uid=1001))  # another user's
+    assert {entry.stat().st_uid for entry in rig.pipes().iterdir()} == {1001}
+
+
+@as_root
+async def test_a_daemon_that_never_answered_is_asked_to_end(rig: FleetRig) -> None:
+    """In a directory of root's: its user could lead the request to another user's daemon else."""
+    prepared(rig, "hang")
+    rig.impatient = True
+    async with rig.fleet() as fleet:
+        starting = asyncio.create_task(fleet.start(GPU, wanted()))
+        await until((rig.pipes() / "control").exists)
+        process = status(fleet).pid
+        assert process
+        assert rig.pipes().stat().st_uid == US
+        starting.cancel()  # a drain has its turn after it
+        draining = asyncio.create_task(fleet.drain(GPU, seconds=0.0, force=True))
+        await until(lambda: rig.pipes().stat().st_uid == 0)
+        assert not gone(process), "it was killed, and not asked"
+        rig.knobs().clear()
+        await asyncio.gather(starting, draining, return_exceptions=True)
+
+
+async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:
+    """It goes on, and is still listened to; even by another agent."""
+    rig.knobs().turn("lose_logs")
+    await until(lambda: not rig.log().exists())
+    before = status(fleet).pid
+    with served(rig), rig.client(uid=1234) as stranger:
+        assert f"pid {stranger.pid}" in await rig.reported(Subject.FOREIGN_USER_WAITING)
+        rig.reports.clear()
+        assert (status(fleet).pid, status(fleet).is_ready) == (before, True)
+
+
+async def test_a_log_line_of_an_unknown_process(rig: FleetRig, fleet: Fleet) -> None:
+    """A process that is not there, or is not that user's, does not wait."""
+    rig.knobs().turn("stray_client", {"pid": 2**22 - 1, "uid": 1234})
+    await asyncio.sleep(0.2)
+    rig.knobs().turn("stray_client", {"pid": os.getpid(), "uid": 1234})
+    await asyncio.sleep(1.5)
+    assert rig.said(Subject.FOREIGN_USER_WAITING) == []
+
+
+async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet) -> None:
+    """Who has opened a daemon's lock in time keeps no other from starting when the daemon dies,
+    nor does what was put beside it.
+    """
+    first = status(fleet).pid
+    assert first
+    script = (
+        "import fcntl, sys; lock = open(sys.argv[1], 'r+'); print(flush=True)\n"
+        "fcntl.lockf(lock, fcntl.LOCK_EX); input()"
+    )
+    waiting = subprocess.Popen(
+        [shared_interpreter(), "-IS", "-c", script, rig.pipes() / "control_lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with waiting:
+        assert waiting.stdout
+        waiting.stdout.readline()
+        (rig.pipes() / "beside").symlink_to("/")
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: status(fleet).pid != first)
+        await ready(fleet)
+        assert waiting.poll() is None
+        waiting.kill()
+    assert len(rig.said(Subject.EXITED)) == 1
+    assert not (rig.pipes() / "beside").is_symlink()
+
+
+# --- server faults --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "words", "line"),
+    [("server_exit", 5, "status 5", "exited with status 5"),
+     ("no_gpu", True, "status 1", "no CUDA-capable device")],
+)  # fmt: skip
+async def test_a_server_that_fails(
+    rig: FleetRig, fleet: Fleet, *, knob: str, value: object, words: str, line: str
+) -> None:
+    """Its end and the reason are reported once for all its tries, though no query saw it alive."""
+    rig.knobs().turn(knob, value)
+    with rig.client():
+        assert words in await rig.reported(Subject.SERVER_EXITED)
+        assert line in rig.lines(Subject.SERVER_EXITED)
+        await asyncio.sleep(0.7)
+        assert len(rig.said(Subject.SERVER_EXITED)) == 1
+    assert status(fleet).is_ready
+    assert words in status(fleet).trouble
+    rig.knobs().clear()
+    with served(rig):
+        await until(lambda: not status(fleet).trouble)
+
+
+@as_root
+async def test_server_uid(rig: FleetRig) -> None:
+    """A server of another user than the plan's is named with both."""
+    prepared(rig, "server_uid", 1234)
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted(uid=0))
+        with served(rig, uid=0):
+            words = await rig.reported(Subject.WRONG_SERVER_USER)
+            assert "runs as user 1234, the plan wants 0" in words
+
+
+async def test_server_deaf(rig: FleetRig, fleet: Fleet) -> None:
+    """An orphan that ignores SIGINT is killed, before the next daemon is started."""
+    with served(rig):
+        [orphan] = rig.servers()
+        rig.knobs().turn("server_deaf")
+        await asyncio.sleep(0.15)
+        pid = status(fleet).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await rig.reported(Subject.EXITED)
+        await ready(fleet)
+        assert gone(orphan)
+
+
+async def test_server_die(rig: FleetRig, fleet: Fleet) -> None:
+    """The daemon calls it status 0; its clients know better."""
+    with served(rig) as client:
+        await until(lambda: bool(status(fleet).clients))
+        os.kill(client.pid, signal.SIGSTOP)  # else it may be gone as fast as its server
+        rig.knobs().turn("server_die")
+        words = await rig.reported(Subject.SERVER_EXITED)
+        assert f"its clients have lost it: pid {client.pid}" in words
+        os.kill(client.pid, signal.SIGCONT)
+
+
+async def test_server_busy(rig: FleetRig, fleet: Fleet) -> None:
+    """Who its clients are is not known, so nothing is taken away from them."""
+    with served(rig) as client:
+        await until(lambda: bool(status(fleet).clients))
+        rig.knobs().turn("server_busy")
+        await until(lambda: _clients_unknown(fleet))
+        with pytest.raises(StillInUse, match="not known: its MPS server is busy and does not"):
+            await fleet.stop(GPU)
+        with pytest.raises(StillInUse, match="not known"):
+            await fleet.drain(GPU, seconds=0.3)
+        rig.knobs().clear()
+        await ready(fleet)
+        client.allocate(1)
+
+
+async def test_server_hang(rig: FleetRig, fleet: Fleet) -> None:
+    """It does not leave when the daemon quits; both are ended in the end, and that is reported."""
+    with served(rig):
+        [server] = rig.servers()
+        await until(lambda: bool(status(fleet).clients))
+    await until(lambda: not status(fleet).clients)
+    await asyncio.sleep(1.0)  # the driver lists it no more; the server has noticed, too
+    rig.knobs().turn("server_hang")
+    await fleet.stop(GPU)
+    assert "did not end within 1.5 s of being asked to" in rig.said(Subject.SILENT)[-1]
+    assert gone(server)
+    assert rig.processes() == []
+
+
+async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
+    """The culprit is named; when all its clients are gone it is Ready by itself."""
+    with served(rig) as client, served(rig) as victim:
+        await until(lambda: len(status(fleet).clients) == 2)
+        client.fault()
+        words = await rig.reported(Subject.SERVER_FAULT)
+        assert f"had a fatal fault of client {client.pid}" in words
+        assert status(fleet).state == "Fault"
+        assert {c.pid for c in status(fleet).clients} == {client.pid, victim.pid}
+        with pytest.raises(StillInUse, match=f"pid {victim.pid}"):
+            await fleet.restart(GPU)
+    await ready(fleet)
+
+
+@pytest.mark.parametrize("code", [700, -1])
+async def test_terminate_code(rig: FleetRig, fleet: Fleet, code: int) -> None:
+    """A client that cannot be taken off the device does not hold up a drain by force."""
+    with served(rig):
+        await until(lambda: bool(status(fleet).clients))
+        rig.knobs().turn("terminate_code", code)
+        assert await fleet.drain(GPU, seconds=0.1, force=True) == ()
+    assert status(fleet).state == "Down"
+    assert rig.processes() == []
+
+
+def _clients_unknown(fleet: Fleet) -> bool:
+    daemon = fleet.daemon_of(GPU)
+    return daemon is not None and not daemon.clients.known

@@ -1,0 +1,397 @@
+"""The daemon's log: read once and in order, bounded, and never a burden; what of it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.mps.files.log import (
+    ClientConnected,
+    DaemonLog,
+    Fact,
+    Faulted,
+    LogWatch,
+    Recovered,
+    ServerExited,
+    ServerReady,
+    Stirred,
+    facts,
+    worth_showing,
+)
+from nodeagent.mps.lifecycle.model import Ending, Event, ServerGone
+from nodeagent.mps.log_events import LogEvents
+from tests.fuse import can_mount, silent_file_system
+from tests.machine_load import stretched
+from tests.mps.plans import daemon_spec
+
+# --- daemon log -----------------------------------------------------------------------------------
+
+
+NO_PROCESS = 2**22 - 1  # the pid of no process
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A log with two lines."""
+    log = tmp_path / "daemon.log"
+    log.write_text("one\ntwo\n")
+    return log
+
+
+@contextmanager
+def opened(path: Path, *, pid: int = NO_PROCESS, tail: int = 0) -> Iterator[DaemonLog]:
+    """The log, closed in the end."""
+    log = DaemonLog(str(path.parent), pid=pid, tail=tail)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def append(path: Path, text: str) -> None:
+    """As a daemon does."""
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_new_lines(path: Path) -> None:
+    """Each once, whole, in order; the earlier ones only when asked for."""
+    with opened(path) as log:
+        assert log.new_lines() == []
+        append(path, "three\nfo")
+        assert log.new_lines() == ["three"]
+        append(path, "ur\n")
+        assert (log.behind, log.new_lines(), log.behind) == (3, ["four"], 0)
+    with opened(path, tail=10**6) as log:
+        assert log.new_lines() == ["one", "two", "three", "four"]
+    with opened(path, tail=8) as log:  # begins within a line
+        assert log.new_lines() == ["four"]
+
+
+def test_truncated_by_another_program(path: Path) -> None:
+    """It is read from its beginning again."""
+    with opened(path) as log:
+        os.truncate(path, 0)
+        append(path, "x\n")
+        assert log.new_lines() == ["x"]
+
+
+def test_bounded(path: Path) -> None:
+    """In place, so that the daemon's descriptor goes on; what was not read yet is not lost."""
+    with opened(path) as log, path.open("a") as daemon:
+        print("\n".join(f"line {n}" for n in range(100)), file=daemon, flush=True)
+        whole = path.stat().st_size
+        log.bound(100)  # not read yet
+        assert len(log.new_lines()) == 100
+        log.bound(10_000)
+        assert path.stat().st_size == whole
+        log.bound(100)
+        assert path.stat().st_size == 0
+        kept = path.with_name("daemon.log.1").read_text().splitlines()
+        assert kept[-1] == "line 99"
+        assert all(line.startswith("line ") for line in kept)
+        print("after", file=daemon, flush=True)
+        assert (log.new_lines(), path.read_text()) == (["after"], "after\n")
+
+
+def test_a_link_in_place_of_what_is_kept(path: Path, tmp_path: Path) -> None:
+    """Is replaced, not written through."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path.with_name("daemon.log.1").symlink_to(victim)
+    with opened(path) as log:
+        append(path, "x" * 50 + "\ny\n")
+        log.new_lines()
+        log.bound(10)
+    assert path.read_text() == ""
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "fifo", "directory", "missing"])
+def test_what_is_no_log_of_ours(path: Path, tmp_path: Path, kind: str) -> None:
+    """Is not read, and not waited for."""
+    path.unlink()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    match kind:
+        case "symlink":
+            path.symlink_to(victim)
+        case "hard link":
+            path.hardlink_to(victim)
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+    with opened(path, tail=100) as log:
+        assert (log.new_lines(), log.last_lines(1), log.behind) == ([], (), 0)
+        log.bound(1)
+    assert victim.read_text() == "precious"
+
+
+def test_a_removed_log(path: Path) -> None:
+    """The daemon still has it; it is read by that, and never cut off."""
+    with path.open("a") as daemon:
+        process = subprocess.Popen(["sleep", "60"], stdout=daemon)
+        try:
+            path.unlink()
+            with opened(path, pid=process.pid, tail=10**6) as log:
+                assert log.new_lines() == ["one", "two"]
+                log.bound(1)
+                assert log.last_lines(1) == ("two",)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_another_file_as_standard_output(path: Path, tmp_path: Path) -> None:
+    """A daemon's user may have put there what it may only read: it is neither read nor cut off."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path.unlink()
+    with victim.open() as precious:
+        process = subprocess.Popen(["sleep", "60"], stdout=precious)
+    try:
+        with opened(path, pid=process.pid, tail=100) as log:
+            assert (log.new_lines(), log.last_lines(1)) == ([], ())
+            log.bound(1)
+    finally:
+        process.kill()
+        process.wait()
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse")
+def test_a_file_system_over_its_directory_is_not_waited_for(path: Path) -> None:
+    """Its user may mount one there that never answers; the log is read and cut off on the loop."""
+    with path.open("a") as daemon, opened(path) as log, silent_file_system(path.parent):
+        print("three", file=daemon, flush=True)
+        assert log.new_lines() == ["three"]
+        log.bound(1)
+        with opened(path, tail=100) as anew:
+            assert anew.last_lines(1) == ()
+    assert path.read_text() == ""
+
+
+def test_last_lines(path: Path) -> None:
+    """They are for people: printable, without what no reader needs."""
+    append(
+        path, "[t Control 1] NEW UI\n[t Control 1] Cmd:ps\n[t Control 1] UI closed\n\n\x1b[31mred\n"
+    )
+    with opened(path) as log:
+        assert log.last_lines(2) == ("two", "[31mred")
+
+
+def test_last_lines_before_something(path: Path) -> None:
+    """What was written after the line that matters does not push out what led to it."""
+    append(path, "no device\nServer 7 exited\nStarting new server\nConnecting\n")
+    with opened(path) as log:
+        assert log.last_lines(2, until="Server 7 exited") == ("no device", "Server 7 exited")
+        assert log.last_lines(1, until="Server 8 exited") == ("Connecting",)
+
+
+# --- log lines ------------------------------------------------------------------------------------
+
+
+CONTROL = "[2026-09-01 12:00:00.000 Control  4711] "
+OTHER = "[2026-09-01 12:00:00.000 Other 4712] "
+
+
+@pytest.mark.parametrize(
+    ("line", "fact"),
+    [
+        (
+            f"{CONTROL}NEW CLIENT 99 from user 1001: Server already exists",
+            ClientConnected(99, 1001, False),
+        ),
+        (
+            f"{CONTROL}NEW CLIENT 99 from user 1001: Server is not ready, push client to pending l",
+            ClientConnected(99, 1001, True),
+        ),
+        (f"{CONTROL}NEW SERVER 50: Ready", ServerReady(50)),
+        (f"{CONTROL}Server 50 exited with status 1", ServerExited(50, 1)),
+        (f"{OTHER}Client process 99 encountered a fatal GPU error.", Faulted(99)),
+        (f"{OTHER}Server is handling a fatal GPU error.", Faulted(None)),
+        (f"{OTHER}Destroy server context on device 0", Recovered()),
+        (f"{OTHER}Received new client request", Stirred()),
+        (f"{OTHER}Received new client request for {{PID: 99, Context ID: 0}}", Stirred()),
+        (f"{OTHER}Creating worker thread for client {{PID: 99, Context ID: 0}}", Stirred()),
+        (f"{OTHER}Client {{99, 0}} exit", Stirred()),
+        (f"{OTHER}Volta MPS Server: Received new client request", Stirred()),
+        ("[2021-09-01 12:00:00.000 Other 4712] Volta MPS: Server has started", Stirred()),
+        (f"{OTHER}Client disconnected. Number of active client contexts is 0", Stirred()),
+    ],
+)
+def test_what_counts(line: str, fact: Fact) -> None:
+    """In the wordings of several versions."""
+    assert list(facts([line])) == [fact]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Accepting connection...",
+        "NEW UI",
+        "UI closed",
+        "User did not send valid credentials",
+        "Cmd:NEW CLIENT 99 from user 1001: pending",
+        "Cmd:get_server_list",
+        "ACTIVE",
+        "4711",
+        "100.0",
+        'Unknown command "__1"',
+        "Server 50 is <busy>",
+        "99         0         50   GPU-1   4026531836   NEW CLIENT 1 from user 0",
+        "Exit with status 0",
+        "",
+    ],
+)
+def test_what_our_own_questions_leave(text: str) -> None:
+    """Nothing of it counts, whatever others put into it."""
+    assert list(facts([f"{CONTROL}{text}"])) == []
+
+
+def test_only_lines_of_the_log_count() -> None:
+    """A program's own words, without the log's prefix, mean nothing."""
+    assert list(facts(["NEW CLIENT 99 from user 1001: pending", "x] NEW SERVER 50: Ready"])) == []
+
+
+def test_lines_of_interest_to_a_person() -> None:
+    """Our questions and their answers are left out; a server's words between them are not."""
+    lines = [
+        f"{CONTROL}Starting control daemon using socket /x/control",
+        f"{CONTROL}Accepting connection...",
+        f"{CONTROL}NEW UI",
+        f"{CONTROL}Cmd:get_server_list",
+        f"{CONTROL}50",
+        f"{OTHER}Failed to start : no CUDA-capable device is detected",
+        f"{CONTROL}Server 50 exited with status 1",
+        f"{CONTROL}Cmd:__1",
+        f'{CONTROL}Unknown command "__1"',
+        f"{CONTROL}UI closed",
+        "An instance of this daemon is already running",
+    ]
+    assert list(worth_showing(lines)) == [lines[0], lines[5], lines[6], lines[10]]
+
+
+# --- log watch ------------------------------------------------------------------------------------
+
+
+# Two files in turn, because the kernel makes one event of many for a single file.
+_WRITERS = """
+import os, sys
+one, other = (os.open(path, os.O_WRONLY) for path in sys.argv[1:])
+while True:
+    os.pwrite(one, b"x", 0)
+    os.pwrite(other, b"x", 0)
+"""
+
+
+async def test_a_log_that_grows(tmp_path: Path) -> None:
+    """Each is notified by itself, until its watch is ended."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    notified: list[str] = []
+    async with LogWatch() as watch:
+        ends = []
+        for path in (one, other):
+            path.touch()
+            ends.append(watch.watch(str(path), lambda name=path.name: notified.append(name)))  # type: ignore[misc]  # mypy takes no default into account
+        one.write_text("x")
+        async with asyncio.timeout(stretched(30)):
+            while not notified:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert set(notified) == {"one"}
+        ends[0]()
+        one.write_text("xy")
+        other.write_text("x")
+        async with asyncio.timeout(stretched(30)):
+            while "other" not in notified:
+                await asyncio.sleep(0.01)
+        assert set(notified[1:]) <= {"one", "other"}
+        assert notified[-1] == "other"
+
+
+async def test_writers_without_end(tmp_path: Path) -> None:
+    """Everything else goes on, and when they have ended nothing is forgotten."""
+    paths = [tmp_path / "one", tmp_path / "other"]
+    notified = 0
+
+    def grown() -> None:
+        nonlocal notified
+        notified += 1
+
+    async with LogWatch() as watch:
+        for path in paths:
+            path.touch()
+            watch.watch(str(path), grown)
+        writers = subprocess.Popen([sys.executable, "-IS", "-c", _WRITERS, *paths])
+        try:
+            async with asyncio.timeout(stretched(30)):
+                while not notified:
+                    await asyncio.sleep(0.005)
+            longest, end = 0.0, time.monotonic() + 1.0
+            while time.monotonic() < end:
+                busy = time.thread_time()
+                await asyncio.sleep(0.005)
+                longest = max(longest, time.thread_time() - busy)
+        finally:
+            writers.kill()
+            writers.wait()
+        assert longest < 0.5
+        assert notified < 1000
+        await asyncio.sleep(1.5)
+        before = notified
+        await asyncio.to_thread(paths[0].write_text, "the end")
+        async with asyncio.timeout(stretched(30)):
+            while notified == before:
+                await asyncio.sleep(0.01)
+
+
+# --- log events -----------------------------------------------------------------------------------
+
+
+FLOODS: dict[str, Callable[[int], str]] = {
+    "nothing": lambda _: "",
+    "exits": lambda i: f"[x Control 1] Server {i} exited with status {i + 1}",
+    "ready": lambda i: f"[x Control 1] NEW SERVER {i}: Ready",
+    "clients": lambda _: f"[x Control 1] NEW CLIENT {os.getpid()} from user 7: Server is not ready",
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood(tmp_path: Path, kind: str) -> None:
+    """The loop is never held for long, few events come of it, and later lines are read."""
+    log = tmp_path / "log/daemon.log"
+    log.parent.mkdir()
+    log.write_bytes(b"")
+    spec = daemon_spec(f"{tmp_path}/pipe", "GPU-1")
+    events: list[Event] = []
+    listener = LogEvents(1, spec, os.getpid(), log_size=1 << 22, adopted=False)
+    longest = 0.0
+
+    def read_all() -> None:
+        nonlocal longest
+        while listener.log.behind:
+            now = time.thread_time()
+            events.extend(listener.read(Ending.NO)[1])
+            longest = max(longest, time.thread_time() - now)
+
+    with log.open("a") as file:
+        file.write("".join(f"{FLOODS[kind](i)}\n" for i in range(100_000)))
+    read_all()
+    with log.open("a") as file:
+        file.write("[x Control 1] Server 77 exited with status 0\n" * 2)
+    read_all()
+    listener.log.close()
+    assert longest < 0.3
+    assert len([e for e in events if isinstance(e, ServerGone) and e.status]) <= 20
+    assert isinstance(events[-1], ServerGone)
+    assert events[-1].pid == 77
