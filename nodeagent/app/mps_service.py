@@ -31,7 +31,7 @@ from nodeagent.views.shapes import MpsClient, MpsDaemon, Pod
 
 log = structlog.get_logger(__name__)
 
-_CALM = 0.2  # seconds that changes are collected before clients are looked at
+_DEBOUNCE = 0.2  # seconds that changes are collected before clients are looked at
 
 
 class MpsService:
@@ -143,7 +143,7 @@ class MpsService:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.check_interval):
                     await self._stirred.wait()
-            await asyncio.sleep(_CALM)
+            await asyncio.sleep(_DEBOUNCE)
             self._stirred.clear()
             try:
                 seen = await self._watch.check(self.fleet.running())

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.shares import ANY_USER, Account, user_ids
 
-_LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
+_MAX_ID = 2**32 - 2  # the number above means "no change" to the kernel
 
 
 def accounts_for(document: PlanDocument, default_user: str) -> Mapping[str, Account]:
@@ -37,7 +37,7 @@ def _account(user: str) -> Account | None:
     ids = user_ids(user)
     if ids is None:
         return _entry(user)
-    if max(ids) > _LARGEST_ID:
+    if max(ids) > _MAX_ID:
         return None
     return (None if ":" in user else _entry(ids[0])) or Account(*ids)
 

@@ -188,7 +188,8 @@ async def _surveyed(
     wanted = spec_in(run_dir, record.device, record.wanted)
     process = await found_process(runs, record.process)
     if process is None:
-        return _without_process(record)
+        why = "drained on request" if record.drained else "its process is gone"
+        return DeviceDaemon(record.wanted, Phase.DOWN if record.drained else Phase.BACKOFF, why)
     sockets = DaemonSockets(runs.pipe_directory)
     impostor = sockets.impostor(process.identity)
     pid = process.pid
@@ -208,12 +209,6 @@ async def _surveyed(
     phase = Phase.LIMITING if wrong else Phase.READY
     servers = servers_in(seen, runs)
     return DeviceDaemon(record.wanted, phase, "; ".join(wrong), pid, servers, usage_of(seen))
-
-
-def _without_process(record: Record) -> DeviceDaemon:
-    if record.drained:
-        return DeviceDaemon(record.wanted, Phase.DOWN, "drained on request")
-    return DeviceDaemon(record.wanted, Phase.BACKOFF, "its process is gone")
 
 
 def servers_in(seen: Seen, runs: DaemonSpec | None) -> tuple[int, ...]:

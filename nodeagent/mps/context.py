@@ -14,7 +14,7 @@ from nodeagent.mps.shares import DaemonSpec
 from nodeagent.settings import MpsSettings
 from nodeagent.structs import Struct, field
 
-START_PATIENCE = 60.0  # seconds that a caller waits for a daemon to be Ready
+START_TIMEOUT = 60.0  # seconds that a caller waits for a daemon to be Ready
 
 Check = Callable[[DaemonSpec], tuple[str, ...]]
 
@@ -24,7 +24,7 @@ class MpsContext(Struct, frozen=True):
     want to know of a device, `changed` is called when something is different; `jitter` gives
     numbers from 0 up to 1. With `private_shm` each device has a /dev/shm of its own. Seconds:
     `served_interval` between two questions to a daemon that has a server or a blocked client or
-    drains, `start_patience` for a caller who waits for Ready.
+    drains, `start_timeout` for a caller who waits for Ready.
     """
 
     run_dir: Path
@@ -37,7 +37,7 @@ class MpsContext(Struct, frozen=True):
     jitter: Callable[[], float]
     private_shm: bool = False
     served_interval: float = 5.0
-    start_patience: float = START_PATIENCE
+    start_timeout: float = START_TIMEOUT
     watch: LogWatch = field(default_factory=LogWatch)
 
     def control_client(self, pipe_directory: str, log_directory: str) -> ControlClient:

@@ -34,7 +34,7 @@ class Fleet:
     def __init__(self, context: MpsContext) -> None:
         self._context = context
         self._supervisors: dict[str, Supervisor] = {}
-        self._closed: Mapping[str, str] = {}  # devices closed to new clients, and why
+        self._cordoned: Mapping[str, str] = {}  # devices that admit no new clients, and why
         # As long as one is had or waited for: MIG devices come and go, each with a UUID of its own.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stack = AsyncExitStack()
@@ -147,7 +147,7 @@ class Fleet:
 
     def _supervisor(self, record: Record) -> Supervisor:
         supervisor = Supervisor(self._context, record)
-        supervisor.close_to_clients(self._closed.get(record.device, ""))
+        supervisor.cordon(self._cordoned.get(record.device, ""))
         self._supervisors[record.device] = supervisor
         return supervisor
 
@@ -194,13 +194,14 @@ class Fleet:
         async with self._lock(device):
             await requests.restarted(self._known(device), force=force)
 
-    def close_to_clients(self, devices: Mapping[str, str]) -> None:
-        """Close these devices to new clients, each with why, and open all others. Daemons and their
-        clients go on; a daemon that is started meanwhile is closed too.
+    def cordon(self, devices: Mapping[str, str]) -> None:
+        """Admit no new clients to these devices, each with the reason, and to all others again.
+        Connected clients and daemons keep running; a daemon that is started meanwhile is cordoned,
+        too.
         """
-        self._closed = dict(devices)
+        self._cordoned = dict(devices)
         for device, supervisor in self._supervisors.items():
-            supervisor.close_to_clients(self._closed.get(device, ""))
+            supervisor.cordon(self._cordoned.get(device, ""))
 
     def retry(self) -> None:
         """Try again what was given up, and start what was drained."""
@@ -275,7 +276,7 @@ class Fleet:
 
     async def settled(self) -> None:
         """Until none is on its way to Ready, there or not; for as long as for one start."""
-        await self._all(_settled, within=self._context.start_patience)
+        await self._all(_settled, within=self._context.start_timeout)
 
     async def _all(self, wait: Callable[[Supervisor], Awaitable[None]], *, within: float) -> None:
         """Until the wait for each daemon is over, or the time is (in seconds)."""
@@ -300,7 +301,7 @@ class Fleet:
 
     def daemon_of(self, device: str) -> DeviceDaemon | None:
         supervisor = self._supervisors.get(device)
-        return None if supervisor is None else requests.planners_view(supervisor)
+        return None if supervisor is None else requests.device_daemon(supervisor)
 
 
 async def _polled(supervisor: Supervisor) -> None:

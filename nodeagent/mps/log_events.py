@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 
 from nodeagent.mps.control.client import Seen, SeenServer
-from nodeagent.mps.control.commands import MOST_SERVERS
+from nodeagent.mps.control.commands import MAX_SERVERS
 from nodeagent.mps.files import log
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, ServerStatus
@@ -32,7 +32,7 @@ from nodeagent.structs import Struct
 from nodeagent.views.shapes import MpsWaiting
 
 SURE_AFTER = 1.0  # seconds without a server of its user, after which a program is held to wait
-MOST = 64  # that are checked; a user who makes more gets no more attention
+MAX_SUSPECTS = 64  # that are checked; a user who makes more gets no more attention
 
 
 class _Suspect(Struct):
@@ -68,7 +68,7 @@ class BlockedClients:
         suspect = _suspect(client, now)
         if suspect is None or (known and known.process == suspect.process):
             return  # it tries again
-        if known or len(self._suspects) < MOST:
+        if known or len(self._suspects) < MAX_SUSPECTS:
             self._suspects[client.pid] = suspect
 
     def judge(
@@ -80,8 +80,8 @@ class BlockedClients:
             if pid in served or is_gone(one.process):
                 del self._suspects[pid]
                 continue
-            kept_out = server_uid not in {None, one.client.user}
-            if not one.sure and (kept_out or now - one.since >= SURE_AFTER):
+            refused = server_uid not in {None, one.client.user}
+            if not one.sure and (refused or now - one.since >= SURE_AFTER):
                 one.sure = True
                 found.append(one.client)
         return tuple(found)
@@ -103,10 +103,10 @@ EARLIER = 1 << 16  # bytes of an adopted daemon's log that may name who waits si
 _SAME = 30.0  # seconds in which the same end of another server is not reported again
 # The log is its user's to write. Who floods it must neither hold up the loop nor fill the memory:
 # beyond these figures the daemon is asked, which shows what matters.
-_MOST_BEHIND = 1 << 20  # bytes
-_MOST_FACTS = 100  # taken in one go
-_MOST_REPORTED = 16  # different ends within _SAME
-_MOST_READY = 1024  # servers that are remembered
+_MAX_BEHIND = 1 << 20  # bytes
+_MAX_FACTS = 100  # taken in one go
+_MAX_REPORTED = 16  # different ends within _SAME
+_MAX_READY = 1024  # servers that are remembered
 
 
 class LogEvents:
@@ -129,7 +129,7 @@ class LogEvents:
         self._faulted = False  # by the log, where the daemon does not say
         self._reported: dict[str, float] = {}
         self._clients: dict[int, tuple[int, ...]] = {}  # of servers, as seen last
-        self.log = log.DaemonLog(spec.log_directory, pid=pid, tail=EARLIER if adopted else 0)
+        self.log = log.DaemonLog(spec.log_directory, tail=EARLIER if adopted else 0)
         if adopted:
             self._read_earlier()
 
@@ -139,10 +139,10 @@ class LogEvents:
         """
         skipped, found = False, []
         with suppress(OSError):
-            if self.log.behind > _MOST_BEHIND:
+            if self.log.behind > _MAX_BEHIND:
                 self.log.skip()
                 skipped = True
-            found = list(islice(log.facts(self.log.new_lines()), _MOST_FACTS))
+            found = list(islice(log.facts(self.log.new_lines()), _MAX_FACTS))
             self.log.bound(self._log_size)
         events = tuple(event for fact in found for event in self._events_of(fact, ending))
         return skipped or bool(found), events
@@ -170,7 +170,7 @@ class LogEvents:
                 self._faulted, self._culprit = False, None
 
     def _is_ready(self, server: int) -> None:
-        if len(self._ready) >= _MOST_READY:
+        if len(self._ready) >= _MAX_READY:
             self._ready.clear()
         self._ready.add(server)
         self.trouble = ""
@@ -181,7 +181,7 @@ class LogEvents:
         self._faulted, self._culprit = False, None
         now = time.monotonic()
         self._reported = {w: when for w, when in self._reported.items() if now - when < _SAME}
-        if words in self._reported or len(self._reported) >= _MOST_REPORTED:
+        if words in self._reported or len(self._reported) >= _MAX_REPORTED:
             words = ""
         elif words:
             self._reported[words] = now
@@ -224,7 +224,7 @@ class LogEvents:
         for server in seen.servers:
             known = self._clients.pop(server.pid, ())
             self._clients[server.pid] = known if server.clients is None else server.clients
-        while len(self._clients) > MOST_SERVERS:
+        while len(self._clients) > MAX_SERVERS:
             del self._clients[next(iter(self._clients))]
 
     def _own_servers(self, found: Iterable[Process | Hidden | None]) -> Iterator[MpsProcess]:

@@ -27,7 +27,7 @@ from nodeagent.mps.control.client import (
 )
 from nodeagent.mps.control.commands import UnexpectedReply, quit_daemon, terminate_client
 from nodeagent.mps.files.directories import seal_pipe_directory
-from nodeagent.mps.files.log import QUIET
+from nodeagent.mps.files.log import DEBOUNCE
 from nodeagent.mps.launch.launcher import DaemonProcess
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
@@ -39,15 +39,17 @@ from nodeagent.views.shapes import MpsWaiting
 if TYPE_CHECKING:
     from nodeagent.mps.supervisor import Supervisor
 
-CALM = 0.2  # seconds between two polls, however much changes
+MIN_POLL_INTERVAL = 0.2  # seconds between two polls, however much changes
 _FIRST_PAUSE = 0.005  # seconds between checks for the socket of a daemon that starts
-_LONGEST_PAUSE = 0.1
-_AGAIN = 0.2  # seconds before a daemon that did not answer is asked again
+_MAX_PAUSE = 0.1
+_RETRY_INTERVAL = 0.2  # seconds before a daemon that did not answer is asked again
 _STARVED = (
     "it could not answer, since it or the agent waits for a processor most of the time: raise the "
     "CPU request"
 )
-_KEPT_OUT = 1.0  # seconds before one that could not be asked is tried again, if it is new
+_UNREACHABLE_INTERVAL = (
+    1.0  # seconds before one that could not be asked is tried again, if it is new
+)
 _PROOFS = 2  # polls without any client, before it is believed that there are none
 
 Job = model.SetLimits | model.ReadBack | model.Quit
@@ -63,7 +65,7 @@ class DaemonMonitor:
         self.run = supervisor.state.run
         self.seen: Seen | None = None  # the last answers
         self.seen_hidden = False  # whether new clients were kept out when it was asked
-        self.gate_fault = ""  # why its sockets cannot be moved, as reported
+        self.sockets_fault = ""  # why its sockets cannot be moved, as reported
         self.polls = 0  # that have ended, well or not
         self._adopted = adopted
         self._supervisor = supervisor
@@ -77,9 +79,9 @@ class DaemonMonitor:
         self._wake = asyncio.Event()
         self._next_poll = self._began
         self._last_poll = -math.inf
-        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._pauses = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
         self._proofs = 0
-        self._waits: tuple[ProcessorWaits, ...] = ()  # since it was silent last
+        self._waits: tuple[ProcessorWaits, ...] = ()  # since its last timeout
         self._had_time = 0.0  # seconds since then in which it could have answered
         self._shown: tuple[Seen | None, tuple[MpsWaiting, ...]] = (None, ())  # after the last poll
         self._reports_status = True
@@ -89,7 +91,7 @@ class DaemonMonitor:
         )
         self._end_watch = context.watch.watch(self.events.log.path, self._read_log)
         # It was perhaps written to before it was watched.
-        self._reading = self._loop.call_later(QUIET, self._read_log)
+        self._reading = self._loop.call_later(DEBOUNCE, self._read_log)
         self._task = asyncio.create_task(self._work(), name=f"monitor mps run {self.run}")
 
     @property
@@ -102,8 +104,8 @@ class DaemonMonitor:
             self._wake.set()
 
     def poll_soon(self, seconds: float = 0.0) -> None:
-        """Poll it after so long, but not before CALM has passed since the last poll."""
-        when = max(self._loop.time() + seconds, self._last_poll + CALM)
+        """Poll it after so long, but not within MIN_POLL_INTERVAL of the last poll."""
+        when = max(self._loop.time() + seconds, self._last_poll + MIN_POLL_INTERVAL)
         if when < self._next_poll:
             self._next_poll = when
             self._wake.set()
@@ -124,23 +126,23 @@ class DaemonMonitor:
         await asyncio.wait([self._task])
         self.process.close()
 
-    def keep_gate(self) -> None:
+    def hide_sockets(self) -> None:
         """New clients find the daemon, unless it drains or is closed to them. Where its sockets are
         is what counts, so this also mends what an earlier agent left. One that was just started has
         made its sockets when it answers: it would end if it did not find what it is making.
         """
-        hidden = bool(self._supervisor.closed) or self.state.phase is Phase.DRAINING
+        hidden = bool(self._supervisor.cordoned) or self.state.phase is Phase.DRAINING
         hidden = hidden and (self._adopted or self.state.answered)
         try:
             self._sockets.keep(hidden=hidden)
-            self.gate_fault = "" if hidden else self.gate_fault
+            self.sockets_fault = "" if hidden else self.sockets_fault
         except OSError as error:
             where = self.state.spec.pipe_directory
             words = f"its sockets cannot be moved in {where}: {error.strerror or error}"
-            if words != self.gate_fault:
+            if words != self.sockets_fault:
                 report = model.Report(Subject.STILL_IN_USE, words)
                 self._context.report(self.state.spec.device, report)
-            self.gate_fault = words
+            self.sockets_fault = words
         self._control.pipe_directory = self._sockets.directory
 
     def _read_log(self) -> None:
@@ -151,7 +153,7 @@ class DaemonMonitor:
         if stirred:
             self.poll_soon()
         if self.events.log.behind:
-            self._reading = self._loop.call_later(QUIET, self._read_log)
+            self._reading = self._loop.call_later(DEBOUNCE, self._read_log)
 
     async def _work(self) -> None:
         while True:
@@ -164,8 +166,8 @@ class DaemonMonitor:
                 if sealed and not await self._is_replaced():
                     await self._do(job)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the monitoring
-                self._handle(model.KeptOut(self.run, error_sentence(error)))
-                self._next_poll = self._loop.time() + _KEPT_OUT
+                self._handle(model.Unreachable(self.run, error_sentence(error)))
+                self._next_poll = self._loop.time() + _UNREACHABLE_INTERVAL
 
     async def _due(self) -> None:
         while not self._jobs:
@@ -193,8 +195,8 @@ class DaemonMonitor:
         """
         impostor = await asyncio.to_thread(self._sockets.impostor, self.process.identity)
         if impostor:
-            self._next_poll = self._loop.time() + _KEPT_OUT
-            self._handle(model.Replaced(self.run, impostor))
+            self._next_poll = self._loop.time() + _UNREACHABLE_INTERVAL
+            self._handle(model.ImpostorFound(self.run, impostor))
         return bool(impostor)
 
     async def _quit(self, action: model.Quit) -> None:
@@ -221,24 +223,24 @@ class DaemonMonitor:
         if not state.answered and not self._sockets.listens:
             self._next_poll = self._loop.time() + self._pauses.next()
             return
-        self.keep_gate()  # a socket may have come since it was to be out of the way
+        self.hide_sockets()  # a socket may have come since it was to be out of the way
         try:
             await self._ask(state)
         except DaemonDead as error:
             if state.answered:
-                await self._silent(f"its process lives, but {error.message}")
+                await self._timed_out(f"its process lives, but {error.message}")
             else:
                 self._next_poll = self._loop.time() + self._pauses.next()
         except DaemonSilent:
             if self._is_starved():
-                self._handle(model.KeptOut(self.run, _STARVED))
-                self._next_poll = self._loop.time() + _AGAIN
+                self._handle(model.Unreachable(self.run, _STARVED))
+                self._next_poll = self._loop.time() + _RETRY_INTERVAL
             else:
-                await self._silent("")
+                await self._timed_out("")
         except (ControlError, UnexpectedReply) as error:
             remedy = f": {error.remedy}" if isinstance(error, DaemonBusy) else ""
-            self._handle(model.KeptOut(self.run, f"{error.message}{remedy}"))
-            patience = self._interval(served=True) if state.was_ready else _KEPT_OUT
+            self._handle(model.Unreachable(self.run, f"{error.message}{remedy}"))
+            patience = self._interval(served=True) if state.was_ready else _UNREACHABLE_INTERVAL
             self._next_poll = self._loop.time() + patience
         finally:
             self._last_poll = self._loop.time()
@@ -275,7 +277,7 @@ class DaemonMonitor:
         except OSError as error:
             where = self.state.spec.pipe_directory
             words = f"its pipe directory {where} cannot be made root's: {error.strerror or error}"
-            self._handle(model.KeptOut(self.run, words))
+            self._handle(model.Unreachable(self.run, words))
             return False
         return True
 
@@ -290,16 +292,16 @@ class DaemonMonitor:
         if self.events.blocked.is_unsure:
             wait = min(wait, SURE_AFTER + 0.05)
         if 0 < self._proofs < _PROOFS:
-            wait = min(wait, CALM)
+            wait = min(wait, MIN_POLL_INTERVAL)
         self._next_poll = min(self._next_poll, self._loop.time() + wait)
 
-    async def _silent(self, reason: str) -> None:
-        self._next_poll = self._loop.time() + _AGAIN
+    async def _timed_out(self, reason: str) -> None:
+        self._next_poll = self._loop.time() + _RETRY_INTERVAL
         if self._drains and not await self._has_servers():
             self._proofs = _PROOFS
             self._handle(model.ClientsGone(self.run))  # without a server there can be no client
         else:
-            self._handle(model.Silent(self.run, reason))
+            self._handle(model.Timeout(self.run, reason))
 
     def _is_starved(self) -> bool:
         """Whether there was too little time to answer in since the question before: of what passed,

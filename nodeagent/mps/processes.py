@@ -85,7 +85,7 @@ def processes_of(pipe_directory: str, program: str) -> tuple[MpsProcess, ...]:
     return tuple(one for one in mps_processes() if (one.program, one.pipe_directory) == wanted)
 
 
-_MOST_LOCKED = 16  # threads that wait for the locked memory of one user's processes
+_MAX_LOCKED = 16  # threads that wait for the locked memory of one user's processes
 
 
 class MemoryReader(Generic[T]):
@@ -122,10 +122,10 @@ class MemoryReader(Generic[T]):
         return found
 
     def _is_worth_reading(self, pid: int) -> bool:
-        if len(self._locked) < _MOST_LOCKED or pid in self._locked:
+        if len(self._locked) < _MAX_LOCKED or pid in self._locked:
             return pid not in self._locked
         user = _user_of(pid)
-        return sum(one == user for one, _ in tuple(self._locked.values())) < _MOST_LOCKED
+        return sum(one == user for one, _ in tuple(self._locked.values())) < _MAX_LOCKED
 
     def _read_into(self, found: dict[int, T], pids: Iterable[int]) -> None:
         for pid in pids:

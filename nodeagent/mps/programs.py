@@ -11,7 +11,7 @@ from contextlib import suppress
 from nodeagent.mps.processes import CONTROL
 from nodeagent.structs import Struct
 
-MOST_OUTPUT = 1 << 20  # bytes of each stream; the longest replies to a batch have some thousand
+MAX_OUTPUT = 1 << 20  # bytes of each stream; the longest replies to a batch have some thousand
 _BLOCK = 1 << 16
 
 
@@ -44,7 +44,7 @@ class TooMuchOutput(OSError):
     """A daemon's user may have put another program in its place, which never stops printing."""
 
     def __init__(self) -> None:
-        super().__init__(errno.EMSGSIZE, f"it printed more than {MOST_OUTPUT} bytes")
+        super().__init__(errno.EMSGSIZE, f"it printed more than {MAX_OUTPUT} bytes")
 
 
 class ProgramOutput(Struct, frozen=True):
@@ -107,7 +107,7 @@ async def _read_all(stream: asyncio.StreamReader | None) -> bytes:
     read = bytearray()
     while stream is not None and (block := await stream.read(_BLOCK)):
         read += block
-        if len(read) > MOST_OUTPUT:
+        if len(read) > MAX_OUTPUT:
             raise TooMuchOutput
     return bytes(read)
 

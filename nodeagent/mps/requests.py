@@ -36,7 +36,7 @@ async def started(supervisor: Supervisor) -> None:
 
     if not _has_failed(supervisor):
         with suppress(TimeoutError):
-            async with asyncio.timeout(supervisor.context.start_patience):
+            async with asyncio.timeout(supervisor.context.start_timeout):
                 await supervisor.until(lambda: is_ready() or _has_failed(supervisor))
     if is_ready():
         return
@@ -156,7 +156,7 @@ async def _proven_unused(supervisor: Supervisor) -> None:
 
 def _not_known(supervisor: Supervisor) -> StillInUse:
     monitor, seen = supervisor.monitor, supervisor.seen
-    why = supervisor.state.kept_out or (monitor.gate_fault if monitor else "")
+    why = supervisor.state.unreachable or (monitor.sockets_fault if monitor else "")
     if not why and seen is not None:
         why = usage_of(seen).reason
     return StillInUse(
@@ -199,7 +199,7 @@ def _with_command(pid: int) -> str:
     return f"pid {pid} ({name})" if name else f"pid {pid}"
 
 
-def planners_view(supervisor: Supervisor) -> DeviceDaemon | None:
+def device_daemon(supervisor: Supervisor) -> DeviceDaemon | None:
     """As the planner sees it; None when the device is to have none."""
     if supervisor.wanted is None:
         return None
@@ -229,7 +229,7 @@ def daemon_shape(supervisor: Supervisor) -> MpsDaemon:
     state, log = supervisor.state, supervisor.monitor.events if supervisor.monitor else None
     server, wanted = state.server, supervisor.wanted
     useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
-    closed = f"takes no new clients: {supervisor.closed}" if supervisor.closed else ""
+    closed = f"takes no new clients: {supervisor.cordoned}" if supervisor.cordoned else ""
     return MpsDaemon(
         device=supervisor.device,
         state=state.phase,
@@ -245,5 +245,5 @@ def daemon_shape(supervisor: Supervisor) -> MpsDaemon:
         clients=tuple(MpsClient(pid=pid) for _, pid in supervisor.clients),
         waiting=log.blocked.waiting if log else (),
         last_lines=supervisor.last_lines if useless else (),
-        trouble=closed or state.kept_out or (log.trouble if log else ""),
+        trouble=closed or state.unreachable or (log.trouble if log else ""),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nodeagent.gpu.original_settings import FILE_NAME
 from nodeagent.mps.accounts import accounts_for
-from nodeagent.mps.context import START_PATIENCE, Check, MpsContext
+from nodeagent.mps.context import START_TIMEOUT, Check, MpsContext
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
 from nodeagent.mps.launch.launcher import Launcher, StartError
@@ -89,7 +89,7 @@ def longest_step(settings: MpsSettings) -> float:
     """
     answer = settings.answer_deadline
     ending = settings.quit_deadline + 4 * (settings.kill_deadline + answer + settings.grace)
-    return max(START_PATIENCE + answer, ending)
+    return max(START_TIMEOUT + answer, ending)
 
 
 def has_private_shm(settings: MpsSettings, *, simulated: bool) -> bool:

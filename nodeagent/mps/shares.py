@@ -20,7 +20,7 @@ THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 SLOT_VARIABLE = "NODEAGENT_MPS_SLOT"  # DEVICE/SLOT; not CUDA's: the slot that a client was given
 SHM = "/dev/shm"  # noqa: S108  # where CUDA looks for the memory that it shares with the server
 LOG_NAME = "daemon.log"  # what daemon and servers say; in the foreground they make no other
-LARGEST_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
+MAX_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any overflow
 
 
 class Limits(Struct, frozen=True):
@@ -113,7 +113,7 @@ def check_number(what: str, value: int, least: int, most: int) -> None:
 
 def check_memory(mebibytes: int) -> None:
     """Raise ValueError for a limit that no driver takes as it is meant."""
-    check_number("MiB", mebibytes, 1, LARGEST_LIMIT)
+    check_number("MiB", mebibytes, 1, MAX_LIMIT)
 
 
 def check_percentage(percent: float) -> None:

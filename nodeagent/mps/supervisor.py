@@ -34,8 +34,8 @@ from nodeagent.plan.shares import WantedMps
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
 
-_PATIENCE = 3.0  # seconds for a start that is under way when the agent ends
-_AGAIN = 1.0  # seconds until a record that could not be written is tried again
+_START_TIMEOUT = 3.0  # seconds for a start that is under way when the agent ends
+_RETRY_INTERVAL = 1.0  # seconds until a record that could not be written is tried again
 
 
 # What the machine may lack for a while.
@@ -60,7 +60,7 @@ class Supervisor:
         self.wanted: WantedMps | None = None
         self.was_ready = record.was_ready  # as it is wanted now, in this process or an earlier one
         self.unrecorded = record.unrecorded  # adopted: what it should be is not known
-        self.closed = ""  # why no new client is let in although it is wanted; "" when they are
+        self.cordoned = ""  # why no new client is let in although it is wanted; "" when they are
         self.left_over = ""  # of a dead daemon: why no other may be started
         self._left = record.left  # what may be left, and may exit without a name
         self.monitor: DaemonMonitor | None = None  # of its process, while there is one
@@ -128,13 +128,13 @@ class Supervisor:
         if wanted != runs or (has != spec and not self.unrecorded):
             self.want(wanted)
 
-    def close_to_clients(self, why: str) -> None:
-        """Let in no new client from now on, for this reason, or again those who come (""). Who is
-        inside goes on, and so does the daemon.
+    def cordon(self, why: str) -> None:
+        """Admit no new clients, for this reason; "" admits them again. Connected clients and the
+        daemon keep running.
         """
-        if why != self.closed:
-            self.closed = why
-            self._keep_gate()
+        if why != self.cordoned:
+            self.cordoned = why
+            self._hide_sockets()
             self.polled(changed=True)
 
     def handle(self, event: model.Event, process: DaemonProcess | None = None) -> None:
@@ -157,7 +157,7 @@ class Supervisor:
             self._waiter = asyncio.create_task(self._wait(self.monitor), name="mps end")
         for action in actions:
             self._do(action)
-        self._keep_gate()
+        self._hide_sockets()
         self._keep_record()
         if self.state != before:
             self.polled(changed=True)
@@ -193,9 +193,9 @@ class Supervisor:
     def _notify(self) -> None:
         self._changed.publish(None)
 
-    def _keep_gate(self) -> None:
+    def _hide_sockets(self) -> None:
         if self.monitor is not None:
-            self.monitor.keep_gate()
+            self.monitor.hide_sockets()
 
     def _do(self, action: model.Action) -> None:
         match action:
@@ -301,7 +301,7 @@ class Supervisor:
         self._starting.clear()
         if self._starts is not None:
             starts = self._starts
-            await asyncio.wait([starts], timeout=_PATIENCE)
+            await asyncio.wait([starts], timeout=_START_TIMEOUT)
             starts.cancel()
             await asyncio.gather(starts, return_exceptions=True)
 
@@ -339,7 +339,7 @@ class Supervisor:
             return  # the directory is made when the daemon is started, and it is written then
         except OSError as error:
             self._written = None  # what is there now is not known
-            self._retry = self._loop.call_later(_AGAIN, self._keep_record)
+            self._retry = self._loop.call_later(_RETRY_INTERVAL, self._keep_record)
             if failed is None:
                 reason = f"{error.filename}: {error.strerror}" if error.filename else error
                 why = f"its record for the next agent cannot be written: {reason}"

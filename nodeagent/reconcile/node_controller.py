@@ -213,7 +213,7 @@ class NodeController(NodeReader):
         if self._health is None or self.seen is None:
             return
         self._observation.node, closed = self._health.fenced(self.seen)
-        self._fleet.close_to_clients(closed)
+        self._fleet.cordon(closed)
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
         """Raises GpuInUse unless all that these steps of one GPU destroy is idle."""

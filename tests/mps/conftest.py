@@ -98,15 +98,9 @@ def spec_for(folder: Path, uid: int, gid: int, *, device: str = GPU) -> DaemonSp
 
 
 @asynccontextmanager
-async def running(
-    spec: DaemonSpec,
-    programs: Programs,
-    *,
-    find_flag: Callable[[], Awaitable[str]] | None = None,
-) -> AsyncIterator[DaemonProcess]:
+async def running(spec: DaemonSpec, programs: Programs) -> AsyncIterator[DaemonProcess]:
     """A daemon that has noted what it was given; killed in the end."""
-    launcher = ChildLauncher(programs, find_flag=find_flag)
-    process = await launcher.launch(spec)
+    process = await ChildLauncher(programs).launch(spec)
     try:
         await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
         yield process

@@ -162,7 +162,7 @@ class FleetRig:
             changed=self._changed,
             jitter=self.seed.random,
             served_interval=served,
-            start_patience=6.0 if self.impatient else 60.0,
+            start_timeout=6.0 if self.impatient else 60.0,
         )
 
     def _changed(self) -> None:

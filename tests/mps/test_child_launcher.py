@@ -19,7 +19,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
 from tests.machine_load import stretched
-from tests.mps.conftest import flag, running, seen, spec_for, wait_for
+from tests.mps.conftest import running, seen, spec_for, wait_for
 from tests.mps.fleet_rig import GPU
 from tests.mps.plans import with_account
 
@@ -185,12 +185,24 @@ async def test_a_start_that_is_given_up(spec: DaemonSpec, programs: Programs) ->
 
 
 async def test_a_driver_without_servers_for_all(spec: DaemonSpec, programs: Programs) -> None:
-    """It is said, instead of started as something else; another form of the flag is used."""
-    wanted = with_account(spec, any_user=True)
+    """It is said, instead of started as something else, and the program is tried again: it may have
+    been replaced. A flag that was found is used from then on.
+    """
+    wanted, trials = with_account(spec, any_user=True), ["", "-M"]
+
+    async def find_flag() -> str:
+        return trials.pop(0)
+
+    launcher = ChildLauncher(programs, find_flag=find_flag)
     with pytest.raises(StartError, match="has no server for all users"):
-        await ChildLauncher(programs, find_flag=flag("")).launch(wanted)
-    async with running(wanted, programs, find_flag=flag("-M")):
-        assert seen(spec)["arguments"] == ["-f", "-M"]
+        await launcher.launch(wanted)
+    for _ in range(2):
+        process = await launcher.launch(wanted)
+        words = await asyncio.to_thread(Path(f"/proc/{process.pid}/cmdline").read_bytes)
+        process.kill()
+        await process.wait()
+        assert words.split(b"\0")[-3:-1] == [b"-f", b"-M"]
+    assert trials == []
 
 
 # --- a /dev/shm of its own ------------------------------------------------------------------------

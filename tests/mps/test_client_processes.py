@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.mps.clients.assess import ClientFacts
-from nodeagent.mps.clients.watch import LONGEST_VALUE, container_in, read_clients
+from nodeagent.mps.clients.watch import MAX_VALUE_LENGTH, container_in, read_clients
 from nodeagent.processes import ProcessIdentity, identify
 from tests.locked_process import locked_process
 from tests.mps.conftest import as_root
@@ -95,7 +95,7 @@ def test_a_hostile_environment() -> None:
         "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "\ufffd\n5",
         "NODEAGENT_MPS_SLOT": "",
-        "CUDA_MPS_X": "x" * LONGEST_VALUE,
+        "CUDA_MPS_X": "x" * MAX_VALUE_LENGTH,
     }
 
 

@@ -29,7 +29,7 @@ from nodeagent.mps.control.commands import (
     threads_agree,
 )
 from nodeagent.mps.lifecycle.model import ServerStatus
-from nodeagent.mps.shares import LARGEST_LIMIT
+from nodeagent.mps.shares import MAX_LIMIT
 
 # --- commands -------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def test_every_command_is_in_the_table() -> None:
 DANGEROUS = [
     "1.5G", "1T", "0G", "-1G", "abc", "1024K", "8G", "8192M", "8192", "8192M\nquit", "", " 1M",
     "GPU-00000000-0000-0000-0000-000000000001=1G", "0x10", "1e3", "0=1G",
-    1.5, 1024.0, 0, -1, True, None, LARGEST_LIMIT + 1, 2**63, float("nan"), float("inf"), b"1M",
+    1.5, 1024.0, 0, -1, True, None, MAX_LIMIT + 1, 2**63, float("nan"), float("inf"), b"1M",
 ]  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_no_text_passes_for_seconds(seconds: Any) -> None:
         quit_daemon(seconds)
 
 
-@given(mebibytes=st.integers(1, LARGEST_LIMIT), hundredths=st.integers(10, 10_000))
+@given(mebibytes=st.integers(1, MAX_LIMIT), hundredths=st.integers(10, 10_000))
 def test_every_line_is_one_line_of_safe_forms(mebibytes: int, hundredths: int) -> None:
     """Whatever the numbers: plain digits, unit M, at most two decimals."""
     memory = set_memory_limit(mebibytes).line

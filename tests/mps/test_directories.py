@@ -16,7 +16,7 @@ import pytest
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import (
     DEFAULT_DIRECTORIES,
-    LONGEST_SOCKET_PATH,
+    MAX_SOCKET_PATH,
     make_directories,
     pipe_directory,
     remove_directories,
@@ -143,9 +143,9 @@ def test_no_place_for_sockets(run_dir_text: str, device: str, reason: str) -> No
 def test_the_longest_path() -> None:
     """To the byte: one more, and the daemon would end without a word."""
     rest = len(f"/mps/{GPU}/pipe/control_privileged")
-    run_dir = Path("/" + "x" * (LONGEST_SOCKET_PATH - rest - 1))
+    run_dir = Path("/" + "x" * (MAX_SOCKET_PATH - rest - 1))
     socket = f"{pipe_directory(run_dir, GPU)}/control_privileged"
-    assert len(socket) == LONGEST_SOCKET_PATH
+    assert len(socket) == MAX_SOCKET_PATH
     with pytest.raises(PathRefused):
         pipe_directory(Path(f"{run_dir}x"), GPU)
 

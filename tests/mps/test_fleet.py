@@ -199,7 +199,7 @@ async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
     """
     await fleet.start(OTHER_GPU, wanted())
     before = status(fleet).pid
-    fleet.close_to_clients({GPU: "uncorrected memory errors"})
+    fleet.cordon({GPU: "uncorrected memory errors"})
     with rig.client() as late:
         assert late.wait_until_connected() is False
     client.allocate(1 << 20)
@@ -209,7 +209,7 @@ async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
     assert status(fleet, OTHER_GPU).trouble == ""
     await fleet.start(GPU, wanted(2048, 25.0))  # a plan may still change what those inside have
     assert (rig.pipes(OTHER_GPU) / "control").exists()
-    fleet.close_to_clients({})
+    fleet.cordon({})
     with rig.client() as another:
         another.wait_until_accepted()
     assert (status(fleet).trouble, status(fleet).pid) == ("", before)
@@ -218,7 +218,7 @@ async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
 async def test_a_daemon_that_starts_on_a_sick_device_takes_no_clients(rig: FleetRig) -> None:
     """It is Ready, and cannot be found; nor after its end and new start."""
     async with rig.fleet() as fleet:
-        fleet.close_to_clients({GPU: "sick"})
+        fleet.cordon({GPU: "sick"})
         await fleet.start(GPU, wanted())
         assert not (rig.pipes() / "control").exists()
         await fleet.restart(GPU)

@@ -144,7 +144,7 @@ async def test_slow_sockets(rig: FleetRig) -> None:
     """They are kept from new clients when they are made, and not taken from it before."""
     prepared(rig, "slow_sockets", 0.03)
     async with rig.fleet() as fleet:
-        fleet.close_to_clients({GPU: "sick"})
+        fleet.cordon({GPU: "sick"})
         await fleet.start(GPU, wanted())
         assert status(fleet).restarts == 0
         assert not (rig.pipes() / "control").exists()
@@ -273,7 +273,7 @@ async def test_a_daemon_that_never_answered_is_asked_to_end(rig: FleetRig) -> No
 
 
 async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:
-    """It goes on, and is still listened to; even by another agent."""
+    """It goes on, and is still listened to: its log was opened once."""
     rig.knobs().turn("lose_logs")
     await until(lambda: not rig.log().exists())
     before = status(fleet).pid

@@ -35,9 +35,6 @@ from tests.mps.plans import daemon_spec
 # --- daemon log -----------------------------------------------------------------------------------
 
 
-NO_PROCESS = 2**22 - 1  # the pid of no process
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A log with two lines."""
@@ -47,9 +44,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path, *, pid: int = NO_PROCESS, tail: int = 0) -> Iterator[DaemonLog]:
+def opened(path: Path, *, tail: int = 0) -> Iterator[DaemonLog]:
     """The log, closed in the end."""
-    log = DaemonLog(str(path.parent), pid=pid, tail=tail)
+    log = DaemonLog(str(path.parent), tail=tail)
     try:
         yield log
     finally:
@@ -133,38 +130,6 @@ def test_what_is_no_log_of_ours(path: Path, tmp_path: Path, kind: str) -> None:
     with opened(path, tail=100) as log:
         assert (log.new_lines(), log.last_lines(1), log.behind) == ([], (), 0)
         log.bound(1)
-    assert victim.read_text() == "precious"
-
-
-def test_a_removed_log(path: Path) -> None:
-    """The daemon still has it; it is read by that, and never cut off."""
-    with path.open("a") as daemon:
-        process = subprocess.Popen(["sleep", "60"], stdout=daemon)
-        try:
-            path.unlink()
-            with opened(path, pid=process.pid, tail=10**6) as log:
-                assert log.new_lines() == ["one", "two"]
-                log.bound(1)
-                assert log.last_lines(1) == ("two",)
-        finally:
-            process.kill()
-            process.wait()
-
-
-def test_another_file_as_standard_output(path: Path, tmp_path: Path) -> None:
-    """A daemon's user may have put there what it may only read: it is neither read nor cut off."""
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    path.unlink()
-    with victim.open() as precious:
-        process = subprocess.Popen(["sleep", "60"], stdout=precious)
-    try:
-        with opened(path, pid=process.pid, tail=100) as log:
-            assert (log.new_lines(), log.last_lines(1)) == ([], ())
-            log.bound(1)
-    finally:
-        process.kill()
-        process.wait()
     assert victim.read_text() == "precious"
 
 

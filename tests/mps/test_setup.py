@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.cli.simulated_node import simulated_places
 from nodeagent.mps.accounts import accounts_for
-from nodeagent.mps.context import START_PATIENCE
+from nodeagent.mps.context import START_TIMEOUT
 from nodeagent.mps.launch.child import can_mount_own_shm
 from nodeagent.mps.lifecycle.model import Report, Subject
 from nodeagent.mps.programs import Programs
@@ -204,4 +204,4 @@ def test_no_patience_is_cut_short(patient: str) -> None:
     """With more time for daemons to end, the agent waits for that, and is not replaced."""
     settings = MpsSettings(**{patient: 1000.0})  # type: ignore[arg-type]  # all of these are durations
     assert longest_step(settings) > 1000.0
-    assert longest_step(MpsSettings()) >= START_PATIENCE
+    assert longest_step(MpsSettings()) >= START_TIMEOUT

@@ -16,7 +16,7 @@ from nodeagent.plan.observed import Gpu
 
 _NVIDIA = "gpu.nvidia.com/"
 _STANDARD = "resource.kubernetes.io/"
-LONGEST_VALUE = 64  # bytes of a string or version
+MAX_VALUE_LENGTH = 64  # bytes of a string or version
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _common(gpu: Gpu, facts: GpuFacts) -> dict[str, AttributeValue]:
 
 def _short(text: str) -> str | None:
     """At most as long as an attribute may be."""
-    return text.encode()[:LONGEST_VALUE].decode(errors="ignore") or None
+    return text.encode()[:MAX_VALUE_LENGTH].decode(errors="ignore") or None
 
 
 def version(text: str) -> Version | None:

@@ -17,6 +17,7 @@ from nodeagent.cli.checks.machine import is_visible
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, may_pass, pipe_directory
 from nodeagent.mps.launch.launcher import OPEN_FILES
+from nodeagent.mps.launch.probing import probe
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
 from nodeagent.plan.desired import PlanDocument
@@ -86,8 +87,6 @@ def program_findings(
 
 def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> PreflightFinding:
     """What a daemon that is started for a moment can do, by what it does and not by its name."""
-    from nodeagent.mps.launch.probing import probe
-
     check = "mps version"
     # In the shortest place there is, because socket paths have to be short.
     scratch = Path(tempfile.gettempdir())

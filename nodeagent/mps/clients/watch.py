@@ -39,7 +39,7 @@ from nodeagent.processes import Process, ProcessIdentity, environment_of, inspec
 from nodeagent.structs import Struct, replace
 from nodeagent.views.shapes import MpsClient
 
-TRY_AGAIN = 60.0  # seconds until a client that could not be ended is tried again
+RETRY_INTERVAL = 60.0  # seconds until a client that could not be ended is tried again
 
 _NO_PID = (
     "the daemon does not know its pid, because it is in another pid namespace; so its limits "
@@ -48,11 +48,11 @@ _NO_PID = (
 
 ClientKey = tuple[str, int, int]  # device, pid, start time
 
-LONGEST_VALUE = 4096  # characters that are kept of one variable
+MAX_VALUE_LENGTH = 4096  # characters that are kept of one variable
 
 _PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 _OF_MPS = "CUDA_MPS_"
-_LARGEST_CGROUP = 65_536  # bytes
+_MAX_CGROUP = 65_536  # bytes
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
@@ -98,7 +98,7 @@ def _environment(pid: int) -> Mapping[str, str] | None:
     if not isinstance(found, Mapping) or _PIPE_DIRECTORY not in found:
         return None
     return {
-        name[:100]: os.fsencode(value)[:LONGEST_VALUE].decode(errors="replace")
+        name[:100]: os.fsencode(value)[:MAX_VALUE_LENGTH].decode(errors="replace")
         for name, value in found.items()
         if name.startswith(_OF_MPS) or name == SLOT_VARIABLE
     }
@@ -107,7 +107,7 @@ def _environment(pid: int) -> Mapping[str, str] | None:
 def _container(pid: int) -> str:
     try:
         with Path(f"/proc/{pid}/cgroup").open("rb") as file:
-            return container_in(file.read(_LARGEST_CGROUP).decode("ascii", errors="replace"))
+            return container_in(file.read(_MAX_CGROUP).decode("ascii", errors="replace"))
     except OSError:
         return ""
 
@@ -280,7 +280,7 @@ class ClientWatch:
         )
         if not ending.gone:
             key = (daemon.device, target.process.pid, target.process.create_time)
-            self._not_before[key] = asyncio.get_running_loop().time() + TRY_AGAIN
+            self._not_before[key] = asyncio.get_running_loop().time() + RETRY_INTERVAL
         self.report(daemon.device, replace(offence, outcome=ending.words))
 
 

@@ -24,7 +24,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps.control import commands
 from nodeagent.mps.control.commands import Command, UnexpectedReply
 from nodeagent.mps.lifecycle.model import ServerStatus
-from nodeagent.mps.programs import MOST_OUTPUT, Programs, TooMuchOutput, run_program
+from nodeagent.mps.programs import MAX_OUTPUT, Programs, TooMuchOutput, run_program
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import percentage_text
 from nodeagent.structs import Struct
@@ -53,7 +53,7 @@ class FrontEndFailed(ControlError):
 T = TypeVar("T")
 
 FIRST_PAUSE = 0.005  # seconds before a busy daemon is asked again; a conversation takes 3 to 20 ms
-LONGEST_PAUSE = 0.25  # seconds
+MAX_PAUSE = 0.25  # seconds
 
 _BUSY = "Cannot send command to MPS control daemon process"
 _DEAD = "Cannot find MPS control daemon process"
@@ -100,7 +100,7 @@ class ControlClient:
         deadline = self.deadline if deadline is None else deadline
         script = _script(batch)
         async with self._turn:
-            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, spread=0.5, jitter=self.jitter)
+            backoff = Backoff(FIRST_PAUSE, MAX_PAUSE, spread=0.5, jitter=self.jitter)
             try:
                 async with asyncio.timeout(deadline):
                     while True:
@@ -160,7 +160,7 @@ class ControlClient:
             said = await run_program(program, environment, stdin=script)
         except TooMuchOutput:
             raise FrontEndFailed(
-                f"the MPS daemon at {self.pipe_directory} answered more than {MOST_OUTPUT} bytes"
+                f"the MPS daemon at {self.pipe_directory} answered more than {MAX_OUTPUT} bytes"
             ) from None
         except OSError as error:
             raise FrontEndFailed(

@@ -22,11 +22,11 @@ from nodeagent.plan.shares import percentage_text
 from nodeagent.structs import Struct
 
 DEVICE = 0  # a daemon has one device, so its ordinal is this
-LARGEST_PID = 2**22  # the kernel's own limit
+MAX_PID = 2**22  # the kernel's own limit
 _THREADS, _MEMORY = "active_thread_percentage", "device_pinned_mem_limit"
 _KIBIBYTES = {"K": 1, "M": 1024, "G": 1024**2}
-MOST_SERVERS = 4  # in one reply; a daemon has one, and perhaps the one before that still exits
-_MOST = 1024  # pids in any other; a device has some tens of clients at most
+MAX_SERVERS = 4  # in one reply; a daemon has one, and perhaps the one before that still exits
+_MAX_PIDS = 1024  # pids in any other; a device has some tens of clients at most
 
 T_co = TypeVar("T_co", covariant=True)
 Reply = Sequence[str]  # the lines of a reply, without line ends
@@ -90,14 +90,14 @@ def _one(pattern: str, reply: Reply) -> re.Match[str]:
     return match
 
 
-def _pids(reply: Reply, least: int = 1, most: int = _MOST) -> tuple[int, ...]:
+def _pids(reply: Reply, least: int = 1, most: int = _MAX_PIDS) -> tuple[int, ...]:
     """One a line. What can be no pid gets no further, because questions are made of them, and
     neither do more than there can be.
     """
     if len(reply) > most or not all(re.fullmatch(r"\s*[0-9]{1,10}\s*", text) for text in reply):
         raise ValueError
     found = tuple(map(int, reply))
-    if not all(least <= pid <= LARGEST_PID for pid in found):
+    if not all(least <= pid <= MAX_PID for pid in found):
         raise ValueError
     return found
 
@@ -154,7 +154,7 @@ _REFUSALS = {
 
 def get_server_list() -> Command[tuple[int, ...]]:
     """The pids of the daemon's servers."""
-    return Command("get_server_list", partial(_pids, most=MOST_SERVERS))
+    return Command("get_server_list", partial(_pids, most=MAX_SERVERS))
 
 
 def get_server_status(server: int) -> Command[ServerStatus | None]:
@@ -215,5 +215,5 @@ def quit_daemon(seconds: int | None) -> Command[None]:
 
 
 def _pid(pid: int) -> int:
-    check_number("pid", pid, 1, LARGEST_PID)
+    check_number("pid", pid, 1, MAX_PID)
     return pid

@@ -99,8 +99,8 @@ def _is_there(name: str, inside: int) -> bool:
     return True
 
 
-LONGEST_SOCKET_PATH = 107  # bytes; sockaddr_un holds 108 with the zero at the end
-LONGEST_SOCKET_NAME = "control_privileged"  # of those that the daemon makes
+MAX_SOCKET_PATH = 107  # bytes; sockaddr_un holds 108 with the zero at the end
+LONGEST_SOCKET = "control_privileged"  # of those that the daemon makes
 SHORTER = (  # where a socket's path is too long
     "set run.dir to a shorter path; without it the daemons of a simulated node are beside the file "
     "that --state names"
@@ -127,11 +127,11 @@ def is_device_name(text: str) -> bool:
 def pipe_directory(run_dir: Path, device: str) -> str:
     """Where its sockets are. Raises PathRefused for what cannot be a path of sockets."""
     top = _top(run_dir, device)
-    socket = os.fsencode(f"{top}/pipe/{LONGEST_SOCKET_NAME}")
-    if len(socket) > LONGEST_SOCKET_PATH:
+    socket = os.fsencode(f"{top}/pipe/{LONGEST_SOCKET}")
+    if len(socket) > MAX_SOCKET_PATH:
         raise PathRefused(
             f"{os.fsdecode(socket)} has {len(socket)} bytes, a socket's path at most "
-            f"{LONGEST_SOCKET_PATH}",
+            f"{MAX_SOCKET_PATH}",
             remedy=SHORTER,
         )
     return f"{top}/pipe"

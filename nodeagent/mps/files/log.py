@@ -25,7 +25,7 @@ from typing import Self
 from asyncinotify import Inotify, Mask
 
 from nodeagent.files.open_directory import DIRECTORY_FLAGS
-from nodeagent.files.unasked import open_below, status_of
+from nodeagent.files.unasked import open_below
 from nodeagent.mps.files.directories import opened_above
 from nodeagent.mps.shares import LOG_NAME
 from nodeagent.structs import Struct
@@ -127,8 +127,8 @@ def worth_showing(lines: Iterable[str]) -> Iterator[str]:
 _TALK = re.compile(r"NEW UI|Cmd:|UI closed|Accepting connection|User did not send valid")
 
 
-QUIET = 0.03  # seconds that writes are collected before they are looked at
-_MOST = 1000  # events taken in one go; who writes without end must not hold up the loop
+DEBOUNCE = 0.03  # seconds that writes are collected before they are looked at
+_MAX_EVENTS = 1000  # events taken in one go; who writes without end must not hold up the loop
 
 
 class LogWatch:
@@ -177,15 +177,15 @@ class LogWatch:
         return end
 
     def _collect(self, inotify: Inotify) -> None:
-        """Read in QUIET seconds, so that many writes are read together and the loop goes on."""
+        """Read in DEBOUNCE seconds, so that many writes are read together and the loop goes on."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(inotify.fd)
-        self._collecting = loop.call_later(QUIET, self._read, inotify)
+        self._collecting = loop.call_later(DEBOUNCE, self._read, inotify)
 
     def _read(self, inotify: Inotify) -> None:
         """One call for each log that has grown."""
         grown: set[int] = set()
-        for _ in range(_MOST):
+        for _ in range(_MAX_EVENTS):
             event = inotify.sync_get()
             if event is None:
                 asyncio.get_running_loop().add_reader(inotify.fd, self._collect, inotify)
@@ -206,17 +206,17 @@ EARLIER_NAME = f"{LOG_NAME}.1"
 SHOWN = 4  # lines that a report shows
 KEPT = 1 << 20  # bytes of the log that are kept when it is cut off
 _BLOCK = 1 << 16  # bytes read at once; what is written faster than read is read later
-_LONGEST_LINE = 1 << 14  # bytes; a longer one is no line of MPS
+_MAX_LINE = 1 << 14  # bytes; a longer one is no line of MPS
 
 
 class DaemonLog:
-    """The log of the daemon `pid`, read from its end on, or from `tail` bytes before. Where it has
-    been removed, the daemon still has it open. What may not be read passes for empty.
+    """A daemon's log, read from its end on, or from `tail` bytes before. One that is not there, or
+    may not be read, passes for empty; its daemon is asked all the same.
     """
 
-    def __init__(self, log_directory: str, *, pid: int, tail: int = 0) -> None:
+    def __init__(self, log_directory: str, *, tail: int = 0) -> None:
         self._directory = Path(log_directory)
-        self._descriptor, self._is_own = _opened(self._directory, pid)
+        self._descriptor = _opened(self._directory)
         self._offset = max(self._size - tail, 0)
         self._rest = b""
         self._skips = self._offset > 0 and tail > 0  # the first line is only part of one
@@ -238,7 +238,7 @@ class DaemonLog:
         block = self._read(_BLOCK, self._offset)
         self._offset += len(block)
         *lines, self._rest = (self._rest + block).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
+        if len(self._rest) > _MAX_LINE:
             self._rest, self._skips = b"", True
         if lines and self._skips:
             del lines[0]
@@ -259,7 +259,7 @@ class DaemonLog:
 
         With `until`, those up to the last line that has it: what was written since is of others.
         """
-        said = self._read(_LONGEST_LINE, max(self._size - _LONGEST_LINE, 0))
+        said = self._read(_MAX_LINE, max(self._size - _MAX_LINE, 0))
         lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
         ends = [number for number, line in enumerate(lines, 1) if until and until in line]
         shown = list(worth_showing(line for line in lines[: ends[-1] if ends else None] if line))
@@ -270,7 +270,7 @@ class DaemonLog:
         beside it, as far as that can be done; what the daemon writes in this very moment is lost.
         """
         found = self._size
-        if self._descriptor is None or not self._is_own or found <= size or self.behind:
+        if self._descriptor is None or found <= size or self.behind:
             return
         kept = self._read(min(KEPT, size), max(found - min(KEPT, size), 0))
         with suppress(OSError):
@@ -300,40 +300,16 @@ class DaemonLog:
             os.close(directory)
 
 
-def _opened(directory: Path, pid: int) -> tuple[int | None, bool]:
-    """A descriptor, None where there is none that may be read; and whether it may be cut off."""
+def _opened(directory: Path) -> int | None:
+    """A descriptor, None unless the log is a regular file with no other name."""
     try:
         with opened_above(directory) as above:
-            with suppress(OSError):
-                path = f"{directory.name}/{LOG_NAME}"
-                found = open_below(above, path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-                if (own := _plain_file(found, names=1)) is not None:
-                    return own, True
-            return _standard_output(above, pid), False
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = open_below(above, f"{directory.name}/{LOG_NAME}", flags)
     except OSError:
-        return None, False
-
-
-def _standard_output(above: int, pid: int) -> int | None:
-    """What the daemon has as that is for its user to choose, and may be a file that this user
-    cannot write: so it is only read, only where it lies on the file system of its directories, and
-    only when no directory has it any more.
-    """
-    named = os.open(f"/proc/{pid}/fd/1", os.O_PATH | os.O_CLOEXEC)
-    try:
-        found, here = status_of("", named), status_of("", above)
-        if not (found and here) or found.lies_on != here.lies_on:
-            return None
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        return _plain_file(os.open(f"/proc/self/fd/{named}", flags), names=0)
-    finally:
-        os.close(named)
-
-
-def _plain_file(descriptor: int, *, names: int) -> int | None:
-    """The descriptor; closed, and None, unless it is a regular file with so many names."""
+        return None
     found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink == names:
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
         return descriptor
     os.close(descriptor)
     return None

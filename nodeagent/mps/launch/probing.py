@@ -22,8 +22,8 @@ from nodeagent.files.open_directory import make_open_directory
 from nodeagent.mps.control.client import ControlClient, ControlError
 from nodeagent.mps.control.commands import Command
 from nodeagent.mps.files.directories import (
-    LONGEST_SOCKET_NAME,
-    LONGEST_SOCKET_PATH,
+    LONGEST_SOCKET,
+    MAX_SOCKET_PATH,
     SHORTER,
 )
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, process_descriptor, processes_of
@@ -176,8 +176,8 @@ class _Trials(Struct, frozen=True):
     deadline: float
 
     async def all(self) -> Probe:
-        longest = len(os.fsencode(self.folder)) + len(f"/plain/pipe/{LONGEST_SOCKET_NAME}")
-        if longest > LONGEST_SOCKET_PATH:
+        longest = len(os.fsencode(self.folder)) + len(f"/plain/pipe/{LONGEST_SOCKET}")
+        if longest > MAX_SOCKET_PATH:
             return _nothing(Problem.of(Code.MPS, "longPath", folder=self.folder, remedy=SHORTER))
         try:
             plain = await self._try("plain")

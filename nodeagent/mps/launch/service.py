@@ -60,7 +60,7 @@ def _first_line(text: str) -> str:
 
 
 SLICE = "nodeagent-mps.slice"
-_MOST_OPEN_FILES = 524_288  # systemd's own hard limit
+_MAX_OPEN_FILES = 524_288  # systemd's own hard limit
 _PAUSE = 0.02  # seconds between two looks at a unit that is about to change
 _END_KNOWN = 5.0  # seconds for systemd to see an end, too, and to answer on a busy machine
 # Nothing that systemd would read as its own: no blank, quote, %, $ or backslash. How these are
@@ -247,7 +247,7 @@ def _properties(spec: DaemonSpec, log: int) -> list[str]:
         f"UnsetEnvironment={_UNWANTED}",
         "WorkingDirectory=/",
         f"UMask={launcher.UMASK:04o}",
-        f"LimitNOFILE={launcher.OPEN_FILES}:{_MOST_OPEN_FILES}",
+        f"LimitNOFILE={launcher.OPEN_FILES}:{_MAX_OPEN_FILES}",
         f"OOMScoreAdjust={launcher.OOM_SCORE}",
         "TasksMax=infinity",  # a server has threads for each client
         # Servers are the agent's to end: one whose daemon died may still serve its clients.

@@ -76,14 +76,14 @@ def _of_run(life: Transition, event: model.RunEvent) -> None:
         case model.Exited():
             _exited(life, event)
         case model.Answered():
-            life.state = replace(state, silences=0, answered=True, kept_out="", excused=False)
+            life.state = replace(state, timeouts=0, answered=True, unreachable="", excused=False)
             if state.phase is Phase.STARTING:
                 life.limit("limits are not proven yet")
-        case model.Silent():
-            _silent(life, event)
-        case model.KeptOut():
-            _kept_out(life, event.reason)
-        case model.Replaced():
+        case model.Timeout():
+            _timed_out(life, event)
+        case model.Unreachable():
+            _unreachable(life, event.reason)
+        case model.ImpostorFound():
             if state.ending is Ending.NO:  # else it ends anyway, with a deadline of its own
                 why = f"{event.reason}; a fresh daemon takes its place"
                 life.kill(Subject.REPLACED, why)
@@ -111,30 +111,30 @@ def _of_answer(life: Transition, event: model.AnswerEvent) -> None:
 # --- answers --------------------------------------------------------------------------------------
 
 
-def _kept_out(life: Transition, reason: str) -> None:
+def _unreachable(life: Transition, reason: str) -> None:
     """Reported once for each reason; it is no reason to end anything."""
     before = life.state
-    life.state = replace(before, excused=True, kept_out=reason)
-    if reason != before.kept_out:
+    life.state = replace(before, excused=True, unreachable=reason)
+    if reason != before.unreachable:
         if before.phase in {Phase.STARTING, Phase.LIMITING}:
             life.state = replace(life.state, why=reason)
         life.report(Subject.SILENT, reason)
 
 
-def _silent(life: Transition, event: model.Silent) -> None:
+def _timed_out(life: Transition, event: model.Timeout) -> None:
     """A question unanswered; so many in a row, and it hangs."""
     state, most = life.state, life.settings.most_silences
     if state.phase is Phase.STARTING or state.ending is not Ending.NO:
         return  # these have a deadline
-    silences = state.silences + 1
-    life.state = replace(state, silences=silences)
+    timeouts = state.timeouts + 1
+    life.state = replace(state, timeouts=timeouts)
     more = f" ({event.reason})" if event.reason else ""
-    why = f"answered none of {silences} questions in a row{more}"
+    why = f"answered none of {timeouts} questions in a row{more}"
     if state.phase is Phase.DRAINING and not state.drain.force:
         # Clients that work without it may go on: its answers are not needed any more.
-        if silences == most:
+        if timeouts == most:
             life.report(Subject.SILENT, why)
-    elif silences >= most:
+    elif timeouts >= most:
         life.kill(Subject.SILENT, f"{why}; it is replaced")
 
 

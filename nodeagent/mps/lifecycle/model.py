@@ -82,8 +82,8 @@ class State(Struct, frozen=True):
     restarts: int = 0  # by its own accord, after it ended by itself
     failures: int = 0  # quick ones in a row
     shortages: int = 0  # starts in a row for which the machine lacked something
-    silences: int = 0  # in a row
-    kept_out: str = ""  # why it cannot be asked, as reported last; "" once it has answered
+    timeouts: int = 0  # in a row
+    unreachable: str = ""  # why it cannot be asked, as reported last; "" once it has answered
     excused: bool = False  # it could not be asked since its deadline began
     attempts: int = 0  # at setting the limits, in a row
     reading: int = 0  # counts how often limits were set, so that a late read-back is known
@@ -140,15 +140,15 @@ class Answered(OfRun, frozen=True):
     """It answered a question."""
 
 
-class Silent(OfRun, frozen=True):
+class Timeout(OfRun, frozen=True):
     """It did not answer a question within the deadline, or cannot be found although its process
-    lives (busy is not silent). `reason` in words, where there is more to say.
+    lives (busy is another thing). `reason` in words, where there is more to say.
     """
 
     reason: str = ""
 
 
-class KeptOut(OfRun, frozen=True):
+class Unreachable(OfRun, frozen=True):
     """It could not be asked, which says nothing of it: another front-end has its only connection,
     or the front-end program itself failed.
     """
@@ -156,7 +156,7 @@ class KeptOut(OfRun, frozen=True):
     reason: str
 
 
-class Replaced(OfRun, frozen=True):
+class ImpostorFound(OfRun, frozen=True):
     """Another process listens where the daemon should. `reason` in words, with that process."""
 
     reason: str
@@ -233,7 +233,9 @@ class DeadlinePassed(Struct, frozen=True):
 
 
 AnswerEvent = LimitsReadBack | ServerSeen | ServerGone | ForeignUserWaiting | ClientsGone
-RunEvent = Started | StartFailed | Exited | Answered | Silent | KeptOut | Replaced | AnswerEvent
+RunEvent = (
+    Started | StartFailed | Exited | Answered | Timeout | Unreachable | ImpostorFound | AnswerEvent
+)
 Event = (
     RunEvent | NewPlan | DrainRequested | DrainGivenUp | RetryRequested | Adopted | DeadlinePassed
 )

@@ -8,7 +8,6 @@ from nodeagent.mps.lifecycle.model import (
     DeadlinePassed,
     DrainRequested,
     Exited,
-    KeptOut,
     Kill,
     NewPlan,
     Phase,
@@ -16,11 +15,12 @@ from nodeagent.mps.lifecycle.model import (
     RetryRequested,
     Schedule,
     SetLimits,
-    Silent,
     Spawn,
     StartFailed,
     Subject,
     SweepOrphans,
+    Timeout,
+    Unreachable,
 )
 from nodeagent.mps.lifecycle.transitions import retry_delay
 from tests.mps.lifecycle.life import OTHER_USER, POLICY, SPEC, Life, subjects, undone
@@ -148,10 +148,10 @@ def test_a_drain_in_backoff() -> None:
 
 def test_ready_to_fault_when_it_answers_nothing(ready: Life) -> None:
     """One unanswered question is forgiven, two in a row are not; then it is replaced."""
-    assert ready.tell(Silent(1)) == ()
+    assert ready.tell(Timeout(1)) == ()
     ready.tell(Answered(1))
-    assert ready.tell(Silent(1)) == ()
-    actions = ready.tell(Silent(1))
+    assert ready.tell(Timeout(1)) == ()
+    actions = ready.tell(Timeout(1))
     assert (subjects(actions), Kill(1) in actions) == ([Subject.SILENT], True)
     assert ready.phase() is Phase.FAULT
     assert Spawn(2, SPEC) in ready.tell(Exited(1, "signal 9", 3600.0))
@@ -160,15 +160,15 @@ def test_ready_to_fault_when_it_answers_nothing(ready: Life) -> None:
 def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
     """Clients may work on without it, so a drain only says so, once."""
     ready.tell(NewPlan(None))
-    reports = [subjects(ready.tell(Silent(1))) for _ in range(4)]
+    reports = [subjects(ready.tell(Timeout(1))) for _ in range(4)]
     assert reports == [[], [Subject.SILENT], [], []]
     assert ready.phase() is Phase.DRAINING
 
 
 def test_why_it_is_found_to_hang(ready: Life) -> None:
     """Where more is known than its silence, that is reported."""
-    ready.tell(Silent(1, "its socket is not served"))
-    ready.tell(Silent(1, "its socket is not served"))
+    ready.tell(Timeout(1, "its socket is not served"))
+    ready.tell(Timeout(1, "its socket is not served"))
     assert "in a row (its socket is not served); it is replaced" in ready.state.why
 
 
@@ -190,11 +190,11 @@ def test_a_killed_one_is_remembered_for_what_it_did() -> None:
 
 def test_kept_out_is_reported_once_and_ends_nothing(ready: Life) -> None:
     """For as long as it lasts; again after an answer, and when the reason is another."""
-    reported = [subjects(ready.tell(KeptOut(1, reason))) for reason in ("a", "a", "b")]
+    reported = [subjects(ready.tell(Unreachable(1, reason))) for reason in ("a", "a", "b")]
     assert reported == [[Subject.SILENT], [], [Subject.SILENT]]
-    assert (ready.phase(), ready.state.silences) == (Phase.READY, 0)
+    assert (ready.phase(), ready.state.timeouts) == (Phase.READY, 0)
     ready.tell(Answered(1))
-    assert subjects(ready.tell(KeptOut(1, "b"))) == [Subject.SILENT]
+    assert subjects(ready.tell(Unreachable(1, "b"))) == [Subject.SILENT]
 
 
 def test_kept_out_from_an_adopted_daemon() -> None:
@@ -202,7 +202,7 @@ def test_kept_out_from_an_adopted_daemon() -> None:
     life = Life()
     life.tell(Adopted(SPEC, 4711))
     for _ in range(4):
-        life.tell(KeptOut(1, "another front-end"))
+        life.tell(Unreachable(1, "another front-end"))
         assert life.tell(DeadlinePassed(), after=5.0) == (Schedule(5.0),)
         assert (life.phase(), life.state.why) == (Phase.STARTING, "another front-end")
     assert Kill(1) in life.tell(DeadlinePassed(), after=5.0)  # now it is silent by itself
@@ -213,7 +213,7 @@ def test_kept_out_while_limits_are_set() -> None:
     life = Life()
     life.start()
     life.tell(Answered(1))
-    life.tell(KeptOut(1, "another front-end"))
+    life.tell(Unreachable(1, "another front-end"))
     assert SetLimits(1, SPEC) in life.tell(DeadlinePassed(), after=4.0)
     life.tell(life.proof())
     assert life.phase() is Phase.READY

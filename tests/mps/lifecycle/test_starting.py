@@ -14,10 +14,10 @@ from nodeagent.mps.lifecycle.model import (
     ReadBack,
     Schedule,
     SetLimits,
-    Silent,
     Spawn,
     Subject,
     SweepOrphans,
+    Timeout,
 )
 from tests.mps.lifecycle.life import OTHER_LIMITS, OTHER_USER, SPEC, Life, subjects, undone
 
@@ -68,7 +68,7 @@ def test_no_answer_after_the_start() -> None:
     """A deadline ends it; it is started anew only once its exit is known."""
     life = Life()
     life.start()
-    assert life.tell(Silent(1)) == ()
+    assert life.tell(Timeout(1)) == ()
     assert life.tell(DeadlinePassed(), after=4.0) == (Schedule(1.0),)
     assert undone(life.tell(DeadlinePassed(), after=1.0)) == [Kill(1), Schedule(2.0)]
     actions = life.tell(DeadlinePassed(), after=2.0)
@@ -146,6 +146,6 @@ def test_what_an_earlier_process_says_is_past(ready: Life) -> None:
     ready.tell(Exited(1, "signal 9", 100.0))
     ready.tell(DeadlinePassed(), after=1.0)
     before = ready.state
-    for event in (Exited(1, "signal 9", 1.0), Answered(1), Silent(1), ClientsGone(1)):
+    for event in (Exited(1, "signal 9", 1.0), Answered(1), Timeout(1), ClientsGone(1)):
         assert ready.tell(event) == ()
     assert ready.state == before

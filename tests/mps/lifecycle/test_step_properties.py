@@ -24,7 +24,6 @@ from nodeagent.mps.lifecycle.model import (
     Event,
     Exited,
     ForeignUserWaiting,
-    KeptOut,
     Kill,
     LimitsReadBack,
     NewPlan,
@@ -38,12 +37,13 @@ from nodeagent.mps.lifecycle.model import (
     ServerSeen,
     ServerStatus,
     SetLimits,
-    Silent,
     Spawn,
     Started,
     StartFailed,
     State,
     SweepOrphans,
+    Timeout,
+    Unreachable,
 )
 from nodeagent.mps.shares import DaemonSpec
 from tests.draws import draws
@@ -83,9 +83,9 @@ def event_of(draw: Draw, state: State) -> Event:
         case "answered":
             return Answered(run)
         case "silent":
-            return Silent(run)
+            return Timeout(run)
         case "kept":
-            return KeptOut(run, f"reason {number}")
+            return Unreachable(run, f"reason {number}")
         case "proof":
             return LimitsReadBack(run, state.reading - (number == 2))
         case "differ":
@@ -150,8 +150,8 @@ class Observer:
     reading: int = -1  # the read-back asked for last
     proven: DaemonSpec | None = None  # as read back since then
     had_clients: bool = False
-    silences: int = 0
-    kept_out: bool = False  # since its deadline began
+    timeouts: int = 0
+    unreachable: bool = False  # since its deadline began
     failures: int = 0
     earliest: float | None = None  # the next start that the backoff allows
     ran: list[str] = field(default_factory=list)
@@ -175,18 +175,18 @@ class Observer:
         self.alive = self.count = run
         self.answered = self.had_clients = False
         self.proven = self.limits = None
-        self.silences = 0
-        self.kept_out = False
+        self.timeouts = 0
+        self.unreachable = False
 
     def hear(self, before: State, event: OfRun, actions: tuple[Action, ...], life: Life) -> None:
         """From the process there is."""
         match event:
             case Answered():
-                self.answered, self.silences, self.kept_out = True, 0, False
-            case KeptOut():
-                self.kept_out = True
-            case Silent():
-                self.silences += 1
+                self.answered, self.timeouts, self.unreachable = True, 0, False
+            case Unreachable():
+                self.unreachable = True
+            case Timeout():
+                self.timeouts += 1
             case LimitsReadBack() if event.reading == self.reading:
                 self.proven = None if event.differences else self.limits
             case StartFailed():
@@ -247,12 +247,12 @@ class Observer:
     def kill(self, before: State, event: Event) -> None:
         """A daemon that may have clients is killed for two reasons alone."""
         if self.had_clients:
-            hung = self.silences >= POLICY.most_silences
+            hung = self.timeouts >= POLICY.most_silences
             late = isinstance(event, DeadlinePassed) and (
                 before.ending is not Ending.NO or before.phase is Phase.STARTING
             )
             assert hung or late, "killed with its clients"
-            excused = before.ending is Ending.NO and self.kept_out and not hung
+            excused = before.ending is Ending.NO and self.unreachable and not hung
             assert not excused, "killed although no front-end could ask it"
 
     def judge(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
@@ -271,7 +271,7 @@ class Observer:
         if state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             assert self.failures >= POLICY.most_failures, "Failed too early"
         if isinstance(event, DeadlinePassed) and state.deadline != before.deadline:
-            self.kept_out = False  # another deadline has begun
+            self.unreachable = False  # another deadline has begun
         if before.phase is Phase.FAILED and state.phase is not Phase.FAILED:
             assert isinstance(event, NewPlan | RetryRequested | DrainRequested | DeadlinePassed)
         waits = {Phase.STARTING, Phase.LIMITING, Phase.BACKOFF, Phase.FAILED}
