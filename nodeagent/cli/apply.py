@@ -39,7 +39,7 @@ from nodeagent.plan.steps import Step
 from nodeagent.reconcile.executor import execute
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
-from nodeagent.terminal.outcome_page import outcome_page, step_line
+from nodeagent.terminal.plan_page import outcome_page, step_line
 from nodeagent.views.plan_report import outcome_json
 from nodeagent.views.text import step_words
 

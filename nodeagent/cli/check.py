@@ -24,7 +24,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.shares import Account, Host
 from nodeagent.processes import commands
 from nodeagent.settings import Settings
-from nodeagent.terminal.check_page import check_page
+from nodeagent.terminal.explain_page import check_page
 
 if TYPE_CHECKING:
     from nodeagent.cluster.client.node_view import NodeView

@@ -23,8 +23,7 @@ from nodeagent.plan.reserved import beside_all, unclaimed
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
-from nodeagent.terminal.assert_page import assert_page
-from nodeagent.terminal.plan_page import plan_page
+from nodeagent.terminal.plan_page import assert_page, plan_page
 from nodeagent.views.mps_problems import unready_daemons
 from nodeagent.views.plan_report import plan_json, rejection_json
 

@@ -1,4 +1,4 @@
-"""Entries of the runbook: one in full, or all of them in a line each."""
+"""What `check` found, and entries of the runbook: one in full, or all of them in a line each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from collections.abc import Iterator, Sequence
 
 from nodeagent.runbook import Entry
 from nodeagent.terminal.page import BLANK, Line, Span, Tone, cut, dim, line, table
+
+_TONES = {"ok": Tone.GOOD, "warning": Tone.WARNING, "error": Tone.BAD}
+
+
+def check_page(findings: Sequence[tuple[str, str, str, str]]) -> tuple[Line, ...]:
+    """`findings`: what was looked at, `ok`, `warning` or `error`, what was found, a remedy."""
+    width = max((len(check) for check, *_ in findings), default=0)
+    lines: list[Line] = []
+    for check, level, message, remedy in findings:
+        lines.append(line(Span(f"{level:<9}", _TONES[level]), f"{check:<{width}}  {message}"))
+        if remedy:
+            lines.append(line(" " * (width + 11), remedy))
+    return tuple(lines)
+
 
 _MARGIN = "  "
 _LABEL = 6  # columns of `look`, `mend` and `see`

@@ -1,13 +1,42 @@
-"""A plan as a page: per GPU the picture before and after, the steps, what stands in the way."""
+"""Plans on a terminal: what would be done, whether the node is as a document says, and what `apply`
+did.
+"""
 
 from __future__ import annotations
 
-from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
+from collections.abc import Iterable
+
+from nodeagent.plan.observed import Access
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    Policy,
+    StepReport,
+    StepResult,
+    Verdict,
+)
 from nodeagent.plan.planner import once_free
-from nodeagent.terminal.gpu_cells import cells_after, cells_before, cells_now, slots_of
-from nodeagent.terminal.page import Line, Tone, count, dim, gpu_blocks, line
+from nodeagent.plan.problems import Problem
+from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, count, dim, gpu_blocks, indent, line
+from nodeagent.terminal.plan_words import (
+    cells_after,
+    cells_before,
+    cells_now,
+    gpu_title,
+    problem_lines,
+    slots_of,
+    step_sentence,
+    verdict_span,
+)
 from nodeagent.terminal.slices import drawing
-from nodeagent.terminal.wording import gpu_title, problem_lines, step_sentence, verdict_span
+from nodeagent.text import index_ranges
+from nodeagent.views.text import layout_words, step_words
+
+# --- plan -----------------------------------------------------------------------------------------
+
 
 _DEFAULT_POLICY = Policy()
 
@@ -72,3 +101,150 @@ def summary(plan: NodePlan) -> Line:
             rest = f" {count(gpus, 'GPU')} could be changed." if gpus else ""
             verb = "" if plan.verdict is Verdict.UNSATISFIABLE else "is "
             return line(f"The plan {verb}", span, f".{rest} Nothing was touched.")
+
+
+# --- assert ---------------------------------------------------------------------------------------
+
+
+def assert_page(plan: NodePlan) -> tuple[Line, ...]:
+    """Equal differences are shown once."""
+    different = [gpu for gpu in plan.gpus if gpu.verdict is not Verdict.IN_SYNC or gpu.problems]
+    if plan.verdict is Verdict.IN_SYNC and not different:
+        checked = count(len(plan.gpus), "GPU")
+        return (line(Span("The node is as the document says", Tone.GOOD), f" ({checked})."),)
+    title = Span("The node is not as the document says", Tone.BAD)
+    where = f": {count(len(different), 'GPU')} of {len(plan.gpus)} differ." if different else "."
+    return (
+        line(title, where),
+        *indent(_differences(different), 2),
+        *indent(problem_lines(plan.problems, Tone.BAD), 2),
+    )
+
+
+def _differences(plans: Iterable[GpuPlan]) -> list[Line]:
+    groups: dict[tuple[Line, ...], list[int]] = {}
+    for plan in plans:
+        groups.setdefault(_difference(plan), []).append(plan.before.index)
+    lines: list[Line] = []
+    for difference, indices in groups.items():
+        name = f"GPU{'s' if len(indices) > 1 else ''} {index_ranges(indices)}: "
+        first, *rest = difference
+        lines += [(Span(name, Tone.TITLE), *first), *indent(rest, 2)]
+    return lines
+
+
+def _difference(plan: GpuPlan) -> tuple[Line, ...]:
+    has = f"has {layout_words(plan.before)}"
+    if plan.steps:
+        wanted = layout_words(plan.after)
+        if wanted == layout_words(plan.before):  # what differs is not a part of the layout
+            wanted = ", ".join(dict.fromkeys(map(_wanted, plan.steps)))
+        on = "MIG on, " if wanted == "no instances" else ""
+        return (line(f"{has}; should have {on}{wanted}"),)
+    return (line(has), *problem_lines(plan.problems, Tone.WARNING))
+
+
+def _wanted(step: Step) -> str:
+    where = ""
+    if isinstance(step, SetComputeMode | StartMps) and step.placement:
+        where = f" on {step.profile} at {step.placement.start}"
+    match step:
+        case SetComputeMode(mode=mode):
+            return f"compute mode {mode.value}{where}"
+        case SetTimeSlice(time_slice=time_slice):
+            return f"time slice {time_slice.value}"
+        case StartMps():
+            return f"MPS with other limits{where}"
+        case _:
+            return step_words(step)
+
+
+# --- apply ----------------------------------------------------------------------------------------
+
+
+_RESULT_TONES = {
+    StepResult.DONE: Tone.GOOD,
+    StepResult.FAILED: Tone.BAD,
+    StepResult.UNDONE: Tone.WARNING,
+    StepResult.SKIPPED: Tone.DIM,
+}
+
+
+def step_line(index: int, report: StepReport) -> Line:
+    """One step as it ended: `GPU 0  done     create 3g.40gb at 0  (0.05 s)`."""
+    result = Span(f"{report.result:<9}", _RESULT_TONES[report.result])
+    why = f": {report.message}" if report.message else ""
+    time = dim(f"  ({report.seconds:.2f} s)") if report.result is not StepResult.SKIPPED else ""
+    return line(f"GPU {index}  ", result, step_sentence(report.step) + why, time)
+
+
+def outcome_page(
+    outcome: NodeOutcome, rest: NodePlan, width: int, *, stopped: bool
+) -> tuple[Line, ...]:
+    """The GPUs as they are now, alike ones together; what is still to be done; the last word.
+
+    `rest` is the plan for what was read back.
+    """
+    remaining = {gpu.before.key: (gpu.verdict, gpu.problems) for gpu in rest.gpus}
+    bodies = []
+    for gpu in outcome.gpus:
+        verdict, problems = remaining[gpu.plan.before.key]
+        if gpu.steps or problems or verdict is not Verdict.IN_SYNC:
+            bodies.append((gpu_title(gpu.after), _outcome_body(gpu, verdict, problems, width)))
+    return (
+        *([BLANK, *gpu_blocks(bodies)] if bodies else []),
+        *problem_lines(rest.problems, Tone.BAD),
+        _last_word(outcome, rest, stopped=stopped),
+    )
+
+
+def _outcome_body(
+    outcome: GpuOutcome, verdict: Verdict, left: tuple[Problem, ...], width: int
+) -> tuple[Line, ...]:
+    after = outcome.after
+    restored = [step_line(after.index, report) for report in outcome.restored]
+    drawn = after.mig is not None or after.instances
+    well = verdict is Verdict.IN_SYNC and not outcome.failed and not left
+    # A failure that was reported explains why a step is left; nothing is said twice.
+    problems = () if well else dict.fromkeys((*outcome.problems, *left))
+    return (
+        *(drawing([("now", cells_now(after))], slots_of(after), width - 2) if drawn else ()),
+        *([line("to restore the earlier layout:"), *indent(restored, 2)] if restored else []),
+        *problem_lines(problems, Tone.WARNING),
+    )
+
+
+def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
+    done = sum(1 for gpu in outcome.gpus for step in gpu.steps if step.result is StepResult.DONE)
+    if rest.verdict is Verdict.IN_SYNC:
+        if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):
+            return line(
+                Span("Partly failed", Tone.BAD),
+                f": {count(done, 'step')} done; the GPUs are as the document says, but not every "
+                "MPS daemon on them is Ready.",
+            )
+        if not done:
+            return line(Span("In sync", Tone.GOOD), ": nothing to do.")
+        return line(
+            Span("Applied", Tone.GOOD),
+            f": {count(done, 'step')} done; read back, the node is as the document says.",
+        )
+    left = count(len(rest.steps), "step")
+    if stopped:
+        return line(Span("Stopped", Tone.WARNING), f": {count(done, 'step')} done, {left} left.")
+    if rest.verdict is Verdict.APPLICABLE:
+        return line(Span("Failed", Tone.BAD), f": {count(done, 'step')} done, {left} left.")
+    unread = [gpu for gpu in outcome.gpus if gpu.after.access is not Access.OK]
+    open_gpus = {gpu.before.key for gpu in rest.gpus if gpu.verdict is not Verdict.IN_SYNC}
+    if open_gpus == {g.after.key for g in unread} and not any(map(_has_open_steps, unread)):
+        names = ", ".join(str(gpu.after.index) for gpu in unread)
+        return line(
+            Span("Not confirmed", Tone.WARNING),
+            f": {count(done, 'step')} done, but GPU {names} could not be read back; `nodeagent "
+            "assert` compares it with the document once it answers.",
+        )
+    return line("Not all applied: ", verdict_span(rest.verdict), f"; {count(done, 'step')} done.")
+
+
+def _has_open_steps(outcome: GpuOutcome) -> bool:
+    return not outcome.steps or any(s.result is not StepResult.DONE for s in outcome.steps)

@@ -1,14 +1,29 @@
-"""What each GPU offers: a table of its profiles, one for all GPUs that offer the same."""
+"""What GPUs offer: the profiles of this node's, and the boards that can be simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
-from nodeagent.terminal.gpu_cells import mode_words
-from nodeagent.terminal.page import Line, Span, Tone, dim, gibibytes, gpu_blocks, line, table
-from nodeagent.terminal.wording import gpu_title, problem_lines
+from nodeagent.terminal.page import (
+    Line,
+    Span,
+    Tone,
+    count,
+    dim,
+    gibibytes,
+    gpu_blocks,
+    indent,
+    line,
+    table,
+)
+from nodeagent.terminal.plan_words import gpu_title, mode_words, problem_lines
+
+if TYPE_CHECKING:
+    from nodeagent.simulation.boards import Board
+
 
 _HEADER = ("PROFILE", "ID", "MEMORY", "SMs", "ENGINES", "MAX", "MORE NOW", "PLACEMENTS")
 _RIGHT = frozenset({1, 2, 3, 5, 6})
@@ -63,3 +78,38 @@ def _placement_words(placements: Sequence[Placement]) -> str:
     return " ".join(
         f"{{{','.join(map(str, sorted(starts)))}}}:{size}" for size, starts in by_size.items()
     )
+
+
+# --- boards ---------------------------------------------------------------------------------------
+
+
+_TONES = {
+    "confirmed": Tone.GOOD,
+    "single-source": Tone.PLAIN,
+    "inferred": Tone.WARNING,
+    "assumed": Tone.BAD,
+}
+_COLUMN = 26  # for the names of profiles and cards: the longest has 24 letters
+
+
+def boards_page(boards: Iterable[Board]) -> tuple[Line, ...]:
+    """Each board with its profiles; the evidence is that of a profile's weakest field."""
+    return tuple(spans for board in boards for spans in _board(board))
+
+
+def _board(board: Board) -> list[Line]:
+    facts = f"{board.product}, {gibibytes(board.memory)}"
+    title = line(Span(board.name.ljust(_COLUMN), Tone.TITLE), facts)
+    rows = [
+        line(
+            f"{profile.name:<{_COLUMN - 2}}{profile.max_instances} x {gibibytes(profile.memory)}  ",
+            Span(profile.status, _TONES.get(profile.status, Tone.PLAIN)),
+        )
+        for profile in board.profiles
+    ]
+    if not rows:
+        rows.append(line(dim("no MIG")))
+    if board.assumed:
+        fields = count(len(board.assumed), "field")
+        rows.append(line(dim(f"without evidence, {fields}: {', '.join(board.assumed)}")))
+    return [title, *indent(rows, 2)]

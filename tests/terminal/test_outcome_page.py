@@ -15,8 +15,8 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
-from nodeagent.terminal.outcome_page import outcome_page
 from nodeagent.terminal.page import plain_text
+from nodeagent.terminal.plan_page import outcome_page
 from tests.plan.daemons import A
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_on, simulated_node
 from nodeagent.errors import UsageError
 from nodeagent.simulation import SimulatedNode, known_boards
-from nodeagent.terminal.boards_page import boards_page
 from nodeagent.terminal.page import line
+from nodeagent.terminal.profiles_page import boards_page
 from nodeagent.text import did_you_mean
 
 
