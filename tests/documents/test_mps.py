@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.documents.mps import likely_quantity, read_quantity
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import MigLayout, MpsEntry, Replicas, ShareEntry, Shares
+from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.problems import Problem
 
 GIB = 1024**3
@@ -47,29 +47,6 @@ def test_shares() -> None:
         user="1000",
         enforce="terminate",
         oversubscribe=True,
-    )
-
-
-def test_replicas_and_clients() -> None:
-    """The two short forms, with the defaults of everything else."""
-    path = "gpus[0].mps.clients"
-    assert mps(replicas=4) == MpsEntry("gpus[0].mps", Replicas(4, "gpus[0].mps.replicas"))
-    for written, memory, threads in (
-        ({"memory": 1024, "threads": 0.5}, 1024, 0.5),
-        ({}, None, None),
-    ):
-        share = ShareEntry("clients", None, memory, threads, path)
-        assert mps(clients=written) == MpsEntry("gpus[0].mps", Shares((share,), path))
-
-
-def test_on_an_instance() -> None:
-    """An instance may have its own."""
-    long = [{"profile": "3g.40gb", "mps": {"replicas": 2}}]
-    plan = {"version": "v1", "gpus": [{"devices": [0], "mig": long}]}
-    layout = read_document(json.dumps(plan)).entries[0].mig
-    assert isinstance(layout, MigLayout)
-    assert layout.instances[0].mps == MpsEntry(
-        "gpus[0].mig[0].mps", Replicas(2, "gpus[0].mig[0].mps.replicas")
     )
 
 

@@ -184,13 +184,6 @@ NEARLY_FILES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=draws(150))
-@given(st.text() | st.binary())
-def test_any_text(text: str | bytes) -> None:
-    """Whatever comes, it is read or refused; nothing else ever comes out."""
-    assert all(problem.message for problem in problems_of(text))
-
-
 @settings(max_examples=draws(300))
 @given(TREES | NEARLY_PLANS | NEARLY_FILES, st.none() | st.text(max_size=2))
 def test_any_tree(tree: object, configuration: str | None) -> None:

@@ -102,15 +102,6 @@ def test_a_client_that_was_not_looked_at_yet() -> None:
     assert page.splitlines()[1].split() == ["GPU", "0", "7", *"-------"]
 
 
-def test_nothing_is_said_in_a_sentence() -> None:
-    """So it is without daemons and without clients; a client that waits is listed even then."""
-    assert plain_text(daemons_page({"daemons": []})) == "No device has MPS.\n"
-    idle = {**READY, "clients": [], "waiting": []}
-    assert plain_text(clients_page({"daemons": [idle]})) == "No client uses a device through MPS.\n"
-    waiting = plain_text(clients_page({"daemons": [{**READY, "clients": []}]}))
-    assert "pid 99 (sleepy)" in waiting
-
-
 def test_a_later_agent_may_say_less_or_more() -> None:
     """Absent keys and unknown states are shown as that."""
     page = plain_text(daemons_page({"daemons": [{"device": "GPU-9", "state": "Dreaming"}]}))

@@ -8,28 +8,15 @@ from nodeagent.terminal.page import (
     Span,
     Tone,
     in_ascii,
-    indent,
     line,
     plain_text,
-    table,
     wrapped,
 )
-
-
-def test_plain_text_has_no_tones_and_no_blanks_at_line_ends() -> None:
-    """What goes into a file is text alone."""
-    assert plain_text([line("a ", Span("b  ", Tone.BAD)), BLANK]) == "a b\n\n"
 
 
 def test_ascii_replaces_what_a_terminal_may_not_know() -> None:
     """Boxes survive where only ASCII does."""
     assert plain_text(in_ascii([line("┌─┬─┐│└┴┘…█·")])) == "+-+-+|+++~#.\n"
-
-
-def test_indent_leaves_empty_lines_empty() -> None:
-    """No blanks are written for an empty line."""
-    assert indent([BLANK, line("a")], 2)[0] == BLANK
-    assert plain_text(indent([line("a")], 2)) == "  a\n"
 
 
 def test_painted_text_says_the_same_as_plain_text() -> None:
@@ -39,16 +26,6 @@ def test_painted_text_says_the_same_as_plain_text() -> None:
     assert "[bold]x[/] :smile: " in codes
     assert "\x1b[1;31m" in codes
     assert codes.endswith("y\n")
-
-
-def test_table_columns_are_aligned() -> None:
-    """Numbers stand right, words left, under their titles."""
-    rows = [("a", "10"), ("long", "9")]
-    assert plain_text(table(("NAME", "ID"), rows, right=frozenset({1}))).splitlines() == [
-        "NAME  ID",
-        "a     10",
-        "long   9",
-    ]
 
 
 def test_long_lines_are_broken_at_blanks() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import pytest
 
@@ -13,7 +12,7 @@ from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.structs import replace
 from nodeagent.views.mps_problems import mps_problems, unready_daemons
-from nodeagent.views.mps_report import daemon_shapes, done_json, mps_answer
+from nodeagent.views.mps_report import daemon_shapes, mps_answer
 from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of
 from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import status_json
@@ -148,15 +147,6 @@ def test_trouble_is_reported() -> None:
     assert report["trouble"] == "its last server (816) ended: status 1"
 
 
-def test_when_it_was_looked_at() -> None:
-    """As long as it was not, there is no time."""
-    assert mps_answer(_node()) == {"node": "node-a", "daemons": []}
-    at = datetime(2030, 1, 2, tzinfo=UTC)
-    answer = mps_answer(replace(_node(), observed_at=at))
-    assert answer
-    assert answer["observedAt"] == "2030-01-02T00:00:00.000Z"
-
-
 def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:
     """All of them, or with one GPU those of it and of its MIG devices."""
     state = _node(READY, FAILED)
@@ -165,14 +155,6 @@ def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:
         for gpu in (None, "GPU-0", "GPU-1")
     }
     assert devices == {None: ["GPU-0", "MIG-b"], "GPU-0": ["GPU-0"], "GPU-1": ["MIG-b"]}
-
-
-def test_what_was_done() -> None:
-    """In words, with the daemon as it is afterwards."""
-    answer = done_json(replace(READY, **as_wanted(ANY)), "restarted", NODE)
-    assert answer["message"] == "the MPS daemon of GPU 0 was restarted; it is Ready now"
-    assert (answer["device"], answer["done"]) == ("GPU-0", "restarted")
-    assert answer["daemon"]["user"] == "any"
 
 
 def test_a_daemon_that_is_well_is_no_problem() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
-from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
+from nodeagent.plan.desired import DesiredGpu, DesiredNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -20,10 +20,10 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import Account, ComputeMode, TimeSlice
 from nodeagent.structs import replace
-from nodeagent.views.plan_report import outcome_json, plan_json, rejection_json
+from nodeagent.views.plan_report import outcome_json, plan_json
 from nodeagent.views.shapes import Json
 from tests.plan.cards import card, devices, divided, wanted, with_instances
-from tests.plan.daemons import A, C, D, daemon, give, shared, without_mig
+from tests.plan.daemons import A, without_mig
 
 
 def planned(gpu, desired, **policy: bool) -> NodePlan:  # type: ignore[no-untyped-def]  # test shorthand
@@ -80,18 +80,6 @@ def test_a_blocked_gpu_shows_what_is_wanted() -> None:
     assert "onceFree" not in report(lost)["gpus"][0]
 
 
-def test_modes_and_resets() -> None:
-    """Mode changes and resets are steps of their own kinds."""
-    gpu = replace(card("a100-40gb"), mig=MigMode(current=False, pending=False))
-    result = report(planned(gpu, wanted(gpu, [("7g.40gb", 1)]), reset_when_idle=True))
-    (one,) = result["gpus"]
-    assert [s["kind"] for s in one["steps"]] == ["setMigMode", "resetGpu", "createInstance"]
-    assert one["mig"] == {
-        "before": {"current": "disabled", "pending": "disabled"},
-        "after": {"current": "enabled", "pending": "enabled"},
-    }
-
-
 def test_divided_instances_are_rows() -> None:
     """Each compute instance is a device of its own; a half-made GPU instance has no uuid."""
     gpu = divided(card("h100-80gb"), "3g.40gb", 0, 1, 1)
@@ -103,38 +91,6 @@ def test_divided_instances_are_rows() -> None:
     assert "uuid" not in before[2]
     scopes = {(s["kind"], s["scope"]) for s in result["gpus"][0]["steps"]}
     assert scopes == {("destroyInstance", "gpuInstance"), ("destroyInstance", "computeInstance")}
-
-
-def test_mps() -> None:
-    """Daemons by device or place, with sizes in bytes; what is not limited is absent."""
-    gpu = give(with_instances(card("h100-80gb"), [("3g.40gb", 4)]), daemon(D))
-    result = report(planned(gpu, shared(gpu, ("3g.40gb", 4, C), ("1g.10gb", 0, A))))
-    (one,) = result["gpus"]
-    stop, _, mode, start, restart = one["steps"]
-    assert {"kind": "stopMps", "device": "MIG-0", "profile": "3g.40gb"}.items() <= stop.items()
-    assert mode == {
-        "kind": "setComputeMode",
-        "profile": "1g.10gb",
-        "start": 0,
-        "size": 1,
-        "mode": "exclusiveProcess",
-        "reason": mode["reason"],
-    }
-    assert start == {
-        "kind": "startMps",
-        "profile": "1g.10gb",
-        "start": 0,
-        "size": 1,
-        "user": 1000,
-        "shares": {"small": {"count": 2, "memory": 1 << 30, "threads": 25}},
-        "runs": False,
-        "reason": start["reason"],
-    }
-    assert (restart["device"], restart["start"], restart["size"]) == ("MIG-0", 4, 4)
-    assert restart["shares"] == {"small": {"count": 2, "threads": 25}}
-    assert one["before"][0]["mps"] is True
-    assert [row.get("mps") for row in one["after"]] == [True, True]
-    json.dumps(result)
 
 
 def test_a_whole_gpu_and_its_time_slice() -> None:
@@ -174,16 +130,6 @@ def test_outcome() -> None:
     ]
 
 
-def test_rejection() -> None:
-    """A refused document has the same shape, with problems and no GPUs."""
-    problem = Problem(code=Code.UNKNOWN_PROFILE, message="no", remedy="yes", path="gpus[0].mig")
-    result = rejection_json((problem,), Verdict.INVALID, digest="d", source="file")
-    assert result["verdict"] == "invalid"
-    assert result["problems"] == [
-        {"code": "UnknownProfile", "path": "gpus[0].mig", "message": "no", "remedy": "yes"}
-    ]
-
-
 def test_what_is_not_known_is_absent() -> None:
     """A GPU that never answered has no UUID, name or mode; a text that was not read no digest."""
     lost = [Gpu(index, "", access=Access.LOST) for index in (0, 1)]
@@ -195,10 +141,3 @@ def test_what_is_not_known_is_absent() -> None:
     assert "digest" not in written
     assert [gpu["index"] for gpu in written["gpus"]] == [0, 1]
     assert all(not {"uuid", "name", "mig"} & set(gpu) for gpu in written["gpus"])
-
-
-def test_a_card_without_mig_has_no_mode() -> None:
-    """Absent, not null."""
-    gpu = card("t4")
-    result = report(planned(gpu, DesiredGpu(MigDisabled("p"), "p")))
-    assert "mig" not in result["gpus"][0]

@@ -24,7 +24,6 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
@@ -100,20 +99,6 @@ def test_the_whole_state() -> None:
         ],
         "memory": {"used": 5, "total": 40 << 30},
     }
-
-
-def test_modes_are_shown_where_they_are_known() -> None:
-    """Compute mode of GPUs and of MIG devices, time slice of GPUs; unknown ones are absent."""
-    device = replace(DEVICE, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
-    instance = GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,))
-    gpu = replace(MIG_GPU, instances=(instance,), time_slice=TimeSlice.LONG)
-    gpu = replace(gpu, compute_mode=ComputeMode.DEFAULT)
-    report = status_json(state(observed=ObservedNode((gpu, LOST))))
-    assert report
-    first, second = report["gpus"]
-    assert (first["computeMode"], first["timeSlice"]) == ("default", "long")
-    assert first["instances"][0]["computeMode"] == "exclusiveProcess"
-    assert not {"computeMode", "timeSlice"} & second.keys()
 
 
 def test_where_a_gpu_is_shown_where_it_is_known() -> None:

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, MigMode, Placement
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import (
-    CreateGpuInstance,
-    ResetGpu,
     SetComputeMode,
-    SetMigMode,
     SetTimeSlice,
     StartMps,
     StopMps,
@@ -56,25 +53,6 @@ GPU = Gpu(
 )
 
 
-def test_layouts() -> None:
-    """Equal instances together, by slice; half-made ones apart; modes in words."""
-    assert layout_words(GPU) == "1g.10gb at 0, 1; half-made 3g.40gb at 4"
-    assert layout_words(replace(GPU, instances=())) == "no instances"
-    assert layout_words(replace(GPU, mig=None)) == "no MIG"
-    assert layout_words(replace(GPU, mig=MigMode(current=False, pending=False))) == "MIG off"
-    pending = MigMode(current=False, pending=True)
-    assert layout_words(replace(GPU, mig=pending)) == "MIG off, waiting for a GPU reset to change"
-    assert layout_words(replace(GPU, access=Access.LOST)) == "a layout that is not known"
-
-
-def test_steps() -> None:
-    """A step reads as a command."""
-    create = CreateGpuInstance("GPU-0", 9, "3g.40gb", Placement(4, 4), (3,), "")
-    assert step_words(create) == "create 3g.40gb at 4"
-    assert step_words(SetMigMode("GPU-0", enabled=False, reason="")) == "disable MIG mode"
-    assert step_words(ResetGpu("GPU-0", "")) == "reset the GPU"
-
-
 def test_steps_of_sharing() -> None:
     """Where there are several devices, the step says which."""
     mig: tuple[str, Placement] = ("3g.40gb", Placement(4, 4))
@@ -85,6 +63,17 @@ def test_steps_of_sharing() -> None:
     mode = SetComputeMode("GPU-0", "GPU-0", ComputeMode.EXCLUSIVE_PROCESS, "")
     assert step_words(mode) == "set compute mode exclusiveProcess"
     assert step_words(SetTimeSlice("GPU-0", TimeSlice.LONG, "")) == "set the time slice to long"
+
+
+def test_layouts() -> None:
+    """Equal instances together, by slice; half-made ones apart; modes in words."""
+    assert layout_words(GPU) == "1g.10gb at 0, 1; half-made 3g.40gb at 4"
+    assert layout_words(replace(GPU, instances=())) == "no instances"
+    assert layout_words(replace(GPU, mig=None)) == "no MIG"
+    assert layout_words(replace(GPU, mig=MigMode(current=False, pending=False))) == "MIG off"
+    pending = MigMode(current=False, pending=True)
+    assert layout_words(replace(GPU, mig=pending)) == "MIG off, waiting for a GPU reset to change"
+    assert layout_words(replace(GPU, access=Access.LOST)) == "a layout that is not known"
 
 
 def test_layouts_with_mps() -> None:
