@@ -12,10 +12,8 @@ from tests.simulated_cluster.clients import (
     MERGE,
     Api,
     annotation,
-    core_api,
     exceptions,
     merge,
-    watched,
 )
 from tests.simulated_cluster.conftest import Cluster
 
@@ -46,15 +44,6 @@ async def test_merge_patch_sets_and_deletes(cluster_api: Api, node: str) -> None
     }
     after = await merge(cluster_api, node, annotation(None))
     assert after.metadata.annotations == {"other.io/key": "b"}
-
-
-async def test_versions_grow(cluster_api: Api, node: str) -> None:
-    """Every effective write gives a higher version."""
-    versions = [
-        int((await merge(cluster_api, node, annotation(str(n)))).metadata.resource_version)
-        for n in range(3)
-    ]
-    assert versions == sorted(set(versions))
 
 
 async def test_another_name_is_refused(cluster_api: Api, node: str) -> None:
@@ -137,45 +126,3 @@ async def test_bodies_that_are_no_patch(
 
 
 # --- who asks, and other objects ----------------------------------------------------------------
-
-
-async def test_a_token_that_is_not_accepted(cluster: Cluster) -> None:
-    """A wrong token is 401 on requests, and 401 by its base class on watches."""
-    async with core_api(cluster.url, token="wrong", ca_file=cluster.ca_file) as stranger:
-        with pytest.raises(exceptions.UnauthorizedException):
-            await stranger.list_node()
-        with pytest.raises(exceptions.ApiException) as caught:
-            await watched(stranger, "any", version="1")
-        assert caught.value.status == 401
-
-
-async def test_pods_of_a_node(cluster_api: Api, node: str) -> None:
-    """Pods are found by their node and their labels, and an eviction takes one away."""
-
-    def pod(name: str, on: str) -> dict[str, Any]:
-        return {
-            "metadata": {"name": name, "labels": {"app": name}},
-            "spec": {
-                "nodeName": on,
-                "containers": [{"name": "main", "image": "none"}],
-                "terminationGracePeriodSeconds": 0,
-            },
-        }
-
-    await cluster_api.create_namespaced_pod("default", pod("mine", node))
-    await cluster_api.create_namespaced_pod("default", pod("foreign", "another"))
-
-    async def found(**selectors: str) -> list[str]:
-        pods = await cluster_api.list_pod_for_all_namespaces(**selectors)
-        return sorted(one.metadata.name for one in pods.items)
-
-    here = f"spec.nodeName={node}"
-    assert await found(field_selector=here) == ["mine"]
-    assert await found(field_selector=here, label_selector="app in (mine, x)") == ["mine"]
-    assert await found(label_selector="app!=mine,app") == ["foreign"]
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "mine"}}
-    await cluster_api.create_namespaced_pod_eviction("mine", "default", eviction)
-    assert await found(field_selector=here) == []
-    with pytest.raises(exceptions.NotFoundException):
-        await cluster_api.create_namespaced_pod_eviction("mine", "default", eviction)
-    await cluster_api.delete_namespaced_pod("foreign", "default", grace_period_seconds=0)

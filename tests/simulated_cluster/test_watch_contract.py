@@ -13,19 +13,6 @@ from tests.simulated_cluster.clients import KEY, Api, annotation, exceptions, me
 from tests.simulated_cluster.conftest import Cluster
 
 
-async def test_watch_from_a_list(cluster_api: Api, node: str) -> None:
-    """A watch from a list's version reports what came after it, in order, and ends by itself."""
-    await merge(cluster_api, node, annotation("before"))
-    listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
-    for value in ("a", "b"):
-        await merge(cluster_api, node, annotation(value))
-    events = await watched(cluster_api, node, version=listed.metadata.resource_version)
-    assert [(one["type"], one["object"].metadata.annotations[KEY]) for one in events] == [
-        ("MODIFIED", "a"),
-        ("MODIFIED", "b"),
-    ]
-
-
 async def test_watch_hears_while_it_is_open(cluster_api: Api, node: str) -> None:
     """Changes arrive while the watch is open, well before its end; other Nodes' do not."""
     listed = await cluster_api.list_node(field_selector=f"metadata.name={node}")
@@ -46,12 +33,6 @@ async def test_watch_hears_while_it_is_open(cluster_api: Api, node: str) -> None
             event = await first
         assert event["object"].metadata.name == node
         assert watching.resource_version == event["object"].metadata.resource_version
-
-
-async def test_watch_without_a_version(cluster_api: Api, node: str) -> None:
-    """Without a version a watch begins with what is there."""
-    events = await watched(cluster_api, node, until=1)
-    assert [(one["type"], one["object"].metadata.name) for one in events] == [("ADDED", node)]
 
 
 async def test_a_node_that_is_made_again(cluster_api: Api, node: str) -> None:

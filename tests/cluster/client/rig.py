@@ -1,26 +1,29 @@
-"""What the tests of the API server's client share: access, short times, followers with a record."""
+"""What the tests of the API server's client share: access, short times, a Node with a record."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.cluster.node import KeptNode
 from nodeagent.cluster.reflector import WatchIntervals
 from tests.machine_load import stretched
 from tests.simulated_cluster import agent
 from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.journal import Request
 
 PLAN = "nodeagent.io/plan"
 STATUS = "nodeagent.io/status"
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 # Short, but with the same proportions: a first wait far below the longest, health above both.
 QUICK = WatchIntervals(
     watch=(30.0, 30.0),
@@ -63,7 +66,9 @@ async def running(*coroutines: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 
 
 class Follower:
-    """A follower with a record of what it reported, and of every wait that was drawn."""
+    """A Node that is followed and kept, with a record of what was reported of it, of the faults of
+    following and of writing, and of every wait that was drawn. `now` is the time of day.
+    """
 
     def __init__(
         self,
@@ -71,32 +76,39 @@ class Follower:
         name: str = "n",
         *,
         intervals: WatchIntervals = QUICK,
-        clock: Callable[[], float] | None = None,
+        writes: WriteIntervals = QUICK_WRITES,
         jitter: Callable[[], float] = lambda: 0.5,
-        on_view: Callable[[NodeView | None], None] = lambda _: None,
     ) -> None:
         self.views: list[NodeView | None] = []
         self.faults: list[ClusterFault | None] = []
+        self.writing: list[ClusterFault | None] = []
+        self.contests: list[tuple[str, ...]] = []
+        self.now = NOON
         self.draws = 0
         self._jitter = jitter
-        self.on_view = on_view
         self.follower = KeptNode(
             access,
             name,
-            on_view=self._saw,
+            on_view=self.views.append,
             on_following=self.faults.append,
+            on_writing=self.writing.append,
+            on_contest=self.contests.append,
             watches=intervals,
+            writes=writes,
             jitter=self._drawn,
-            clock=clock or asyncio.get_running_loop().time,
+            wall=lambda: self.now,
         )
-
-    def _saw(self, view: NodeView | None) -> None:
-        self.views.append(view)
-        self.on_view(view)
 
     def _drawn(self) -> float:
         self.draws += 1
         return self._jitter()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[KeptNode]:
+        """Run until the Node was seen, and in the block."""
+        async with running(self.follower.run()):
+            await until(lambda: self.views)
+            yield self.follower
 
     @property
     def plan(self) -> str | None:
@@ -127,3 +139,32 @@ async def follows(server: ApiServer, seen: Follower, text: str) -> None:
     await reported(seen, text)
     assert seen.follower.is_reachable
     assert seen.follower.fault is None
+
+
+def writes(server: ApiServer) -> list[Request]:
+    """The requests that would change something."""
+    return [request for request in server.requests if request.write]
+
+
+def status(server: ApiServer) -> str | None:
+    """The status annotation as the server has it."""
+    found = server.node("n")["metadata"].get("annotations", {}).get(STATUS)
+    assert isinstance(found, str | None)
+    return found
+
+
+def wanted(text: str) -> Wanted:
+    """Want this status and nothing else."""
+    return Wanted({STATUS: text})
+
+
+async def settled(server: ApiServer, node: KeptNode, text: str) -> None:
+    """The status becomes this, and nothing is left to be written."""
+    await until(lambda: status(server) == text)
+    async with asyncio.timeout(stretched(30)):
+        await node.settled()
+
+
+async def written(server: ApiServer, count: int) -> None:
+    """So many requests were made to write."""
+    await until(lambda: len(writes(server)) == count)

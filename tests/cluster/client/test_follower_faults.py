@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -125,22 +124,6 @@ async def test_an_old_version_leads_to_one_list(server: ApiServer, access: Clust
         await until(lambda: seen.plan == "4")
         await follows(server, seen, "last")
     assert len(requested(server)) <= len("lw" + "w" + "w" + "lw")
-
-
-async def test_strange_objects_are_a_fault_and_no_view(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """JSON of another kind is refused, and what was known stays known."""
-    seen = Follower(access)
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
-        server.faults.next(1, Dribble(0.02))  # an empty object
-        server.faults.strike(ErrorEvent(500))
-        await until(lambda: len(requested(server)) == 5)
-        await follows(server, seen, "two")
-    kinds: list[Any] = [type(fault) for fault in seen.faults if fault]
-    assert faults.ClusterUnreachable in kinds
-    assert None not in seen.views
 
 
 # --- requests -------------------------------------------------------------------------------------

@@ -21,25 +21,6 @@ pytestmark = pytest.mark.virtual_time
 FLEET = 60
 
 
-async def test_a_change_is_reported_at_once(server: ApiServer, access: ClusterAccess) -> None:
-    """From the annotation's patch to the callback there is no wait, in 200 changes."""
-    clock = asyncio.get_running_loop().time
-    arrived = asyncio.Event()
-    seen = Follower(access, on_view=lambda _: arrived.set())
-    took = []
-    async with running(seen.follower.run()):
-        await until(lambda: server.faults.watching)
-        for number in range(200):
-            arrived.clear()
-            begin = clock()
-            server.annotate("n", **{PLAN: str(number)})
-            await arrived.wait()
-            took.append(clock() - begin)
-            assert seen.plan == str(number)
-    assert max(took) < 0.001
-    assert len(server.requests) == 2
-
-
 async def test_an_answer_is_written_at_once(server: ApiServer, access: ClusterAccess) -> None:
     """Nor is there one from the patch to the status that names it."""
     clock = asyncio.get_running_loop().time

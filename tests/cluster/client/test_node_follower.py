@@ -77,17 +77,6 @@ async def test_an_hour_without_a_change(tmp_path: Path, progress: bool) -> None:
         assert seen.faults == []
 
 
-async def test_only_the_own_node_is_reported(server: ApiServer, access: ClusterAccess) -> None:
-    """Another Node's changes do not arrive."""
-    server.add_node("other")
-    seen = Follower(access)
-    async with running(seen.follower.run()):
-        await until(lambda: server.faults.watching)
-        server.annotate("other", **{PLAN: "theirs"})
-        await follows(server, seen, "ours")
-    assert [view and view.name for view in seen.views] == ["n", "n"]
-
-
 async def test_a_node_that_comes_goes_and_comes_again(
     server: ApiServer, access: ClusterAccess
 ) -> None:
@@ -126,19 +115,6 @@ async def test_a_node_made_anew_while_no_watch_was_open(
     assert first
     assert new
     assert first.uid != new.uid
-
-
-async def test_a_watch_that_ends_in_time_has_a_successor(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """After another list, at once and without a fault."""
-    seen = Follower(access, intervals=replace(QUICK, watch=(1.0, 1.0)))
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
-        await until(lambda: requested(server) == "lwlw")
-        await follows(server, seen, "two")
-    assert len(seen.views) == 3  # the same Node again is no news
-    assert seen.faults == []
 
 
 async def test_the_next_list_brings_what_was_lost(tmp_path: Path) -> None:
@@ -226,24 +202,6 @@ async def test_events_that_come_twice_are_reported_once(
         await follows(server, seen, "two")
     assert len(seen.views) == 3
     assert requested(server) == "lw"
-
-
-@pytest.mark.parametrize("jump", [86400.0, -86400.0])
-async def test_a_clock_that_jumps(server: ApiServer, access: ClusterAccess, jump: float) -> None:
-    """A list may be due earlier or later; nothing breaks and nothing spins."""
-    shift = 0.0
-
-    def clock() -> float:
-        return asyncio.get_running_loop().time() + shift
-
-    seen = Follower(access, clock=clock, intervals=replace(QUICK, watch=(1.0, 1.0)))
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
-        shift = jump
-        await follows(server, seen, "two")
-        await asyncio.sleep(1.5)
-        await follows(server, seen, "three")
-    assert len(server.requests) <= 6, requested(server)
 
 
 async def test_cancelling_leaves_nothing_open(server: ApiServer, access: ClusterAccess) -> None:

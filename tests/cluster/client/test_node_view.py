@@ -21,13 +21,6 @@ def node(**parts: Any) -> dict[str, Any]:
     return {"metadata": {"name": "n", "uid": "u", "resourceVersion": "7"}, **parts}
 
 
-def test_absent_parts_are_empty() -> None:
-    """A Node that no client has written to has no annotations, spec or status at all."""
-    view = view_of(node())
-    assert (view.annotations, view.labels, view.allocatable, view.conditions) == ({}, {}, {}, {})
-    assert view.unschedulable is False
-
-
 def test_only_what_is_of_interest_is_in_the_view() -> None:
     """Keys of others, and the kubelet's heartbeats in the conditions, change no view."""
     whole = node(

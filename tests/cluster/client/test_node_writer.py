@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,17 @@ from nodeagent.cluster.client.faults import WriteConflict
 from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.health.reporting import Condition
-from tests.cluster.client.rig import PLAN, QUICK_WRITES, STATUS, until
-from tests.cluster.client.writer_rig import NOON, Written, settled, wanted, writes, written
+from tests.cluster.client.rig import (
+    NOON,
+    PLAN,
+    STATUS,
+    Follower,
+    settled,
+    until,
+    wanted,
+    writes,
+    written,
+)
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Slow
 
@@ -36,7 +46,7 @@ async def test_one_merge_patch_of_what_differs(server: ApiServer, access: Cluste
             }
         },
     )
-    made = Written(access)
+    made = Follower(access)
     async with made.running() as writer:
         writer.want(
             Wanted(
@@ -71,7 +81,7 @@ async def test_taints_of_others_are_untouched(server: ApiServer, access: Cluster
         return found
 
     server.patch_node("n", {"spec": {"taints": [theirs]}})
-    made = Written(access)
+    made = Follower(access)
     async with made.running() as writer:
         await until(lambda: server.faults.watching)
         server.faults.next(1, Slow(0.2), verb="PATCH")
@@ -93,7 +103,7 @@ async def test_a_taint_comes_though_the_node_changed_unseen(
     view: it is known all the same.
     """
     key = "nodeagent.io/gpu-unhealthy"
-    made = Written(access, intervals=WriteIntervals())
+    made = Follower(access, writes=WriteIntervals())
     async with made.running() as writer:
         await until(lambda: server.faults.watching)
         server.annotate("n", **{"example.com/other": "1"})
@@ -102,13 +112,13 @@ async def test_a_taint_comes_though_the_node_changed_unseen(
         writer.want(Wanted(taints={key: True}))
         await until(lambda: server.node("n")["spec"].get("taints"))
     assert len(writes(server)) == 1
-    assert made.faults == []
+    assert made.writing == []
 
 
 async def test_a_version_that_was_lost_is_read(server: ApiServer, access: ClusterAccess) -> None:
     """A watch may be behind: after a conflict the Node is read, and once more where that fails."""
     key = "nodeagent.io/gpu-unhealthy"
-    made = Written(access, intervals=WriteIntervals())
+    made = Follower(access, writes=WriteIntervals())
     async with made.running() as writer:
         await until(lambda: server.faults.watching)
         with server.unsent():
@@ -116,7 +126,7 @@ async def test_a_version_that_was_lost_is_read(server: ApiServer, access: Cluste
         server.faults.next(1, Answer(500), verb="GET")
         writer.want(Wanted(taints={key: True}))
         await until(lambda: server.node("n")["spec"].get("taints"), seconds=10)
-    assert [type(fault) for fault in made.faults] == [WriteConflict, type(None)]
+    assert [type(fault) for fault in made.writing] == [WriteConflict, type(None)]
 
 
 async def test_nothing_is_written_when_nothing_differs(
@@ -124,7 +134,7 @@ async def test_nothing_is_written_when_nothing_differs(
 ) -> None:
     """Wanting the same again, and events that concern others, cost no request."""
     server.annotate("n", **{STATUS: "there"})
-    made = Written(access)
+    made = Follower(access)
     async with made.running() as writer:
         for _ in range(3):
             writer.want(wanted("there"))
@@ -138,7 +148,7 @@ async def test_conditions_go_through_the_status_and_keep_their_time(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """A strategic merge by type; the time of the last change changes with the status only."""
-    made = Written(access)
+    made = Follower(access)
     kind = "GPUPartitionsReady"
     async with made.running() as writer:
         for condition, hour in (
@@ -164,33 +174,21 @@ async def test_conditions_go_through_the_status_and_keep_their_time(
 # --- how often ----------------------------------------------------------------------------------
 
 
-async def test_the_last_wish_wins_and_writes_are_spaced(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """A hundred wishes in half a second are few requests; the last one wins."""
-    made = Written(access)
-    clock = asyncio.get_running_loop().time
-    async with made.running() as writer:
-        begin = clock()
-        for number in range(100):
-            writer.want(wanted(str(number)))
-            await asyncio.sleep(0.005)
-        await settled(server, writer, "99")
-        passed = clock() - begin
-    # Arrival times at the server prove no gap: the first request may have been delayed.
-    assert len(writes(server)) <= 1 + passed / QUICK_WRITES.interval
-
-
 async def test_changes_soon_after_each_other_are_written_at_once(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """At the real rate limits, with a stopped clock: no write waits."""
-    made = Written(access, intervals=WriteIntervals(), clock=lambda: 0.0)
+    """Up to ten: then each waits for its turn."""
+    made = Follower(access, writes=replace(WriteIntervals(), interval=60.0))
+    clock = asyncio.get_running_loop().time
     async with made.running() as writer:
-        for word in ("Working", "InSync", "Blocked", "InSync again"):
-            writer.want(wanted(word))
-            await settled(server, writer, word)
-    assert len(writes(server)) == 4
+        begun = clock()
+        for number in range(10):
+            writer.want(wanted(str(number)))
+            await settled(server, writer, str(number))
+        assert clock() - begun < 50.0
+        writer.want(wanted("last"))
+        await settled(server, writer, "last")
+        assert clock() - begun >= 59.0
 
 
 # --- wishes that are refused --------------------------------------------------------------------
@@ -200,7 +198,7 @@ async def test_too_large_an_annotation_is_an_answer_and_no_request(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """What the Node has stays."""
-    made = Written(access)
+    made = Follower(access)
     async with made.running() as writer:
         writer.want(wanted("small"))
         await settled(server, writer, "small")
@@ -221,4 +219,4 @@ async def test_too_large_an_annotation_is_an_answer_and_no_request(
 async def test_what_views_leave_out_cannot_be_wanted(access: ClusterAccess, unseen: Any) -> None:
     """It would be written again and again, because it would never be seen."""
     with pytest.raises(ValueError, match="wanted but never seen"):
-        Written(access).node.want(unseen)
+        Follower(access).follower.want(unseen)

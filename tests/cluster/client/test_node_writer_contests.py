@@ -10,8 +10,17 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from tests.cluster.client.rig import QUICK_WRITES, STATUS, running, until
-from tests.cluster.client.writer_rig import Written, settled, status, wanted, writes
+from tests.cluster.client.rig import (
+    QUICK_WRITES,
+    STATUS,
+    Follower,
+    running,
+    settled,
+    status,
+    until,
+    wanted,
+    writes,
+)
 from tests.simulated_cluster.api_server import ApiServer
 
 pytestmark = pytest.mark.virtual_time
@@ -21,7 +30,7 @@ async def test_what_was_edited_by_hand_is_restored(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Changed or taken away: it comes back, with one request each time."""
-    made = Written(access)
+    made = Follower(access)
     async with made.running() as writer:
         writer.want(wanted("true"))
         await settled(server, writer, "true")
@@ -39,7 +48,7 @@ async def test_what_was_edited_by_hand_is_restored(
 async def test_a_quarrel_about_a_key_gets_slower(server: ApiServer, access: ClusterAccess) -> None:
     """A program that always writes back at once does not make us write at full rate for ever."""
     intervals = replace(QUICK_WRITES, interval=0.01, retry=(0.1, 1.0))
-    made = Written(access, intervals=intervals)
+    made = Follower(access, writes=intervals)
 
     async def quarrel() -> None:
         while True:
@@ -63,7 +72,7 @@ async def test_a_node_made_anew_gets_everything_again(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """What is wanted of a Node is wanted of its successor."""
-    made = Written(access)
+    made = Follower(access)
     async with made.running() as writer:
         writer.want(wanted("same"))
         await settled(server, writer, "same")
@@ -94,7 +103,7 @@ async def test_a_cluster_from_a_backup_gets_the_status_again(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """Its versions are lower, so its Node looks older than the own write; not for ever."""
-    made = Written(access)
+    made = Follower(access)
     async with made.running() as writer:
         async with restored(server, "old"):
             writer.want(wanted("new"))
