@@ -26,7 +26,7 @@ from nodeagent.claims.offering.resource_slices import (
     compare,
     read_offer,
 )
-from nodeagent.claims.offering.slice_diff import CreateSlice, DeleteSlice, SliceWrite, slice_writes
+from nodeagent.claims.offering.slice_diff import slice_diff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.faults import ClusterFault
@@ -222,22 +222,20 @@ class SlicePublisher:
         """Bring a pool's slices to its offer; what the server lost of it."""
         found = [one.body for one in self._own() if one.pool == offer.pool]
         # In a thread: those of a GPU take ten milliseconds to compare.
-        writes = await asyncio.to_thread(slice_writes, (offer,), found, self._node)
+        diff = await asyncio.to_thread(slice_diff, offer, found, self._node)
+        for name in diff.delete:
+            await self._delete(name)
         lost: list[Dropped] = []
-        for write in writes:
-            lost += await self._write(write)
+        for body in diff.write:
+            lost += await self._write(dict(body))
             if any(one.path.endswith(_COUNTERS) for one in lost):
                 await self._withdraw(offer.pool, lost)
         return lost
 
-    async def _write(self, write: SliceWrite) -> Sequence[Dropped]:
-        if isinstance(write, DeleteSlice):
-            await self._delete(write.name)
-            return ()
-        body: JsonObject = dict(write.body)
+    async def _write(self, body: JsonObject) -> Sequence[Dropped]:
         name = str(body["metadata"]["name"])
         before = self._followed.objects.get(name)
-        if isinstance(write, CreateSlice):
+        if "resourceVersion" not in body["metadata"]:
             answer = await self._access.ask(requests.create_slice(body), read_slice)
         else:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,13 +11,7 @@ from nodeagent.claims.offering.devices import Taint
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer
-from nodeagent.claims.offering.slice_diff import (
-    CreateSlice,
-    DeleteSlice,
-    SliceWrite,
-    UpdateSlice,
-    slice_writes,
-)
+from nodeagent.claims.offering.slice_diff import SliceDiff, slice_diff
 from nodeagent.structs import replace
 from tests.plan.cards import card
 
@@ -32,24 +25,28 @@ class Server:
         self.slices: dict[str, Any] = {}
         self.version = 0
 
-    def take(self, writes: Sequence[SliceWrite]) -> None:
-        for write in writes:
-            self.version += 1
-            match write:
-                case CreateSlice(body):
-                    assert body["metadata"]["name"] not in self.slices
-                    self._store(body)
-                case UpdateSlice(body):
-                    there = self.slices[body["metadata"]["name"]]
-                    version = there["metadata"]["resourceVersion"]
-                    assert body["metadata"]["resourceVersion"] == version
-                    self._store(body)
-                case DeleteSlice(name):
-                    del self.slices[name]
+    def diff(self, offer: PoolOffer) -> SliceDiff:
+        """What is still to be written of the pool."""
+        found = self.slices.values()
+        present = [one for one in found if one["spec"]["pool"]["name"] == offer.pool]
+        return slice_diff(offer, present, NODE)
 
-    def _store(self, body: Any) -> None:
-        metadata = {**body["metadata"], "resourceVersion": str(self.version), "uid": "made"}
-        self.slices[body["metadata"]["name"]] = {**body, "metadata": metadata}
+    def take(self, diff: SliceDiff, most: int | None = None) -> None:
+        """Write all of it, or the first requests."""
+        for name in diff.delete[:most]:
+            del self.slices[name]
+        left = None if most is None else max(0, most - len(diff.delete))
+        for body in diff.write[:left]:
+            self.version += 1
+            there = self.slices.get(body["metadata"]["name"])
+            version = there and there["metadata"]["resourceVersion"]
+            assert body["metadata"].get("resourceVersion") == version
+            metadata = {**body["metadata"], "resourceVersion": str(self.version), "uid": "made"}
+            self.slices[body["metadata"]["name"]] = {**body, "metadata": metadata}
+
+    def publish(self, *offers: PoolOffer) -> None:
+        for offer in offers:
+            self.take(self.diff(offer))
 
     def found(self) -> list[Any]:
         return list(self.slices.values())
@@ -83,16 +80,18 @@ def tainted(offer: PoolOffer, number: int) -> PoolOffer:
     return replace(offer, devices=tuple(devices))
 
 
+NOTHING = SliceDiff()
+
+
 @pytest.mark.parametrize("board", ["a30", "h100-80gb", "rtx-pro-6000"])
 def test_the_first_publication_writes_counters_first(board: str) -> None:
     """Once written, nothing more is to be written; the offer can be read back from it."""
     server, offer = Server(), offer_of(board)
-    writes = slice_writes([offer], [], NODE)
-    assert all(isinstance(write, CreateSlice) for write in writes)
-    assert isinstance(writes[0], CreateSlice)
-    assert "sharedCounters" in writes[0].body["spec"]
-    server.take(writes)
-    assert slice_writes([offer], server.found(), NODE) == ()
+    diff = server.diff(offer)
+    assert diff.delete == ()
+    assert "sharedCounters" in diff.write[0]["spec"]
+    server.take(diff)
+    assert server.diff(offer) == NOTHING
     assert read_offer(server.found()) == offer
     assert_consistent(server)
 
@@ -100,35 +99,35 @@ def test_the_first_publication_writes_counters_first(board: str) -> None:
 def test_one_slice_keeps_the_generation() -> None:
     """A taint that comes and goes is one write."""
     server, offer = Server(), offer_of("h100-80gb")
-    server.take(slice_writes([offer], [], NODE))
+    server.publish(offer)
     for wanted in (tainted(offer, 3), offer):
-        [write] = slice_writes([wanted], server.found(), NODE)
-        assert isinstance(write, UpdateSlice)
-        assert write.body["spec"]["pool"]["generation"] == 0
-        server.take([write])
+        diff = server.diff(wanted)
+        [body] = diff.write
+        assert body["spec"]["pool"]["generation"] == 0
+        server.take(diff)
         assert read_offer(server.found()) == wanted
 
 
 def test_wiped_slices_come_again_in_a_new_generation() -> None:
     """A kubelet deletes its node's slices when it starts; some of them, or all."""
     server, offer = Server(), offer_of("h100-80gb")
-    server.take(slice_writes([offer], [], NODE))
+    server.publish(offer)
     del server.slices[min(server.slices)]
-    server.take(slice_writes([offer], server.found(), NODE))
+    server.publish(offer)
     assert_consistent(server)
     assert {s["pool"]["generation"] for specs in server.pools().values() for s in specs} == {1}
     server.slices.clear()
-    server.take(slice_writes([offer], server.found(), NODE))
+    server.publish(offer)
     assert read_offer(server.found()) == offer
 
 
-def test_a_gpu_that_is_no_more_takes_its_slices_along() -> None:
-    """Also where it offers nothing any more; other pools are left."""
+def test_a_gpu_that_offers_nothing_has_no_slices() -> None:
+    """Other pools are left."""
     server, one, two = Server(), offer_of("h100-80gb"), offer_of("a30", 1)
-    server.take(slice_writes([one, two], [], NODE))
-    server.take(slice_writes([replace(one, devices=()), two], server.found(), NODE))
+    server.publish(one, two)
+    server.publish(replace(one, devices=(), totals={}))
     assert list(server.pools()) == [two.pool]
-    assert slice_writes([two], server.found(), NODE) == ()
+    assert server.diff(two) == NOTHING
 
 
 @pytest.mark.parametrize("rounds", [60, pytest.param(600, marks=pytest.mark.full)])
@@ -138,19 +137,18 @@ def test_random_changes_always_end_in_the_offers(rounds: int) -> None:
     boards = ["a30", "h100-80gb", "rtx-pro-6000"]
     server = Server()
     for _ in range(rounds):
-        offers = [offer_of(rng.choice(boards), n) for n in range(3) if rng.random() < 0.8]
-        offers = [tainted(o, rng.randrange(5)) if rng.random() < 0.4 else o for o in offers]
-        writes = slice_writes(offers, server.found(), NODE)
+        offer = offer_of(rng.choice(boards), rng.randrange(3))
+        offer = tainted(offer, rng.randrange(5)) if rng.random() < 0.4 else offer
+        diff = server.diff(offer)
         if rng.random() < 0.3:  # the agent is killed in between
-            server.take(writes[: rng.randint(0, len(writes))])
-            continue
-        server.take(writes)
-        assert_consistent(server)
-        assert slice_writes(offers, server.found(), NODE) == ()
-        for specs, offer in zip(
-            sorted(server.pools()), sorted(o.pool for o in offers), strict=True
-        ):
-            assert specs == offer
+            server.take(diff, rng.randint(0, len(diff.delete) + len(diff.write)))
+            server.publish(offer)
+        else:
+            server.take(diff)
+        specs = server.pools()[offer.pool]
+        assert len({spec["pool"]["generation"] for spec in specs}) == 1
+        assert {spec["pool"]["resourceSliceCount"] for spec in specs} == {len(specs)}
+        assert server.diff(offer) == NOTHING
         for name in rng.sample(sorted(server.slices), rng.randint(0, len(server.slices))):
             if rng.random() < 0.3:
                 del server.slices[name]

@@ -240,26 +240,6 @@ async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> Non
         await until(lambda: publisher.state.newest.others == frozenset())
 
 
-async def test_a_slice_of_the_largest_generation(server: ApiServer, tmp_path: Path) -> None:
-    """Another writer's, in place of one of the node's: there is none after it, and the pool is
-    complete again all the same, and can change.
-    """
-
-    def overtaken(one: dict[str, Any]) -> dict[str, Any]:
-        pool = {**one["spec"]["pool"], "generation": 2**63 - 1}
-        return {**one, "spec": {**one["spec"], "pool": pool}}
-
-    async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer_of()])
-        await until(lambda: published(server) == [offer_of()])
-        name = server.store.all(SLICES)[0]["metadata"]["name"]
-        server.store.change(Key(SLICES, "", name), overtaken)
-        assert published(server) == []
-        await until(lambda: published(server) == [offer_of()])
-        publisher.publish([offer_of("a30")])
-        await until(lambda: published(server) == [offer_of("a30")])
-
-
 async def test_a_server_of_before_1_34(server: ApiServer, tmp_path: Path) -> None:
     """It knows no ResourceSlices of v1: that is said, and nothing is written."""
     server.faults.next(1000, Answer(404), path="*resource.k8s.io/v1*")

@@ -8,13 +8,14 @@ from typing import Any
 
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import DRIVER
+from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import (
     NodeReference,
     UnreadableSlice,
     compare,
     read_offer,
 )
-from nodeagent.claims.offering.slice_diff import slice_writes
+from nodeagent.claims.offering.slice_diff import slice_diff
 from nodeagent.claims.reporting.device_status import shown_statuses
 from nodeagent.claims.serving.allocation import read_allocation, read_state
 from nodeagent.claims.serving.claim_object import read_claim
@@ -209,7 +210,7 @@ def _claim(text: bytes, _: Path) -> None:
 def _slice(text: bytes, _: Path) -> None:
     one = read_slice(text).body
     compare(_SLICE, one)
-    slice_writes((), [one, _SLICE], _NODE_REFERENCE)
+    slice_diff(PoolOffer("node/gpu", {}, ()), [one, _SLICE], _NODE_REFERENCE)
     read_offer([one, _SLICE])
 
 
