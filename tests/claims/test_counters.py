@@ -83,14 +83,6 @@ def test_counters_by_board() -> None:
         assert CounterScheme.of(card(board)).totals == expected
 
 
-def test_whole_gpu_excludes_all() -> None:
-    """What takes the totals leaves room for no device, and has none beside any."""
-    for board in KINDS:
-        scheme = CounterScheme.of(card(board))
-        for place in places(card(board)).values():
-            assert not scheme.feasible([scheme.totals, scheme.consumption(place)])
-
-
 @pytest.mark.parametrize("board", KINDS)
 def test_missing_figures(board: str) -> None:
     """A driver that does not report engines loses no legal set."""

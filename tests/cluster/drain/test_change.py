@@ -9,6 +9,7 @@ import pytest
 
 from nodeagent.cluster.client.node_view import CHANGING, NodeView, taints_with
 from nodeagent.cluster.drain.changes import (
+    CLIENTS,
     CORDONED,
     PAUSED,
     PLUGIN_CONFIG,
@@ -16,8 +17,10 @@ from nodeagent.cluster.drain.changes import (
     NodeChange,
     cordoning,
     leaving_pods,
+    pausing,
     preparations,
     restorations,
+    restoring,
     uncordoning,
 )
 from nodeagent.cluster.drain.pods import PodSelector
@@ -213,3 +216,49 @@ def test_an_uncordon_in_between_is_kept() -> None:
     assert ended is not None
     assert (ended.unschedulable, ended.annotations) == (None, {CORDONED: None})
     assert cordoning(node, rules("nothing"))
+
+
+# --- deploy labels --------------------------------------------------------------------------------
+
+PLUGIN_LABEL = f"{PREFIX}device-plugin"
+UPGRADE = "paused-for-driver-upgrade"
+
+
+def test_the_labels_are_those_of_mig_manager() -> None:
+    """These six and no others, and its very value."""
+    names = {label.removeprefix(PREFIX) for label in CLIENTS}
+    assert names == {
+        "device-plugin",
+        "gpu-feature-discovery",
+        "dcgm-exporter",
+        "dcgm",
+        "nvsm",
+        "client",
+    }
+    assert PAUSED == "paused-for-mig-change"
+
+
+def test_each_value() -> None:
+    """Only what is true is paused, and only what we pause is put back."""
+    cases: list[tuple[str | None, dict[str, str], dict[str, str]]] = [
+        ("true", {PLUGIN_LABEL: PAUSED}, {}),
+        ("false", {}, {}),
+        (PAUSED, {}, {PLUGIN_LABEL: "true"}),
+        (UPGRADE, {}, {}),
+        ("", {}, {}),
+        (None, {}, {}),
+    ]
+    for value, paused, restored in cases:
+        labels = {} if value is None else {PLUGIN_LABEL: value}
+        assert pausing(labels) == paused
+        assert restoring(labels) == restored
+
+
+def test_whose_end_is_awaited() -> None:
+    """The pods behind the paused labels, MPS' daemon with the plugin, and anybody's clients."""
+    labels = {PLUGIN_LABEL: PAUSED, f"{PREFIX}dcgm": "false", f"{PREFIX}client": "true"}
+    assert [str(pods) for pods in leaving_pods(labels)] == [
+        "app=nvidia-device-plugin-daemonset",
+        "app=nvidia-device-plugin-mps-control-daemon",
+        f"pods that select {PREFIX}client",
+    ]

@@ -57,12 +57,6 @@ def test_a_whole_gpu_is_used_by_who_holds_it(name: str) -> None:
     assert reading.users(DEVICE) == Usage()
 
 
-def test_replicas_of_one_container_are_one_use() -> None:
-    """And those of another container are another."""
-    reading = held(f"{MIG}::0", f"{MIG}::1", f"{MIG}::2")
-    assert reading.users(DEVICE).processes == (ALLOCATED,)
-
-
 @pytest.mark.parametrize("name", ["gpu-3-mig-14-4-2", "gpu-3-mig-2g20gb-14-4"])
 def test_a_claimed_mig_device_is_known_by_its_place(name: str) -> None:
     """Where no instance has the place, the claim counts as the whole GPU's."""

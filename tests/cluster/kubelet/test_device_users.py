@@ -105,24 +105,6 @@ async def test_an_allocation_since_the_plan_keeps_an_instance(
     assert (await driver.observe_gpu(gpu.uuid)).instances == ()
 
 
-async def test_replicas_keep_an_instance_too(driver: Driver, kubelet: Kubelet) -> None:
-    """As NVIDIA's plugin makes them for time slicing and MPS."""
-    gpu = await laid_out(driver, 0, at0="3g.40gb")
-    kubelet.allocate("trainer", [f"{device_of(gpu)}::1"], resource="nvidia.com/gpu.shared")
-    assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
-    with pytest.raises(GpuInUse, match="default/trainer"):
-        await driver.apply(destroy(gpu, gpu.instances[0]))
-
-
-async def test_a_claim_keeps_the_instance_at_its_place(driver: Driver, kubelet: Kubelet) -> None:
-    """A device of a resource claim has no UUID in the kubelet's words."""
-    gpu = await laid_out(driver, 1, at0="3g.40gb", at4="3g.40gb")
-    kubelet.claim("trainer", f"gpu-{gpu.minor}-mig-9-4-4", name="half-a-card")
-    with pytest.raises(GpuInUse, match="default/trainer"):
-        await driver.apply(destroy(gpu, gpu.instances[1]))
-    await driver.apply(destroy(gpu, gpu.instances[0]))
-
-
 async def test_who_was_given_the_whole_gpu_keeps_its_mig_mode(
     node: SimulatedNode, driver: Driver, kubelet: Kubelet
 ) -> None:
@@ -149,14 +131,6 @@ async def test_an_outdated_allocation_of_the_whole_gpu_keeps_what_is_in_it(
             await driver.apply(step)
     assert node.journal.total(DESTROYS) + node.journal.total(MODE_CHANGES) == 0
     assert (await driver.observe_gpu(gpu.uuid)).usage.processes == (ALLOCATED,)
-
-
-async def test_an_allocated_instance_keeps_mig_on(driver: Driver, kubelet: Kubelet) -> None:
-    """Switching MIG off would take it along."""
-    gpu = await laid_out(driver, 0, at0="3g.40gb")
-    kubelet.allocate("trainer", [device_of(gpu)])
-    with pytest.raises(GpuInUse, match="default/trainer"):
-        await driver.apply(disable(gpu))
 
 
 async def test_an_allocation_counts_beside_a_gpu_that_is_lost(

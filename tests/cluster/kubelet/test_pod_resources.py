@@ -39,13 +39,6 @@ def client_of(kubelet: Kubelet, deadline: float = 60.0) -> PodResourcesClient:
     return PodResourcesClient(kubelet.socket, deadline=deadline)
 
 
-async def test_nothing_is_allocated(kubelet: Kubelet) -> None:
-    """A kubelet without GPU pods and plugins answers with nothing, which is no error."""
-    client = client_of(kubelet)
-    assert await client.allocations() == ()
-    assert kubelet.calls == ["List"]
-
-
 async def test_every_device_is_one_holding(kubelet: Kubelet) -> None:
     """With its container and its resource; replicas of a device are one."""
     kubelet.allocate("trainer", ["MIG-a", "MIG-b"], namespace="team", resource=MIG)
@@ -57,12 +50,6 @@ async def test_every_device_is_one_holding(kubelet: Kubelet) -> None:
         Holding(TRAINER, "main", ByUuid("gpu-1"), "x.io/gpu"),
         Holding(TRAINER, "sidecar", ByUuid("mig-c"), MIG),
     )
-
-
-async def test_claimed_devices_are_holdings(kubelet: Kubelet) -> None:
-    """A device got through a resource claim is an allocation too."""
-    kubelet.claim("trainer", "gpu-0", name="a-gpu", namespace="team")
-    assert await client_of(kubelet).allocations() == (Holding(TRAINER, "main", ByFile(0)),)
 
 
 async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
@@ -91,30 +78,6 @@ async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
         await client.claimed_devices()
 
 
-async def test_a_claimed_device_byte_by_byte(kubelet: Kubelet) -> None:
-    """As a kubelet of 1.36 sends it: with the CDI devices so far, and the share where it is one."""
-    cdi = b"\x0a\x07" + b"\x0a\x05k/c=1"  # field 1, which the agent does not read
-    driver = b"\x12\x10gpu.nodeagent.io"
-    device = cdi + driver + b"\x1a\x04pool" + b"\x22\x03gpu" + b"\x2a\x035e7"
-    claim = b"\x12\x01c" + b"\x1a\x02ns" + b"\x22" + bytes([len(device)]) + device
-    container = b"\x0a\x04main" + b"\x2a" + bytes([len(claim)]) + claim
-    pod = b"\x0a\x03pod" + b"\x12\x02ns" + b"\x1a" + bytes([len(container)]) + container
-    kubelet.spoilt["List"] = b"\x0a" + bytes([len(pod)]) + pod
-    expected = (Allocated("ns", "c", "pod", ("pool", "gpu", "5e7"), "main"),)
-    assert await client_of(kubelet).claimed_devices() == expected
-
-
-async def test_fields_of_a_newer_kubelet_are_skipped(kubelet: Kubelet) -> None:
-    """Fields that this agent does not read (cpus, memory, NUMA nodes, others) do no harm."""
-    device = b"\x0a\x0envidia.com/gpu" + b"\x12\x05GPU-1" + b"\x1a\x04\x0a\x02\x08\x01"
-    container = b"\x0a\x04main" + b"\x12" + bytes([len(device)]) + device + b"\x1a\x02\x01\x02"
-    pod = b"\x0a\x03pod\x12\x02ns\x1a" + bytes([len(container)]) + container + b"\xf2\x07\x01x"
-    kubelet.spoilt["List"] = b"\x0a" + bytes([len(pod)]) + pod
-    assert await client_of(kubelet).allocations() == (
-        Holding(PodName("ns", "pod"), "main", ByUuid("gpu-1"), "nvidia.com/gpu"),
-    )
-
-
 async def test_a_kubelet_that_is_replaced_during_a_call(kubelet: Kubelet) -> None:
     """Whose answer it is cannot be known: the new one may know no pods yet."""
     client = client_of(kubelet)
@@ -136,15 +99,6 @@ async def test_a_socket_that_comes_later(tmp_path: Path) -> None:
         await client.allocations()
     async with kubelet:
         assert await client.allocations() == ()
-
-
-async def test_a_restart_shows_the_checkpoint(kubelet: Kubelet) -> None:
-    """After a restart allocations are known at once."""
-    kubelet.allocate("trainer", ["MIG-a"], resource=MIG)
-    client = client_of(kubelet)
-    before = await client.allocations()
-    await kubelet.restart()
-    assert await client.allocations() == before
 
 
 async def test_a_dead_socket_is_noticed_at_once_and_forgotten_at_once(kubelet: Kubelet) -> None:
@@ -169,18 +123,6 @@ async def test_a_kubelet_that_does_not_answer(kubelet: Kubelet) -> None:
     assert 0.19 < time.monotonic() - begin < LIMIT
     kubelet.go_on()
     assert await client_of(kubelet).allocations() == ()
-
-
-async def test_a_listener_that_never_speaks(tmp_path: Path) -> None:
-    """Something that accepts and says nothing, not even as HTTP/2, is bounded by the deadline."""
-    path = tmp_path / "kubelet.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        begin = time.monotonic()
-        with pytest.raises(KubeletError):
-            await PodResourcesClient(path, deadline=0.2).allocations()
-        assert time.monotonic() - begin < LIMIT
 
 
 async def test_a_call_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
@@ -210,21 +152,6 @@ async def test_the_kubelet_dies_during_a_call(kubelet: Kubelet) -> None:
     await kubelet.stop()
     with pytest.raises(KubeletError, match="does not answer"):
         await call
-
-
-async def test_the_connection_ends_during_a_call(tmp_path: Path) -> None:
-    """A connection that closes without an answer fails as unavailable, well before the deadline."""
-
-    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.close()
-
-    path = tmp_path / "kubelet.sock"
-    async with await asyncio.start_unix_server(hang_up, path):
-        begin = time.monotonic()
-        with pytest.raises(KubeletError, match="does not answer"):
-            await PodResourcesClient(path, deadline=60).allocations()
-        assert time.monotonic() - begin < LIMIT
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,16 @@ async def test_the_mounted_file_counts_and_is_followed(tmp_path: Path) -> None:
         assert home.rig.layout() == "4g.40gb at 0"
 
 
+async def test_flipping_the_label_says_nothing_untrue(tmp_path: Path) -> None:
+    """Ten changes before the agent looks are one pending, and success is that of the last."""
+    async with labelled(tmp_path) as home:
+        for name in ["all-balanced", "all-1g.10gb"] * 5:
+            home.patch(labels={CONFIG: name})
+        await home.rig.until(lambda: home.labels.get(STATE) == "success")
+        assert states(home) == ["pending", "success"]
+        assert len(home.rig.gpu().instances) == 7
+
+
 async def test_a_file_that_is_wrong(tmp_path: Path) -> None:
     """A fault of the file gives failed and is reported with its place, and nothing is touched."""
     (tmp_path / "mig-parted.yaml").write_text(MINE.replace('"3g.40gb": 1', '"3g.40gb": 9'))

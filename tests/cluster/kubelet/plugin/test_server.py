@@ -1,6 +1,7 @@
 """The plugin's services byte by byte: whole calls of a kubelet, and what is kept of them.
 
-See test_wire.py for how the bytes come about.
+The bytes are written by hand from protobuf's encoding: a field is its tag (number * 8 + kind; kind
+2 is a length and so many bytes, kind 0 a varint), and then its value.
 """
 
 from __future__ import annotations

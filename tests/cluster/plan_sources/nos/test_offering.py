@@ -67,14 +67,6 @@ def test_counts() -> None:
     ]
 
 
-def test_same_text() -> None:
-    """Neither another id nor another order or spelling of keys makes another plan."""
-    asked = spec("1", **{"0-1g.5gb": "2", "0-3g.20gb": "1"})
-    turned = {**dict(reversed(asked.items())), SPEC_PLAN: "2"}
-    respelt = spec("3", **{"00-1g.5gb": "2", "0-3g.20gb": "1"})
-    assert offer(asked, MIG, TWO) == offer(turned, MIG, TWO) == offer(respelt, MIG, TWO)
-
-
 def test_no_plan_id() -> None:
     """Spec annotations without an id are not acted upon; nothing would be destroyed by mistake."""
     cases: list[str | None] = [None, ""]
@@ -92,35 +84,10 @@ def test_spec_is_total() -> None:
     ]
 
 
-def test_empty_spec() -> None:
-    """With an id and nothing else, every GPU in MIG mode is emptied."""
-    assert gpus(offer(spec(), MIG, TWO)) == [
-        {"devices": [0], "mig": {}},
-        {"devices": [1], "mig": {}},
-    ]
-
-
-def test_zero_is_nothing() -> None:
-    """A count of 0 is no spec, for a GPU in MIG mode and for another."""
-    observed = node(gpu(0), gpu(1, mig=OFF))
-    asked = spec(**{"0-7g.40gb": "0", "1-7g.40gb": "0"})
-    assert gpus(offer(asked, MIG, observed)) == [{"devices": [0], "mig": {}}]
-
-
 def test_mode_is_switched_on() -> None:
     """A GPU outside MIG mode that has a spec gets it, which nos' own agent could not do."""
     observed = node(gpu(0, mig=OFF))
     assert gpus(offer(spec(**{"0-7g.40gb": "1"}), MIG, observed))[0]["mig"] == {"7g.40gb": 1}
-
-
-def test_unreadable_keys_are_passed_over() -> None:
-    """As for nos, a key that does not parse asks for nothing, and the others hold."""
-    asked = spec(**{"0-7g.40gb": "1", "1-1g.10gb-me": "1", "1-7g.40gb": "1 "})
-    assert gpus(offer(asked, MIG, TWO)) == [
-        {"devices": [0], "mig": {"7g.40gb": 1}},
-        {"devices": [1], "mig": {}},
-    ]
-    assert len(remarks(asked, MIG, TWO)) == 2
 
 
 def test_refused() -> None:
@@ -163,12 +130,6 @@ def test_first_of_several() -> None:
     assert "spec-gpu-0-x0" in what.path
     assert "spec-gpu-0-x1" in what.message
     assert "and 5 more" in what.message
-
-
-def test_names_of_other_drivers() -> None:
-    """nos' own name of a card's largest profile is accepted."""
-    observed = node(gpu(0, "a100-80gb"))
-    assert gpus(offer(spec(**{"0-7g.79gb": "1"}), MIG, observed))[0]["mig"] == {"7g.79gb": 1}
 
 
 def test_before_the_first_look() -> None:
@@ -238,12 +199,6 @@ def test_refused_shares() -> None:
         assert right in what.remedy
 
 
-def test_refused_configuration() -> None:
-    """A fault of the configuration is reported with its place there."""
-    offered = offer({}, MPS, TWO, plugin_configuration=TEN.replace("replicas: 2", "replicas: x"))
-    assert problem(offered).path == "sharing.mps.resources[0].replicas"
-
-
 def test_memory_does_not_waver() -> None:
     """A GPU that stops answering, its memory unknown, is asked for the same by the label."""
     labels = {**MPS, MEMORY_LABEL: "40960"}
@@ -266,11 +221,6 @@ def test_hybrid() -> None:
     ]
     by_annotations = offer({**asked, **spec(**{"1-10gb": "2"})}, HYBRID, observed)
     assert by_annotations == by_configuration
-
-
-def test_hybrid_nothing() -> None:
-    """A node that could be anything and is asked to be nothing has no plan."""
-    assert "no shares" in reason(offer(spec(), HYBRID, TWO))
 
 
 def test_both_on_one_gpu() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
-from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
+from nodeagent.cluster.plan_sources.nos.status import status_annotations
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
@@ -59,18 +59,6 @@ def of(*gpus: Gpu, annotations: Mapping[str, str] | None = None) -> dict[str, st
 # --- MIG devices ------------------------------------------------------------------------------
 
 
-def test_free_and_used() -> None:
-    """Devices are counted by GPU, profile and whether they are in use; never a zero."""
-    first = divided(gpu(0), ("3g.20gb", 4, True), ("1g.5gb", 0, False), ("1g.5gb", 1, False))
-    second = divided(gpu(1), ("1g.5gb", 0, True), ("1g.5gb", 1, False))
-    assert of(first, second) == {
-        "0-3g.20gb-used": "1",
-        "0-1g.5gb-free": "2",
-        "1-1g.5gb-used": "1",
-        "1-1g.5gb-free": "1",
-    }
-
-
 def test_unknown_users() -> None:
     """Users that cannot be found out count as users."""
     one = divided(gpu(0), ("7g.40gb", 0, False))
@@ -100,11 +88,6 @@ def test_parts_and_half_made() -> None:
     half = divided(gpu(1), ("7g.40gb", 0, False))
     half = replace(half, instances=(replace(half.instances[0], compute=()),))
     assert of(one, half) == {"0-1c.3g.20gb-used": "1", "0-2c.3g.20gb-free": "1"}
-
-
-def test_plus() -> None:
-    """A plus, which no key can hold, becomes the device plugin's dot."""
-    assert of(divided(gpu(0), ("1g.5gb+me", 0, False))) == {"0-1g.5gb.me-free": "1"}
 
 
 def test_minus() -> None:
@@ -326,12 +309,6 @@ def test_no_driver_is_answered() -> None:
     assert acknowledged(dead) == PLAN_ID
     assert acknowledged(dead, None, judged=False) == PLAN_ID  # it never lived
     assert acknowledged(NodeState("node-a", "nos"), None) is None
-
-
-def test_withdrawn() -> None:
-    """The counts go, all that nos would take for some; the answer stays, or nos would wait."""
-    counts = {f"{STATUS}-0-7g.40gb-free": "1", f"{STATUS}X": "1"}
-    assert withdrawn({**ASKED, **counts, STATUS_PLAN: PLAN_ID}) == dict.fromkeys(counts)
 
 
 def test_no_plan_to_answer() -> None:
