@@ -107,7 +107,7 @@ class EventPublisher:
         writes = WriteIntervals(
             intervals.interval, intervals.burst, shared=True, retry=intervals.retry
         )
-        self._keeper = Keeper[NodeEvent, _Waiting](self, writes, clock=clock, jitter=jitter)
+        self._keeper = Keeper[NodeEvent, _Waiting](self, writes, jitter=jitter)
         self.dropped = 0  # causes that were never published: too many at once, too old, refused
 
     def publish(self, event: NodeEvent) -> None:

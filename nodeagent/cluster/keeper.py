@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 Key_contra = TypeVar("Key_contra", contravariant=True)
 
 _LOOK_AGAIN = 60.0  # seconds until the next look where one is not answered
-_CONTEST = 3  # times that the same was undone: a person who edits by hand stops before
+_OVERWRITTEN_TIMES = 3  # times that the same was undone: a person who edits by hand stops before
 
 
 class Adapter(Protocol[Key_contra, Value]):
@@ -78,20 +78,23 @@ class _Entry(Generic[Value]):
         return now < self.again_at and (self.refused is None or self.refused == part)
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 @dataclass(eq=False)
 class Keeper(Generic[Key, Value]):
     """Keeps each key as wanted while `run` runs.
 
     `on_fault` gets a fault when writing breaks or breaks in another way, and None once nothing that
-    is still to be written has failed. `on_contest` gets the part of a value that another program
-    sets back again and again. `jitter` gives numbers in [0, 1).
+    is still to be written has failed. `on_overwritten` gets the part of a value that another
+    program sets back again and again. `jitter` gives numbers in [0, 1).
     """
 
     adapter: Adapter[Key, Value]
     intervals: WriteIntervals = field(default_factory=WriteIntervals)
     on_fault: Callable[[ClusterFault | None], object] = lambda _: None
-    on_contest: Callable[[Any], object] = lambda _: None
-    clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
+    on_overwritten: Callable[[Any], object] = lambda _: None
     jitter: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
@@ -139,12 +142,12 @@ class Keeper(Generic[Key, Value]):
         return frozenset(self._entries)
 
     @property
-    def contested(self) -> tuple[Value, ...]:
+    def overwritten(self) -> tuple[Value, ...]:
         """The parts that another program keeps setting to something else."""
         return tuple(
             entry.undone
             for entry in self._entries.values()
-            if entry.undone is not None and entry.contests.failures >= _CONTEST
+            if entry.undone is not None and entry.contests.failures >= _OVERWRITTEN_TIMES
             if self._is_recent(entry)
         )
 
@@ -155,7 +158,7 @@ class Keeper(Generic[Key, Value]):
     async def run(self) -> NoReturn:
         while True:
             self._changed.clear()
-            if self.clock() >= self._may_look_at():
+            if _now() >= self._may_look_at():
                 await self._look()
             found = self._next()
             self._end_fault()
@@ -164,12 +167,12 @@ class Keeper(Generic[Key, Value]):
                 due_at = self._next_refused()
             else:
                 due_at, key, part = found
-                if due_at <= self.clock():
+                if due_at <= _now():
                     await self._send(key, part)
                     continue
             due_at = min(due_at, self._may_look_at())
             with suppress(TimeoutError):
-                async with asyncio.timeout(due_at - self.clock() if due_at < inf else None):
+                async with asyncio.timeout(due_at - _now() if due_at < inf else None):
                     await self._changed.wait()
 
     def _wake(self) -> None:
@@ -183,7 +186,7 @@ class Keeper(Generic[Key, Value]):
 
     def _next(self) -> tuple[float, Key, Value] | None:
         """When it may go, what goes first, and the part to send; by turns where several may."""
-        now, first = self.clock(), None
+        now, first = _now(), None
         for key, entry in self._entries.items():
             at = max(now, self._not_before, entry.contest_until, entry.allowance.next_at())
             if first is not None and at >= first[0]:
@@ -195,7 +198,7 @@ class Keeper(Generic[Key, Value]):
 
     def _next_refused(self) -> float:
         """When the first of what was refused is tried again; infinity when nothing was."""
-        now = self.clock()
+        now = _now()
         return min((e.again_at for e in self._entries.values() if e.again_at > now), default=inf)
 
     def _may_look_at(self) -> float:
@@ -204,7 +207,7 @@ class Keeper(Generic[Key, Value]):
     # --- one request ------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        self._look_at = self.clock() + _LOOK_AGAIN
+        self._look_at = _now() + _LOOK_AGAIN
         with suppress(ClusterFault):
             await self.adapter.look()
             self._look_at = inf
@@ -212,7 +215,7 @@ class Keeper(Generic[Key, Value]):
 
     async def _send(self, key: Key, part: Value) -> None:
         entry = self._entries[key]
-        entry.allowance.take(self.clock())
+        entry.allowance.take(_now())
         try:
             await self.adapter.send(key, part)
         except ClusterFault as fault:
@@ -232,7 +235,7 @@ class Keeper(Generic[Key, Value]):
             self._entries[key] = self._entries.pop(key)
 
     def _wait_after(self, fault: ClusterFault, entry: _Entry[Value], part: Value) -> None:
-        now, asked_for = self.clock(), fault.retry_after or 0.0
+        now, asked_for = _now(), fault.retry_after or 0.0
         match fault:
             case faults.RequestRefused() | faults.ObjectMissing():
                 # Of what is missing `changed` says when it is there again, unless a proxy made
@@ -261,13 +264,13 @@ class Keeper(Generic[Key, Value]):
         return self.adapter.difference(key, entry.value) is not None
 
     def _is_recent(self, entry: _Entry[Value]) -> bool:
-        return self.clock() - entry.undone_at <= 2 * self.intervals.retry[1]
+        return _now() - entry.undone_at <= 2 * self.intervals.retry[1]
 
     def _note_undone(self, entry: _Entry[Value], part: Value) -> None:
         """Another program undoes what is written: write again, with backoff."""
         if not self._is_recent(entry):
             entry.contests.reset()
-        entry.undone, entry.undone_at = part, self.clock()
+        entry.undone, entry.undone_at = part, _now()
         entry.contest_until = entry.undone_at + entry.contests.next()
-        if entry.contests.failures == _CONTEST:
-            self.on_contest(part)
+        if entry.contests.failures == _OVERWRITTEN_TIMES:
+            self.on_overwritten(part)

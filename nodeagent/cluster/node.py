@@ -39,9 +39,9 @@ class KeptNode:
 
     `on_view` gets the view at first and whenever it is another one, and None when there is no such
     Node; a re-created Node is reported as None and then the new one. `on_following` and
-    `on_writing` get a fault when that breaks, and None when it goes on. `on_contest` gets the keys
-    that another program sets back again and again. All are called in the loop and must not take
-    long. `wall` gives the time of day in UTC, for conditions.
+    `on_writing` get a fault when that breaks, and None when it goes on. `on_overwritten` gets the
+    keys that another program sets back again and again. All are called in the loop and must not
+    take long. `wall` gives the time of day in UTC, for conditions.
     """
 
     def __init__(
@@ -52,10 +52,9 @@ class KeptNode:
         on_view: Callable[[NodeView | None], object],
         on_following: Callable[[ClusterFault | None], object] = lambda _: None,
         on_writing: Callable[[ClusterFault | None], object] = lambda _: None,
-        on_contest: Callable[[tuple[str, ...]], object] = lambda _: None,
+        on_overwritten: Callable[[tuple[str, ...]], object] = lambda _: None,
         watches: WatchIntervals = INTERVALS,
         writes: WriteIntervals = _WRITES,
-        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -71,15 +70,13 @@ class KeptNode:
             on_change=lambda _: self._report(),
             on_fault=on_following,
             intervals=watches,
-            clock=clock,
             jitter=jitter,
         )
         self._keeper = Keeper[Part, Wanted](
             self,
             writes,
             on_fault=on_writing,
-            on_contest=lambda part: on_contest(part.keys),
-            clock=clock,
+            on_overwritten=lambda part: on_overwritten(part.keys),
             jitter=jitter,
         )
 
@@ -103,9 +100,9 @@ class KeptNode:
         return self._followed.fault or self._keeper.fault
 
     @property
-    def contested(self) -> tuple[str, ...]:
+    def overwritten(self) -> tuple[str, ...]:
         """The keys that another program keeps setting to something else; empty when none does."""
-        return tuple(key for part in self._keeper.contested for key in part.keys)
+        return tuple(key for part in self._keeper.overwritten for key in part.keys)
 
     def want(self, wanted: Wanted) -> dict[str, int]:
         """Want this from now on, in place of what was wanted before.

@@ -45,13 +45,13 @@ _NAME_IT: Final = "set node_name to one of: kubectl get nodes"
 class PublisherIntervals:
     """Times in seconds. `patience`: shorter work is reported only at its end, so that a quick
     change is one write. `first_answer`: how long the API server is awaited at the start
-    before the recorded plan counts. `farewell`: how long the keys of a replaced source are
+    before the recorded plan counts. `cleanup_period`: how long the keys of a replaced source are
     removed, since what was written last may not be seen yet.
     """
 
     patience: float = 1.0
     first_answer: float = 3.0
-    farewell: float = 30.0
+    cleanup_period: float = 30.0
     follow: WatchIntervals = field(default_factory=WatchIntervals)
     write: WriteIntervals = field(default_factory=WriteIntervals)
     events: EventIntervals = field(default_factory=EventIntervals)
@@ -87,9 +87,9 @@ class NodePublisher:
         self._taints = taints
         self._status = StatusAnnotation()
         self._source: NodeSource | None = None
-        self._leftover = Wanted()
+        self._keys_to_remove = Wanted()
         self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last reported
-        self._farewell: asyncio.TimerHandle | None = None
+        self._cleanup: asyncio.TimerHandle | None = None
         self._view: NodeView | None = None
         self._answered = False  # with the Node, or that there is none
         self._since: datetime | None = None
@@ -108,7 +108,7 @@ class NodePublisher:
             on_view=self._observe,
             on_following=self._following_changed,
             on_writing=self._writing_changed,
-            on_contest=self._contested,
+            on_overwritten=self._overwritten,
             watches=intervals.follow,
             writes=intervals.write,
             wall=now,
@@ -120,11 +120,11 @@ class NodePublisher:
         """Follow and answer this source, in place of another or of none."""
         before, self._source = self._source, source
         if before is not None and self._view is not None:
-            self._leftover = before.withdrawal(self._view)
-            if self._farewell is not None:
-                self._farewell.cancel()
+            self._keys_to_remove = before.withdrawal(self._view)
+            if self._cleanup is not None:
+                self._cleanup.cancel()
             loop = asyncio.get_running_loop()
-            self._farewell = loop.call_later(self._intervals.farewell, self._end_farewell)
+            self._cleanup = loop.call_later(self._intervals.cleanup_period, self._end_cleanup)
         if source is not None and self._answered:
             source.observe(self._view)
         self.refresh()
@@ -168,7 +168,7 @@ class NodePublisher:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """That another program keeps overwriting what is published."""
-        keys = self._kept.contested
+        keys = self._kept.overwritten
         return (_contest_problem(self._node, keys),) if keys else ()
 
     async def flush(self, *, within: float) -> None:
@@ -192,7 +192,7 @@ class NodePublisher:
     async def _wait_for_an_answer(self) -> None:
         await asyncio.sleep(self._intervals.first_answer)
         if not self._answered and self._kept.following_fault is None:
-            self._go_without("the API server has not answered yet")
+            self._use_last_good("the API server has not answered yet")
 
     async def _publish_events(self) -> NoReturn:
         last = 0
@@ -235,7 +235,7 @@ class NodePublisher:
         message = f"the Node cannot be followed: {fault.message}"
         self._event_log.add(EventType.CLUSTER_FAULT, message, remedy=fault.remedy)
         if not self._answered:
-            self._go_without(fault.message)
+            self._use_last_good(fault.message)
 
     def _writing_changed(self, fault: ClusterFault | None) -> None:
         if fault is None:
@@ -244,13 +244,13 @@ class NodePublisher:
             message = f"the Node cannot be written: {fault.message}"
             self._event_log.add(EventType.CLUSTER_FAULT, message, remedy=fault.remedy)
 
-    def _contested(self, keys: tuple[str, ...]) -> None:
+    def _overwritten(self, keys: tuple[str, ...]) -> None:
         problem = _contest_problem(self._node, keys)
         self._event_log.add(EventType.CONTESTED, f"{problem.message}; {problem.remedy}")
 
-    def _go_without(self, why: str) -> None:
+    def _use_last_good(self, why: str) -> None:
         if self._source is not None:
-            self._source.go_without(f"the Node {self._node} is not known: {why}")
+            self._source.use_last_good(f"the Node {self._node} is not known: {why}")
 
     # --- what is written --------------------------------------------------------------------------
 
@@ -262,11 +262,11 @@ class NodePublisher:
         self._facts = facts_of(self._shown, labels=self._labels)
         self.refresh()
 
-    def _end_farewell(self) -> None:
+    def _end_cleanup(self) -> None:
         """Now, and not with the next news: who writes such a key an hour later is another program.
         A timer may go off a moment before its time, so that it is not compared with the clock.
         """
-        self._farewell = None
+        self._cleanup = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -279,12 +279,12 @@ class NodePublisher:
         answer = Wanted()
         if self._source is not None and not self._hooks.leaves_answer:
             answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
-        if self._farewell is None:
-            self._leftover = Wanted(
-                _those_of(self._leftover.annotations, self._view.annotations),
-                _those_of(self._leftover.labels, self._view.labels),
+        if self._cleanup is None:
+            self._keys_to_remove = Wanted(
+                _those_of(self._keys_to_remove.annotations, self._view.annotations),
+                _those_of(self._keys_to_remove.labels, self._view.labels),
             )
-        left = self._leftover
+        left = self._keys_to_remove
         wanted = Wanted(
             {**left.annotations, **status.annotations, **answer.annotations},
             {**left.labels, **status.labels, **answer.labels},

@@ -110,6 +110,10 @@ class WatchIntervals:
 INTERVALS: Final = WatchIntervals()
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class Reflector(Generic[Seen]):
     """Follows what `listing` lists while `run` runs; `read` decodes one of these objects.
 
@@ -128,7 +132,6 @@ class Reflector(Generic[Seen]):
         on_change: Callable[[Mapping[str, Seen | None]], object],
         on_fault: Callable[[ClusterFault | None], object] = lambda _: None,
         intervals: WatchIntervals = INTERVALS,
-        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._access = access
@@ -137,7 +140,6 @@ class Reflector(Generic[Seen]):
         self._on_change = on_change
         self._on_fault = on_fault
         self._intervals = intervals
-        self._clock = clock
         self._jitter = jitter
         first = intervals.retry[0]
         self._backoff = Backoff(*intervals.retry, spread=1.0, jitter=jitter)
@@ -152,7 +154,7 @@ class Reflector(Generic[Seen]):
     async def run(self) -> NoReturn:
         while True:
             try:
-                if not self._version or self._clock() >= self._until:
+                if not self._version or _now() >= self._until:
                     await self.list()
                 if await self._watch():
                     # A proxy that hangs up at once must not be asked in a circle.
@@ -172,7 +174,7 @@ class Reflector(Generic[Seen]):
         names = known.keys() | found.keys()
         changed = {name: known.get(name) for name in names if known.get(name) != found.get(name)}
         self._version = listed.version
-        self._until = self._clock() + self._intervals.watch_seconds(self._jitter())
+        self._until = _now() + self._intervals.watch_seconds(self._jitter())
         if changed or not self.is_listed:
             self.is_listed = True
             self._on_change(changed)
@@ -209,18 +211,18 @@ class Reflector(Generic[Seen]):
     async def _watch(self) -> bool:
         """Watch once; whether the server ended it suspiciously early."""
         intervals = self._intervals
-        seconds = max(self._until - self._clock(), 1.0)
+        seconds = max(self._until - _now(), 1.0)
         request = requests.watch(self._listing, version=self._version, seconds=seconds)
         async with self._access.watch(request) as stream:
-            begun = last = self._clock()
+            begun = last = _now()
             self._answered()
             try:
                 silence = intervals.silence
                 while line := await self._access.next_line(request, stream, silence=silence):
-                    last = self._clock()
+                    last = _now()
                     self._take(line, request)
             finally:
-                ended = self._clock()
+                ended = _now()
                 is_silent = ended - last >= intervals.silence
                 if is_silent or ended - begun >= intervals.healthy_after:
                     self._backoff.reset()  # failures before a good watch are forgotten

@@ -174,7 +174,7 @@ async def test_a_value_that_is_undone_is_written_ever_more_seldom() -> None:
     """Unless it is another object, or another value; who undoes it often enough is reported."""
     async with kept(interval=0.0, retry=(1.0, 8.0)) as store:
         contests: list[int] = []
-        store.keeper.on_contest = contests.append
+        store.keeper.on_overwritten = contests.append
         store.keeper.want("a", 1)
         for _ in range(20):
             await asyncio.sleep(1.0)
@@ -183,7 +183,7 @@ async def test_a_value_that_is_undone_is_written_ever_more_seldom() -> None:
         times = [at - store.sent[0][0] for at, _, _ in store.sent]
         assert times == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0, 16.0], abs=0.01)
         assert contests == [1]
-        assert store.keeper.contested == (1,)
+        assert store.keeper.overwritten == (1,)
         await asyncio.sleep(16.0)
         for _ in range(5):
             store.there.clear()

@@ -26,7 +26,7 @@ from tests.simulated_cluster.api_server import ApiServer
 
 pytestmark = pytest.mark.virtual_time
 PACE = PublisherIntervals(
-    patience=0.15, first_answer=0.1, farewell=1.0, follow=QUICK, write=QUICK_WRITES
+    patience=0.15, first_answer=0.1, cleanup_period=1.0, follow=QUICK, write=QUICK_WRITES
 )
 
 
@@ -162,13 +162,13 @@ async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None
         member.publisher.use(second)
         loop = asyncio.get_running_loop()
         # Timers within the clock's resolution go off together, at the time of the first.
-        loop.call_at(math.nextafter(loop.time() + PACE.farewell, 0.0), lambda: None)
+        loop.call_at(math.nextafter(loop.time() + PACE.cleanup_period, 0.0), lambda: None)
         while member.labels.get("nvidia.com/second") != "InSync":
             await asyncio.sleep(0.005)
         while (view := second.seen[-1]) is None or "nvidia.com/second" not in view.labels:
             await asyncio.sleep(0.005)  # until then an older view would still have it removed
     assert "nvidia.com/first" not in member.labels
-    await asyncio.sleep(PACE.farewell)
+    await asyncio.sleep(PACE.cleanup_period)
     theirs = {"nvidia.com/first": "another-programs"}
     member.server.patch_node("n", {"metadata": {"labels": theirs}})
     async with asyncio.timeout(SOON):

@@ -52,7 +52,7 @@ class NodeSource:
         self._view, self._is_observed = view, True
         self.update()
 
-    def go_without(self, why: str) -> None:
+    def use_last_good(self, why: str) -> None:
         """There is no word from the Node so far: the plan of an earlier life counts."""
         self._offer(NoPlan(why))
 

@@ -82,7 +82,7 @@ class Follower:
         self.views: list[NodeView | None] = []
         self.faults: list[ClusterFault | None] = []
         self.writing: list[ClusterFault | None] = []
-        self.contests: list[tuple[str, ...]] = []
+        self.overwritten: list[tuple[str, ...]] = []
         self.now = NOON
         self.draws = 0
         self._jitter = jitter
@@ -92,7 +92,7 @@ class Follower:
             on_view=self.views.append,
             on_following=self.faults.append,
             on_writing=self.writing.append,
-            on_contest=self.contests.append,
+            on_overwritten=self.overwritten.append,
             watches=intervals,
             writes=writes,
             jitter=self._drawn,

@@ -40,31 +40,33 @@ async def test_what_was_edited_by_hand_is_restored(
         await settled(server, writer, "true")
         assert len(writes(server)) == 3
         await asyncio.sleep(0.2)
-        assert writer.contested == ()
+        assert writer.overwritten == ()
     assert len(writes(server)) == 3
-    assert made.contests == []
+    assert made.overwritten == []
 
 
-async def test_a_quarrel_about_a_key_gets_slower(server: ApiServer, access: ClusterAccess) -> None:
+async def test_a_key_that_is_overwritten_is_written_ever_more_seldom(
+    server: ApiServer, access: ClusterAccess
+) -> None:
     """A program that always writes back at once does not make us write at full rate for ever."""
     intervals = replace(QUICK_WRITES, interval=0.01, retry=(0.1, 1.0))
     made = Follower(access, writes=intervals)
 
-    async def quarrel() -> None:
+    async def overwrite() -> None:
         while True:
             if status(server) == "ours":
                 server.annotate("n", **{STATUS: "theirs"})
             await asyncio.sleep(0.001)
 
-    async with made.running() as writer, running(quarrel()):
+    async with made.running() as writer, running(overwrite()):
         writer.want(wanted("ours"))
         await asyncio.sleep(1.5)
         # After waits of half of 0.1, 0.2, 0.4, 0.8 seconds; at full rate it would be over 100.
         assert 3 <= len(writes(server)) <= 7
-        assert made.contests == [(STATUS,)]
-        assert writer.contested == (STATUS,)
+        assert made.overwritten == [(STATUS,)]
+        assert writer.overwritten == (STATUS,)
         count = len(writes(server))
-        writer.want(wanted("new"))  # a new wish does not wait for the quarrel
+        writer.want(wanted("new"))  # a new wish does not wait for the contest
         await until(lambda: len(writes(server)) > count, seconds=0.2)
 
 
@@ -115,4 +117,4 @@ async def test_a_cluster_from_a_backup_gets_the_status_again(
         await asyncio.sleep(1.0)  # and what is reported from then on is believed at once
         assert status(server) == "new"
     assert len(writes(server)) == 3
-    assert made.contests == []
+    assert made.overwritten == []
