@@ -13,25 +13,6 @@ from tests.api.serving import api
 from tests.machine_load import stretched
 
 
-async def test_events_as_a_list() -> None:
-    """Oldest first, times in UTC."""
-    async with api() as served:
-        served.events.add(EventType.PLAN_ACCEPTED, "one")
-        served.events.add(EventType.APPLIED, "two", gpu="GPU-1", before="MIG off", after="7")
-        _, events = await served.get("/v1/events")
-        assert [(e.get("before"), e.get("after")) for e in events] == [
-            (None, None),
-            ("MIG off", "7"),
-        ]
-        assert [(e["id"], e["type"], e["message"], e.get("gpu")) for e in events] == [
-            (1, "PlanAccepted", "one", None),
-            (2, "Applied", "two", "GPU-1"),
-        ]
-        assert events[0]["time"].endswith("Z")
-        assert [e["severity"] for e in events] == ["info", "info"]
-        assert "count" not in events[0]
-
-
 async def test_events_of_the_last_hour() -> None:
     """With why, the numbers, and how often; a stream begins with them."""
     async with api() as served:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 import structlog
 
 from nodeagent.api.limits import Reason
@@ -90,24 +89,6 @@ async def raw(served: Api, request: bytes) -> bytes:
     writer.close()
     await writer.wait_closed()
     return answer
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/nothing", 404),
-        ("GET", "/v1/../etc/passwd", 404),
-        ("GET", "/static/", 404),
-        ("POST", "/v1/status", 405),
-        ("DELETE", "/v1/plan", 405),
-        ("GET", "/v1/plan/preview", 405),
-    ],
-)
-async def test_what_is_not_there(method: str, path: str, status: int) -> None:
-    """Unknown paths and methods are refused as JSON."""
-    async with api() as served, served.session.request(method, served.base + path) as answer:
-        assert answer.status == status
-        assert "error" in await answer.json()
 
 
 async def test_headers_say_nothing_of_versions_and_forbid_what_is_not_needed() -> None:

@@ -109,18 +109,6 @@ async def test_reasons_make_a_503() -> None:
             assert_described(path, 503, body)
 
 
-async def test_the_status_of_one_gpu() -> None:
-    """By UUID; one that is not there is a 404 that names it."""
-    async with api() as served:
-        _, whole = await served.get("/v1/status")
-        uuid = whole["gpus"][1]["uuid"]
-        status, one = await served.get(f"/v1/status?gpu={uuid}")
-        assert (status, [gpu["uuid"] for gpu in one["gpus"]]) == (200, [uuid])
-        status, error = await served.get("/v1/status?gpu=GPU-none")
-        assert status == 404
-        assert "GPU-none" in error["error"]
-
-
 async def test_the_status_of_one_gpu_is_that_of_now() -> None:
     """Also where nothing else is requested; its tag is another one then."""
     async with api() as served:

@@ -24,23 +24,6 @@ SOON = 60.0  # seconds that anything may take on a busy machine
 SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\na"
 
 
-def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
-    """One for every connection, each in the middle of its body; others are still served."""
-    write_plan(tmp_path, "{3g.40gb: 2}")
-    with agent(tmp_path) as process:
-        process.until_phase("InSync")
-        port = port_of(process)
-        with contextlib.ExitStack() as stack:
-            for _ in range(300):
-                slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                with contextlib.suppress(OSError):  # it was ended for another already
-                    slow.sendall(SLOW)
-            for _ in range(10):
-                assert asked(port, "/v1/status")[0] == 200
-                assert process.ask("/v1/status")[0] == 200
-        assert process.end() == 0
-
-
 def test_with_few_open_files_each_listener_has_its_share(tmp_path: Path) -> None:
     """The soft limit is raised; connections held at both ports leave room for root's commands."""
     write_plan(tmp_path, "{3g.40gb: 2}")
