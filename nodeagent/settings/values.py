@@ -97,7 +97,7 @@ def _address(value: object) -> Address | None:
     host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     bare = host.removeprefix("[").removesuffix("]")
     bracketed = host == f"[{bare}]"
-    if not (colon and port.isascii() and port.isdigit() and int(port) < 2**16) or (
+    if not (colon and re.fullmatch("[0-9]{1,5}", port) and int(port) < 2**16) or (
         bracketed != (":" in bare) or re.search(r"[\s/\[\]]", bare) or not _is_name(bare)
     ):
         return None
