@@ -1,0 +1,143 @@
+"""A fleet over whatever nvidia-cuda-mps-control is on PATH."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import StillInUse
+from nodeagent.mps.control.commands import (
+    Command,
+    get_memory_limit,
+    get_server_list,
+    get_threads,
+)
+from nodeagent.mps.fleet import Fleet
+from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.processes import CONTROL, SERVER
+from tests.mps.fleet_rig import GPU, US, FleetRig, ready, status, until, wanted
+from tests.simulation.mps.rig import gone
+
+PROGRAM = shutil.which(CONTROL)
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {CONTROL} on PATH")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[FleetRig]:
+    """The real daemon with a stub for its server."""
+    assert PROGRAM is not None
+    with FleetRig(programs=Path(PROGRAM).parent) as made:
+        stub = made.folder / "stub"
+        stub.mkdir()
+        server = stub / SERVER
+        server.write_text("#!/bin/sh\nsleep 60\n")  # the shell stays, and has the name
+        server.chmod(0o755)
+        made.programs = type(made.programs)(
+            control=made.programs.control, path=f"{stub}:{made.programs.path}"
+        )
+        yield made
+
+
+START_SERVER = Command(f"start_server -uid {US}", tuple)
+
+
+def reachable(path: Path) -> bool:
+    """Whether a CUDA program could connect there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+async def limits(fleet: Fleet) -> tuple[str, float]:
+    """What is really in force."""
+    [daemon] = fleet.running()
+    memory, threads = await daemon.control.ask_each(get_memory_limit(), get_threads())
+    return str(memory), threads
+
+
+async def test_start_change_and_stop(rig: FleetRig) -> None:
+    """Limits are in force, as the plan's user; nothing is left in the end."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted(1500, 33.33))
+        assert await limits(fleet) == ("1G", 33.3)
+        pid = status(fleet).pid
+        await fleet.start(GPU, wanted(512, 100.0))
+        assert (await limits(fleet), status(fleet).pid) == (("512M", 100.0), pid)
+        [daemon] = rig.processes(CONTROL)
+        assert daemon.uid == US
+        await fleet.stop(GPU)
+    assert (rig.processes(), list((rig.run_dir / "mps").iterdir())) == ([], [])
+
+
+async def test_killed_and_stopped_by_a_signal(rig: FleetRig) -> None:
+    """Back with its limits, after the one as after the other; the orphan is ended."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            [running] = fleet.running()
+            await running.control.ask(START_SERVER)
+            await until(lambda: len(rig.servers()) == 1)
+            [orphan] = rig.servers()
+            pid = status(fleet).pid
+            assert pid is not None
+            os.kill(pid, number)
+            await _replaced(fleet, pid)
+            assert gone(orphan)
+            assert await limits(fleet) == ("4G", 50.0)
+
+
+async def _replaced(fleet: Fleet, pid: int) -> None:
+    await until(lambda: status(fleet).pid != pid, 8.0)
+    await ready(fleet)
+
+
+async def test_adopted(rig: FleetRig) -> None:
+    """The same process for ten agents."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+    for _ in range(10):
+        async with rig.fleet() as fleet:
+            assert (await ready(fleet)).pid == pid
+            assert await limits(fleet) == ("4G", 50.0)
+            assert rig.pipes().stat().st_uid == os.geteuid()  # sealed
+
+
+async def test_drained_through_the_back_door(rig: FleetRig) -> None:
+    """No client can connect while it drains, but we can ask; given up, all is as it was."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        [running] = fleet.running()
+        await running.control.ask(START_SERVER)
+        await until(lambda: status(fleet).server is not None)
+        pid = status(fleet).pid
+        assert reachable(rig.pipes() / "control")
+        draining = asyncio.create_task(fleet.drain(GPU, seconds=2.0))
+        await until(lambda: rig.back().exists() and (rig.back() / "control").exists())
+        assert not reachable(rig.pipes() / "control")
+        assert len(await running.control.ask(get_server_list())) == 1
+        with pytest.raises(StillInUse, match="not known"):  # so it was not ended
+            await draining
+        assert ((await ready(fleet)).pid, reachable(rig.pipes() / "control")) == (pid, True)
+        assert rig.said(Subject.STILL_IN_USE)
+        assert await limits(fleet) == ("4G", 50.0)
+
+
+async def test_stop_with_a_server_that_reports_nothing(rig: FleetRig) -> None:
+    """Not known is in use; a drain by force ends it all the same."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        [running] = fleet.running()
+        await running.control.ask(START_SERVER)
+        await until(lambda: status(fleet).server is not None)
+        with pytest.raises(StillInUse, match="not known"):
+            await fleet.stop(GPU)
+        await ready(fleet)
+        assert await fleet.drain(GPU, seconds=0.1, force=True) == ()
+        assert rig.processes() == []
