@@ -43,7 +43,7 @@ def _account(user: str) -> Account | None:
 
 
 def _entry(user: str | int) -> Account | None:
-    """As the user database has it; None when it does not know them."""
+    """Look the user up in the user database; None when it has no such user."""
     try:
         entry = pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
     except (KeyError, ValueError):  # ValueError: a zero byte in the name

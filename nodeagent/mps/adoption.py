@@ -218,7 +218,7 @@ def servers_in(seen: Seen, runs: DaemonSpec | None) -> tuple[int, ...]:
 
 
 def usage_of(seen: Seen) -> Usage:
-    """Who uses a device through its daemon."""
+    """The users of a device through its daemon."""
     if not seen.knows_clients:
         return Usage(known=False, reason="its MPS server is busy and does not list its clients")
     if not seen.clients:

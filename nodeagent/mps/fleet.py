@@ -161,7 +161,7 @@ class Fleet:
             supervisor = self._supervisors.get(device) or await self._new(device, wanted)
             before = supervisor.wanted
             supervisor.want(wanted)
-            await requests.started(supervisor)
+            await requests.wait_until_ready(supervisor)
             if supervisor.wanted != before:
                 self._context.changed()  # its clients are judged anew, also where its limits stay
 
@@ -172,7 +172,7 @@ class Fleet:
         async with self._turn(device):
             supervisor = self._supervisors.get(device)
             if supervisor is not None:
-                await requests.stopped(supervisor)
+                await requests.stop(supervisor)
                 await self._forget(supervisor)
 
     async def drain(
@@ -185,14 +185,14 @@ class Fleet:
         and UnknownDevice.
         """
         async with self._lock(device):
-            return await requests.drained(self._known(device), seconds=seconds, force=force)
+            return await requests.drain(self._known(device), seconds=seconds, force=force)
 
     async def restart(self, device: str, *, force: bool = False) -> None:
         """Start it anew, also one that has failed or was drained. Raises StillInUse when it has
         clients, which are ended with `force`; NotReady, and UnknownDevice.
         """
         async with self._lock(device):
-            await requests.restarted(self._known(device), force=force)
+            await requests.restart(self._known(device), force=force)
 
     def cordon(self, devices: Mapping[str, str]) -> None:
         """Admit no new clients to these devices, each with the reason, and to all others again.
@@ -275,11 +275,11 @@ class Fleet:
         await self._all(_polled, within=self._context.settings.answer_deadline + 1.0)
 
     async def settled(self) -> None:
-        """Until none is on its way to Ready, there or not; for as long as for one start."""
+        """Wait until no daemon is on its way to Ready, at most as long as for one start."""
         await self._all(_settled, within=self._context.start_timeout)
 
     async def _all(self, wait: Callable[[Supervisor], Awaitable[None]], *, within: float) -> None:
-        """Until the wait for each daemon is over, or the time is (in seconds)."""
+        """Wait for each daemon, for at most `within` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 waits = map(wait, self._supervisors.values())
@@ -289,7 +289,7 @@ class Fleet:
         return tuple(requests.daemon_shape(s) for _, s in sorted(self._supervisors.items()))
 
     def running(self) -> tuple[RunningDaemon, ...]:
-        """Those that clients can have, by device."""
+        """The daemons that clients can use, by device."""
         return tuple(
             RunningDaemon(s.state.wanted, s.control, s.state.pid, s.clients)
             for _, s in sorted(self._supervisors.items())

@@ -57,7 +57,7 @@ class BlockedClients:
 
     @property
     def waiting(self) -> tuple[MpsWaiting, ...]:
-        """Those who wait and still live."""
+        """The clients that wait and still live."""
         found = (one for one in self._suspects.values() if one.sure and not is_gone(one.process))
         return tuple(one.client for one in found)
 
@@ -74,7 +74,7 @@ class BlockedClients:
     def judge(
         self, served: Collection[int], server_uid: int | None, now: float
     ) -> tuple[MpsWaiting, ...]:
-        """Who is found to wait that was not before, by who is served, and whose the server is."""
+        """The clients newly found to wait, by who is served, and whose the server is."""
         found = []
         for pid, one in list(self._suspects.items()):
             if pid in served or is_gone(one.process):
@@ -148,7 +148,7 @@ class LogEvents:
         return skipped or bool(found), events
 
     def _read_earlier(self) -> None:
-        """Who may wait since before this agent: the rest is past, or will be answered."""
+        """Find clients that wait since before this agent: the rest is past, or will be asked."""
         for fact in log.facts(self.log.new_lines()):
             if isinstance(fact, log.ClientConnected) and fact.pending:
                 self.blocked.connected(fact, time.monotonic())
@@ -220,7 +220,7 @@ class LogEvents:
             yield model.ForeignUserWaiting(self._run, who.pid, who.user, who.command)
 
     def _remember_clients(self, seen: Seen) -> None:
-        """Those of a server that has just gone too: the line that shows how may be read later."""
+        """Remember also a server that has just gone: how it ended may be read later."""
         for server in seen.servers:
             known = self._clients.pop(server.pid, ())
             self._clients[server.pid] = known if server.clients is None else server.clients
@@ -228,7 +228,7 @@ class LogEvents:
             del self._clients[next(iter(self._clients))]
 
     def _own_servers(self, found: Iterable[Process | Hidden | None]) -> Iterator[MpsProcess]:
-        """Those that the daemon has started: a tenant's daemon could name any process."""
+        """The servers that are the daemon's children: a tenant's could name any process."""
         for one in found:
             if isinstance(one, Process) and parent_of(one.identity.pid) == self._pid:
                 pid, start_time = one.identity.pid, one.identity.create_time

@@ -111,7 +111,7 @@ class DaemonMonitor:
             self._wake.set()
 
     async def until_ended(self) -> model.Exited:
-        """Until the process ends, which is then watched no more."""
+        """Wait until the process ends, then stop watching it."""
         status = await self.process.wait()
         last_lines = self.events.log.last_lines()
         await self.aclose()
@@ -200,7 +200,7 @@ class DaemonMonitor:
         return bool(impostor)
 
     async def _quit(self, action: model.Quit) -> None:
-        """Those who are still there, by force, are taken off the device first."""
+        """In a drain by force, first end the work of the clients that are left."""
         control, seen = self._control, self.seen
         empty = self._proofs >= _PROOFS
         half = action.seconds / 2

@@ -253,7 +253,7 @@ def process_descriptor(pid: int) -> Iterator[int | None]:
 
 
 async def process_end(descriptor: int) -> None:
-    """Until the process ends; only one may wait by one descriptor at a time."""
+    """Wait until the process ends; one task at a time may wait by one descriptor."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     loop.add_reader(descriptor, done.set)

@@ -27,8 +27,8 @@ class NotReady(NodeagentError):
     """A daemon is not Ready; the message says why, with the last lines of its log."""
 
 
-async def started(supervisor: Supervisor) -> None:
-    """Until it is Ready; raises NotReady."""
+async def wait_until_ready(supervisor: Supervisor) -> None:
+    """Wait until it is Ready; raises NotReady."""
 
     def is_ready() -> bool:
         state = supervisor.state
@@ -51,28 +51,29 @@ async def started(supervisor: Supervisor) -> None:
     )
 
 
-async def stopped(supervisor: Supervisor) -> None:
-    """Until it is gone with all it had; raises StillInUse, with all as it was."""
+async def stop(supervisor: Supervisor) -> None:
+    """Stop it and remove all it had; raises StillInUse and changes nothing while it has clients."""
     wanted = supervisor.wanted
     supervisor.want(None)
     try:
-        await _proven_unused(supervisor)
+        await _wait_until_unused(supervisor)
     except BaseException:
         supervisor.want(wanted)
         raise
-    await _cleared(supervisor)
+    await _remove(supervisor)
 
 
 async def end(supervisor: Supervisor) -> None:
     """End it whatever its clients; for a device that is gone."""
     supervisor.want(None)
     supervisor.handle(model.DrainRequested(0.0, force=True))
-    await _cleared(supervisor)
+    await _remove(supervisor)
 
 
-async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
-    """Until it is Down, or the time is over; the pids of the clients left. Raises StillInUse where
-    it is not Down and those are not known; NodeagentError where something of it is left.
+async def drain(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
+    """Wait until it is Down, or the time is over; return the pids of the clients left. Raises
+    StillInUse where it is not Down and those are not known; NodeagentError where something of it
+    is left.
     """
     supervisor.handle(model.DrainRequested(seconds, force=force))
     if supervisor.monitor is not None:
@@ -89,7 +90,7 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     if supervisor.state.phase not in WITH_PROCESS:
         await supervisor.until(lambda: supervisor.is_idle)
         if supervisor.left_over:  # it may be gone by now, and nothing else would look again
-            await _swept(supervisor)
+            await _sweep(supervisor)
         return ()
     left = tuple(pid for _, pid in supervisor.clients)
     if not left:  # must not pass for drained
@@ -97,8 +98,8 @@ async def drained(supervisor: Supervisor, *, seconds: float | None, force: bool)
     return left
 
 
-async def restarted(supervisor: Supervisor, *, force: bool) -> None:
-    """Until there is another process, and it is Ready."""
+async def restart(supervisor: Supervisor, *, force: bool) -> None:
+    """Replace its process, and wait until the new one is Ready."""
     run = supervisor.state.run
     if supervisor.state.phase not in WITH_PROCESS:
         supervisor.handle(model.RetryRequested())
@@ -108,12 +109,12 @@ async def restarted(supervisor: Supervisor, *, force: bool) -> None:
         )
         if not force:
             try:
-                await _proven_unused(supervisor)
+                await _wait_until_unused(supervisor)
             except BaseException:
                 supervisor.handle(model.DrainGivenUp())
                 raise
         await supervisor.until(lambda: supervisor.state.run != run or _has_failed(supervisor))
-    await started(supervisor)
+    await wait_until_ready(supervisor)
 
 
 def _has_failed(supervisor: Supervisor) -> bool:
@@ -121,8 +122,8 @@ def _has_failed(supervisor: Supervisor) -> bool:
     return supervisor.state.phase in {Phase.BACKOFF, Phase.FAILED, Phase.DOWN}
 
 
-async def _proven_unused(supervisor: Supervisor) -> None:
-    """Until its end has begun, because it has no client; raises StillInUse."""
+async def _wait_until_unused(supervisor: Supervisor) -> None:
+    """Wait until its end begins because it has no client; raises StillInUse."""
     run, monitor = supervisor.state.run, supervisor.monitor
     polls = monitor.polls if monitor else 0
     if monitor:
@@ -167,8 +168,8 @@ def _not_known(supervisor: Supervisor) -> StillInUse:
     )
 
 
-async def _cleared(supervisor: Supervisor) -> None:
-    """Until it has ended and nothing is left of it; raises NodeagentError for what is."""
+async def _remove(supervisor: Supervisor) -> None:
+    """Wait until it has ended, and remove what is left of it; raises NodeagentError."""
     settings = supervisor.context.settings
     patience = settings.quit_deadline + _KILLS * settings.kill_deadline + settings.answer_deadline
     try:
@@ -182,12 +183,12 @@ async def _cleared(supervisor: Supervisor) -> None:
             f"{supervisor.state.why}",
             remedy="look at `dmesg | grep NVRM`, else reboot the node",
         ) from None
-    await _swept(supervisor)
+    await _sweep(supervisor)
     await asyncio.to_thread(remove_directories, supervisor.context.run_dir, supervisor.device)
 
 
-async def _swept(supervisor: Supervisor) -> None:
-    """Until nothing is left of it; raises NodeagentError for what is."""
+async def _sweep(supervisor: Supervisor) -> None:
+    """End what is left of it; raises NodeagentError for what remains."""
     if supervisor.wanted is not None:
         await supervisor.sweep(supervisor.spec_of(supervisor.wanted))
     if supervisor.left_over:
@@ -200,7 +201,7 @@ def _with_command(pid: int) -> str:
 
 
 def device_daemon(supervisor: Supervisor) -> DeviceDaemon | None:
-    """As the planner sees it; None when the device is to have none."""
+    """What the planner has to know of it; None when the device is to have none."""
     if supervisor.wanted is None:
         return None
     state, seen = supervisor.state, supervisor.seen
@@ -225,7 +226,7 @@ def _usage(supervisor: Supervisor) -> Usage:
 
 
 def daemon_shape(supervisor: Supervisor) -> MpsDaemon:
-    """As people see it."""
+    """What answers show of it."""
     state, log = supervisor.state, supervisor.monitor.events if supervisor.monitor else None
     server, wanted = state.server, supervisor.wanted
     useless = state.phase in {Phase.FAILED, Phase.BACKOFF}

@@ -41,7 +41,7 @@ class MpsPlaces(Struct, frozen=True):
 
 
 def places_of(settings: Settings) -> MpsPlaces:
-    """As the settings say, for the machine's own GPUs."""
+    """The places that the settings name, for the machine's own GPUs."""
     return MpsPlaces(
         run_dir=settings.run.dir.absolute(),
         cdi_dir=settings.cdi.dir,

@@ -306,7 +306,7 @@ class Supervisor:
             await asyncio.gather(starts, return_exceptions=True)
 
     def _record_now(self, runs: DaemonSpec | None) -> Record:
-        """As `runs`, which its process runs as."""
+        """The record of this moment; its process runs as `runs`."""
         if self.wanted is None:
             raise ValueError(f"nothing is planned for {self.device}")
         return Record(

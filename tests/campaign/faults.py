@@ -199,7 +199,7 @@ REAL_FAULTS: Faults = {
         ),
         Edit(
             "mps/fleet.py",
-            "                await requests.stopped(supervisor)\n",
+            "                await requests.stop(supervisor)\n",
             "                await requests.end(supervisor)\n",
         ),
     ),

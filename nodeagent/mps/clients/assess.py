@@ -284,7 +284,7 @@ class ClientLimits(Struct, frozen=True):
 
     @classmethod
     def of(cls, memory: int | None, threads: float | None) -> ClientLimits:
-        """Those of a share, or of a daemon: MiB and percent, None for no limit."""
+        """The limits of a share or daemon, from MiB and percent; None: no limit."""
         return cls(
             None if memory is None else memory * MIB, ALL_THREADS if threads is None else threads
         )

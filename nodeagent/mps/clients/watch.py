@@ -296,5 +296,5 @@ def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[MpsClien
 
 
 def _gone(clients: Sequence[ClientKey]) -> list[ClientKey]:
-    """Those whose processes have ended. Blocks on /proc."""
+    """The clients whose processes have ended. Blocks on /proc."""
     return [key for key in clients if is_gone(ProcessIdentity(*key[1:]))]

@@ -232,7 +232,7 @@ class DaemonLog:
         self._descriptor = None
 
     def new_lines(self) -> list[str]:
-        """Those written since the last call, complete ones only; not more than one block."""
+        """The complete lines written since the last call, at most one block of them."""
         if self._size < self._offset:  # truncated, by us or another process
             self._offset, self._rest, self._skips = 0, b"", False
         block = self._read(_BLOCK, self._offset)

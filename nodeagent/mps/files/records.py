@@ -84,7 +84,7 @@ def read_records(run_dir: Path) -> Iterator[Record | RecordUnusable]:
 
 
 def devices_without_record(run_dir: Path) -> list[str]:
-    """Those that have a directory: an agent was killed while it made or removed it. Blocks."""
+    """Devices with a directory and no record: an agent was killed in between. Blocks."""
     with suppress(OSError):
         return sorted(
             folder.name

@@ -170,7 +170,7 @@ def _credentials(spec: DaemonSpec) -> dict[str, object]:
 
 
 def _allow_open_files(pid: int) -> None:
-    """As many as servers need, as far as the hard limit lets it."""
+    """Raise the limit to what servers need, as far as the hard limit allows."""
     with suppress(OSError, ValueError):
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         most = launcher.OPEN_FILES

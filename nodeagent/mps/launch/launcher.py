@@ -50,7 +50,7 @@ class DaemonProcess:
         return self.identity.pid
 
     async def wait(self) -> str:
-        """Until it ends: how, in words. Any number of tasks may wait."""
+        """Wait until it ends; return how, in words. Any number of tasks may wait."""
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:

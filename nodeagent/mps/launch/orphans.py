@@ -112,7 +112,7 @@ def _users(spec: DaemonSpec) -> frozenset[int]:
 
 
 def _held(servers: Sequence[MpsProcess], stack: ExitStack) -> Mapping[int, MpsProcess]:
-    """Those that are there, each by a descriptor that stands for it. Raises OrphansLeft."""
+    """The servers that exist, each by a descriptor that stands for it. Raises OrphansLeft."""
     held: dict[int, MpsProcess] = {}
     for server in servers:
         try:

@@ -174,7 +174,7 @@ class Transition(Struct):
         self.wait(min(retry_delay(self.settings, self.state.shortages, self.jitter), deadline))
 
     def start_again(self, spec: DaemonSpec) -> None:
-        """As `start`, by its own accord; counted where there was one before."""
+        """Start without being asked to; counted as a restart where there was a process before."""
         restarts = self.state.restarts + (not self.state.shortages)
         self.state = replace(self.state, restarts=restarts)
         self.start(spec)
@@ -223,7 +223,7 @@ def report_wrong_user(life: Transition, server: model.Server) -> None:
 
 
 def foreign_user(state: model.State, event: model.ForeignUserWaiting) -> str:
-    """Who waits, for whom, and what to do."""
+    """Words about a client that waits: for whom, and what to do."""
     who = f"pid {event.pid} ({event.command})" if event.command else f"pid {event.pid}"
     server = state.server
     if server is None:
