@@ -39,7 +39,7 @@ Instance = tuple[int, int, int | None]  # minor of the GPU, GPU instance, comput
 
 
 class CapabilityHolders(Struct, frozen=True):
-    """Who has which instance's capability file open; `problem`: why that is not everybody."""
+    """Processes with an instance's capability file open; `problem`: why some may be missing."""
 
     holders: Mapping[Instance, tuple[User, ...]] = field(default_factory=dict)
     problem: str = ""
@@ -51,7 +51,7 @@ class CapabilityHolders(Struct, frozen=True):
         return Usage(self._holders_of(device), known=not problem, reason=problem)
 
     def users_of_gpu(self, _: GpuRef) -> Usage:
-        """None: only instances have such files."""
+        """Always nothing: only instances have such files."""
         return Usage()
 
     def _holders_of(self, device: MigDeviceRef) -> tuple[User, ...]:
@@ -183,7 +183,7 @@ class CapabilityUsers(UsageSource):
     async def joined(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
-        """As `UsageSource`; without MIG devices nothing is looked for."""
+        """Add their users to the GPUs; without MIG devices /proc is not searched."""
         if not any(gpu.access is Access.OK and gpu.instances for gpu in gpus):
             return list(gpus)
         reading = await (asked or self.ask())

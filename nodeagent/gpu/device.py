@@ -43,7 +43,7 @@ class GpuDevice:
         self.forget()
 
     def forget(self) -> None:
-        """There may be another GPU or another driver now, with other figures."""
+        """Drop all figures: there may be another GPU or another driver now."""
         self._handle: Device | None = None
         self._identity: Gpu | None = None
         self._common: dict[object, Any] | None = None
@@ -75,7 +75,7 @@ class GpuDevice:
     # --- identity -------------------------------------------------------------------------------
 
     def identity(self) -> Gpu:
-        """What does not change; values that the driver lacks have the defaults of `Gpu`."""
+        """The figures that never change; what the driver lacks has the default of `Gpu`."""
         handle = self.handle
         if self._identity is None:
             pci = _read(handle, "nvmlDeviceGetPciInfo", None)
@@ -99,7 +99,7 @@ class GpuDevice:
 
     @property
     def board(self) -> dict[object, Any]:
-        """What GPUs of the same board have in common, as far as one of them has read it. They are
+        """Figures that GPUs of the same board share, as far as one of them has read them. They are
         read at the same time, and none waits for another.
         """
         if self._common is None:
@@ -125,7 +125,7 @@ class GpuDevice:
     # --- MIG ------------------------------------------------------------------------------------
 
     def mode(self) -> MigMode | None:
-        """Read now; None where the GPU has no MIG.
+        """Read the MIG mode; None where the GPU has none.
 
         A GPU that showed a mode before, or offers MIG profiles, has MIG whatever it answers now.
         """
@@ -172,7 +172,7 @@ class GpuDevice:
     # --- profiles -------------------------------------------------------------------------------
 
     def profile(self, profile_id: int) -> GpuInstanceProfile | None:
-        """None where the GPU offers none of that id; asked anew after the reset of another GPU."""
+        """Look up a profile, None where there is none; read anew after another GPU's reset."""
         if not self.profiles.known and (mode := self.mode()):
             self.profiles.learn(mode, confirm=False)
         return next((p for p in self.profiles.known if p.id == profile_id), None)

@@ -179,7 +179,7 @@ class Driver(Observer):
         *,
         looked: bool,
     ) -> StaleReadings | None:
-        """In the GPU's thread: the wait for it had a deadline of its own. None: it was done."""
+        """Apply it, in the GPU's thread, which had a deadline of its own. None: it was done."""
         until = time.monotonic() + self.step_deadline
         change = Change(gpu, until, readings, lambda: self.clock() - asked_at > FRESH, looked)
         try:
@@ -248,7 +248,7 @@ class Driver(Observer):
             raise other_than_planned(f"{name}: {gpu.no_reset}")
 
     async def _held(self, error: GpuInUse, minor: int | None) -> GpuInUse:
-        """The same refusal of a reset, with those who have the GPU open, if they are found."""
+        """Name the processes that have the GPU open in the refusal of a reset."""
         if self.proc_root is None or minor is None:
             return error
         users = await asyncio.to_thread(holders, minor, self.proc_root)

@@ -271,5 +271,5 @@ def _make_sets(gpus: int) -> _Sets:
 
 
 def _address(handle: Any) -> int:
-    """By which two handles of one GPU are the same; handles themselves cannot be compared."""
+    """The address behind a handle, by which handles of one GPU are equal: they do not compare."""
     return cast(handle, c_void_p).value or 0

@@ -53,5 +53,5 @@ def boot_id(root: Path = Path("/")) -> str:
 
 
 def now() -> Moment:
-    """This moment: in seconds since boot, suspended ones included, and in the time of day."""
+    """The present moment, in seconds since boot (suspended ones included) and by the wall clock."""
     return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())

@@ -75,7 +75,7 @@ def read_changes(
 
 
 def _with_users(gpu: GpuDevice, now: Gpu) -> Gpu:
-    """By the GPU's own lists; where these are not complete the users of all are unknown."""
+    """Add users by the GPU's own lists; where these are incomplete, all users are unknown."""
     lists = ProcessLists(gpu.handle)
     known = [(instance.id, device.id) for instance, device in now.mig_devices()]
     return replace(now, usage=lists.on_no_instance_of(known)).with_mig_devices(

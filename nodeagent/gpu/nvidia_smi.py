@@ -181,7 +181,7 @@ async def _compute_policy(
 
 
 def listed_time_slice(output: str) -> TimeSlice | None:
-    """What a list of one GPU says; None when it is not one time slice that is known.
+    """The time slice in a list of one GPU; None when it is not exactly one that is known.
 
     A row is `|   0   Timeslice       Default       |`: the GPU's index, a name and a value.
     """

@@ -42,7 +42,7 @@ ComputeInstanceHandle = NewType("ComputeInstanceHandle", object)
 
 
 class InstanceInfo(Struct, frozen=True):
-    """Where an existing GPU or compute instance lies, and of which profile it is."""
+    """An existing GPU or compute instance: its id, profile and placement."""
 
     id: int
     profile_id: int
@@ -157,7 +157,7 @@ def memory(device: Device) -> Memory:
 
 
 def set_compute_mode(device: Device, mode: ComputeMode) -> None:
-    """For root only; at once, and until the next start of the driver or reset of the GPU."""
+    """Set it at once, as root, until the driver's next start or the GPU's next reset."""
     number = next(number for number, known in COMPUTE_MODES.items() if known is mode)
     checked_call(pynvml.nvmlDeviceSetComputeMode, device, number)
 
@@ -204,7 +204,7 @@ def gpu_instance_profile(device: Device, kind: int) -> GpuInstanceProfile:
 
 
 def compute_profile(instance: GpuInstanceHandle, kind: int) -> ComputeInstanceProfile:
-    """As `gpu_instance_profile`."""
+    """Read a compute profile as `gpu_instance_profile` does."""
     shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
     wrapper = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
     info = _profile(wrapper, instance, kind, shared)
@@ -217,14 +217,14 @@ def compute_profile(instance: GpuInstanceHandle, kind: int) -> ComputeInstancePr
 
 
 def gpu_instance_placements(device: Device, profile_id: int) -> tuple[Placement, ...]:
-    """Where instances of a profile can lie on the empty GPU."""
+    """The placements of a profile's instances on the empty GPU."""
     places = (pynvml.c_nvmlGpuInstancePlacement_t * _MAX_PLACEMENTS)()
     wrapper = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
     return tuple(sorted(map(_placement, _listed(wrapper, device, profile_id, places))))
 
 
 def compute_placements(instance: GpuInstanceHandle, profile_id: int) -> tuple[Placement, ...]:
-    """Where compute instances of a profile can lie in the empty GPU instance."""
+    """The placements of a profile's compute instances in the empty GPU instance."""
     places = (pynvml.c_nvmlComputeInstancePlacement_t * _MAX_PLACEMENTS)()
     wrapper = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
     return tuple(sorted(map(_placement, _listed(wrapper, instance, profile_id, places))))
@@ -245,7 +245,7 @@ def compute_instances(
 
 
 def create_gpu_instance(device: Device, profile_id: int, placement: Placement) -> GpuInstanceHandle:
-    """Of the profile with that id, at that place."""
+    """Create one of the profile with that id, at that place."""
     place = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
     wrapper = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
     return GpuInstanceHandle(checked_call(wrapper, device, profile_id, byref(place)))
@@ -289,5 +289,5 @@ def newest(newer: Callable[..., Any], older: Callable[..., Any], *arguments: obj
 
 
 def text(value: str | bytes) -> str:
-    """What older pynvml gives as bytes."""
+    """Decode what older pynvml gives as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -100,7 +100,7 @@ def _single(value: Number | tuple[Number, ...]) -> Number:
 def field_values(
     device: Device, wanted: Sequence[FieldId]
 ) -> Iterator[tuple[FieldId, int, Number]]:
-    """For each field: which, its return code, its value (0 where the code is not 0).
+    """Yield each field's id, its return code and its value (0 where the code is not 0).
 
     One call for all of them.
     """
@@ -117,7 +117,7 @@ def field_values(
 
 
 def port_counters(device: Device, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, Number]]:
-    """For each (counter, port): its return code and its value; for root only."""
+    """The return code and value of each (counter, port); for root only."""
     counters = (pynvml.c_nvmlPRMCounter_v1_t * len(wanted))()
     for entry, (counter, port) in zip(counters, wanted, strict=True):
         entry.counterId, entry.inputValue.localPort = counter, port

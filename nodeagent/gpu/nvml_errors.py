@@ -68,7 +68,7 @@ Error = TypeVar("Error", bound=DriverError)
 
 
 def _table() -> dict[tuple[int, str], Explanation]:
-    """By code and function; "" where the meaning does not depend on the function."""
+    """Explanations by code and function; "" where the function makes no difference."""
     text = Path(__file__).with_name("nvml_codes.json").read_text(encoding="utf-8")
     found = {}
     for row in json.loads(text):
@@ -84,7 +84,7 @@ _EXPLANATIONS: Final = _table()
 
 
 def explain(code: int, call: str = "") -> Explanation:
-    """What `code` means as the answer of the NVML function `call`."""
+    """Look up what `code` means as the answer of the NVML function `call`."""
     return (
         _EXPLANATIONS.get((code, call))
         or _EXPLANATIONS.get((code, ""))
@@ -109,12 +109,12 @@ def driver_error(code: int, call: str) -> DriverError:
 
 
 def unavailable(error: DriverError) -> DriverUnavailable:
-    """The same failure, at a moment when it means that NVML cannot be used at all."""
+    """Restate a failure at a moment when it means that NVML cannot be used at all."""
     return _restated(DriverUnavailable, error.message, error)
 
 
 def about(subject: str, error: Error) -> Error:
-    """The same error with the subject it is about in front: `GPU 3: ...`."""
+    """Put the subject of an error in front of its message: `GPU 3: ...`."""
     return _restated(type(error), f"{subject}: {error.message}", error)
 
 

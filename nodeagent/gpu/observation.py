@@ -253,7 +253,7 @@ def _size_of(
 
 
 def only_placement(gpu: GpuDevice, profile: GpuInstanceProfile) -> Placement | None:
-    """Where a compute instance lies that has its whole GPU instance, when there is one place."""
+    """The placement of a compute instance with its whole GPU instance, if there is only one."""
     places = {
         place
         for compute in gpu.profiles.compute_of(profile.id)
@@ -332,7 +332,7 @@ def _read_details(gpu: GpuDevice, instance: _Instance, details: frozenset[str] |
 
 
 def read_compute_mode(device: Device) -> ComputeMode | None:
-    """None where the device has none or the driver does not report it.
+    """Read it; None where the device has none or the driver does not report it.
 
     Raises only when the GPU as a whole, or the driver, is gone.
     """

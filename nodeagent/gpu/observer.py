@@ -197,7 +197,7 @@ class Observer:
 
     @contextmanager
     def _asked(self) -> Iterator[Mapping[UsageSource, Awaitable[UsageReading]]]:
-        """What other programs know of users is asked for while the GPUs are read."""
+        """Ask other programs for users while the GPUs are read."""
         remote = [source for source in self.sources if source.is_remote]
         asked = {source: asyncio.create_task(source.ask()) for source in remote}
         try:
@@ -259,7 +259,7 @@ class Observer:
         return self.original.described(replace(gpu, time_slice=await self._fresh_time_slice(gpu)))
 
     async def _fresh_time_slice(self, gpu: Gpu) -> TimeSlice | None:
-        """None also where it does not matter or cannot be found out, which a plan copes with."""
+        """Read it where it matters; None also where it cannot be, which a plan copes with."""
         concerned = (
             self.time_slices
             or gpu.uuid in self._fresh_time_slices

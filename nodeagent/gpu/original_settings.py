@@ -31,7 +31,7 @@ _NAMES: Final[dict[str, Kind]] = {"computeMode": ComputeMode, "timeSlice": TimeS
 
 
 class OriginalSettings:
-    """By UUID of GPUs and MIG devices, in a file or, with `path` None, only in memory.
+    """Settings by UUID of GPUs and MIG devices, in a file or, with `path` None, in memory alone.
 
     Making one reads the file, which blocks shortly. A file that cannot be used counts as empty and
     is set aside; with `read_only`, for commands that change nothing, it stays where it is. Safe for
@@ -54,12 +54,12 @@ class OriginalSettings:
         self._changing: set[tuple[str, Kind]] = set()
 
     def mode(self, device: str) -> ComputeMode | None:
-        """Its compute mode before the agent's first change; None when it was not changed."""
+        """The compute mode before the agent's first change; None when it was not changed."""
         value = self._values.get((device, ComputeMode))
         return value if isinstance(value, ComputeMode) else None
 
     def time_slice(self, gpu: str) -> TimeSlice | None:
-        """As `mode`."""
+        """The time slice before the agent's first change, as `mode`."""
         value = self._values.get((gpu, TimeSlice))
         return value if isinstance(value, TimeSlice) else None
 

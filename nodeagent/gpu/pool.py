@@ -84,7 +84,7 @@ class GpuPool:
         return iter(self._gpus)
 
     def __getitem__(self, index: int) -> GpuDevice:
-        """By the driver's number; also a GPU that the driver does not list any more."""
+        """Look up by the driver's number, also a GPU that the driver does not list any more."""
         return self._gpus[index]
 
     @property
@@ -93,7 +93,7 @@ class GpuPool:
 
     @property
     def is_started(self) -> bool:
-        """Whether NVML was. One that only said that it is down answers for GPUs, but not `ask`."""
+        """Whether NVML was. One that only reports to be down answers for GPUs, but not `ask`."""
         return self._started
 
     def find(self, uuid: str) -> GpuDevice | None:

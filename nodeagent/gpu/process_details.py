@@ -62,7 +62,7 @@ class ProcessDetails:
 
 
 def details_of(user: User) -> Details:
-    """Of a process that is there; may block."""
+    """Read the details of a running process; may block."""
     try:
         uid = os.stat(f"/proc/{user.pid}").st_uid  # noqa: PTH116 - quick
     except OSError:

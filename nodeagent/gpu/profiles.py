@@ -54,7 +54,7 @@ Other = TypeVar("Other")
 
 
 class Profiles:
-    """What one GPU offers, as far as it is `known`. `unlisted` is the last answer in place of
+    """Profiles of one GPU, as far as they are `known`. `unlisted` is the last answer in place of
     profiles or placements.
     """
 
@@ -105,7 +105,7 @@ class Profiles:
             return None
 
     def _read_known(self, kind: int) -> GpuInstanceProfile:
-        """What one GPU lacks may be denied in passing, and is no answer for another."""
+        """Share what was read between equal boards, but no denial: that may be in passing."""
         known: GpuInstanceProfile | None = self._gpu.board.get(kind)
         if known is None:
             known = self._gpu.board[kind] = self._read_profile_with_places(kind)
@@ -127,13 +127,13 @@ class Profiles:
     # --- compute instance profiles --------------------------------------------------------------
 
     def compute_of(self, profile_id: int) -> tuple[ComputeInstanceProfile, ...]:
-        """As far as they are known."""
+        """The compute profiles of a GPU instance profile, as far as they are known."""
         return self._compute.get(profile_id, self._whole.get(profile_id, ()))
 
     def learn_compute(
         self, profile: GpuInstanceProfile, instance: GpuInstanceHandle
     ) -> tuple[ComputeInstanceProfile, ...]:
-        """How instances of `profile` can be divided: asked once, of the first one there is."""
+        """Learn how instances of `profile` divide: asked once, of the first one that exists."""
         if profile.id not in self._compute:
             key = ("compute", profile.id)
             kinds = [k for k, slices in COMPUTE_INSTANCE_KINDS.items() if slices <= profile.slices]
@@ -209,7 +209,7 @@ def _placed(profile: ComputeInstanceProfile, instance: GpuInstanceHandle) -> Com
 
 
 def _beyond(first: int, read: Callable[[int], Value]) -> Iterator[Value]:
-    """What a driver newer than pynvml lists from that kind on, to the end of its own list."""
+    """Yield what a driver newer than pynvml lists from that kind on, to the end of its list."""
     for kind in range(first, _KINDS_LIMIT):
         try:
             yield read(kind)

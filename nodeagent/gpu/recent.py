@@ -102,7 +102,7 @@ class Recent(Struct):
         self._found_at[uuid] = self.clock()
 
     def device(self, uuid: str) -> KnownDevice | None:
-        """As observed or found a moment ago; None when that is longer ago."""
+        """Look up a device as observed or found a moment ago; None when that is longer ago."""
         known_at = self._found_at.get(uuid, self._observed_at)
         return self.devices.get(uuid) if self.clock() - known_at < FRESH else None
 

@@ -34,7 +34,7 @@ _Place = tuple[int | None, NvLinks | None]  # NUMA node and links
 
 
 class Topology:
-    """What was read of each GPU, by UUID, and what has to be read (again).
+    """NUMA node and links of each GPU by UUID, and which of them have to be read (again).
 
     `patience` in seconds is how long an observation waits for it: no plan is to wait for what it
     does not need. What comes later is in the next one. `sysfs` is where the kernel has NUMA nodes,
@@ -132,7 +132,7 @@ def _nearest_memory(device: Device) -> tuple[int, ...]:
 
 
 def _kernels_numa_node(sysfs: Path, bus_id: str) -> int | None:
-    """What the kernel says of a PCI device: -1 where it does not know."""
+    """Read the NUMA node that the kernel has for a PCI device: -1 where it does not know."""
     domain, _, rest = bus_id.lower().partition(":")
     try:
         # NVML writes the domain with eight digits, the kernel with at least four.

@@ -25,7 +25,7 @@ from nodeagent.structs import Struct, replace
 
 
 class MigDeviceRef(Struct, frozen=True):
-    """What a source of users is asked about.
+    """A MIG device, as a source of users is asked about it.
 
     `minor` is the N of the GPU's /dev/nvidiaN; `compute_instance` None means the GPU instance as
     a whole, with everything in it. `placement` is the GPU instance's.
@@ -51,7 +51,7 @@ class GpuRef(Struct, frozen=True):
 
 
 class UsageReading(Protocol):
-    """What a source knew at one moment."""
+    """The users that a source knew at one moment."""
 
     def users(self, device: MigDeviceRef) -> Usage: ...
 
@@ -76,7 +76,7 @@ class UsageSource(ABC):
 
     @abstractmethod
     async def read(self) -> UsageReading:
-        """What is so now. Raises nothing: what cannot be found out is said in the reading. It must
+        """Read the users. Raises nothing: what cannot be found out is in the reading. It must
         bound its own time.
         """
 
@@ -180,7 +180,7 @@ class NvmlProcess(Struct, frozen=True):
 
 
 def device_processes(device: Device, kind: str) -> tuple[NvmlProcess, ...]:
-    """Two calls where there are processes, one where there are none."""
+    """List a device's processes: two calls where there are some, one where there are none."""
     newer, older = _PROCESS_LISTS[kind]
     found = newest(partial(_growing, newer), partial(_growing, older), device)
     return tuple(
@@ -233,13 +233,13 @@ class ProcessLists:
         return self._usage(lambda _: True)
 
     def on_instance(self, instance: int, compute: int) -> Usage:
-        """Those on one compute instance, and those of whom only the GPU instance is known."""
+        """Users of one compute instance, with those of whom only the GPU instance is known."""
         return self._usage(
             lambda p: p.gpu_instance == instance and p.compute_instance in {compute, None}
         )
 
     def on_no_instance_of(self, known: Iterable[tuple[int, int]]) -> Usage:
-        """Those who are not on one of the `known` (GPU instance id, compute instance id)."""
+        """Users on none of the `known` (GPU instance id, compute instance id)."""
         pairs: set[tuple[int | None, int | None]] = set(known)
         pairs |= {(instance, None) for instance, _ in pairs}
         return self._usage(lambda p: (p.gpu_instance, p.compute_instance) not in pairs)

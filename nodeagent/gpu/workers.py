@@ -75,7 +75,7 @@ class CallProgress:
 
     @property
     def pace(self) -> str:
-        """As in `106 driver calls, the slowest nvmlDeviceGetUUID with 0.12 s`."""
+        """A summary: `106 driver calls, the slowest nvmlDeviceGetUUID with 0.12 s`."""
         name, seconds = self.slowest
         return f"{self.calls} driver calls, the slowest {name or 'none'} with {seconds:.2g} s"
 

@@ -64,7 +64,7 @@ def evaluate(
     xids: XidTable,
     observed: ObservedNode = _NOTHING_SEEN,
 ) -> Evaluation:
-    """What `reading` makes of `state`; `observed` has who uses now what a finding hits."""
+    """Evaluate `reading` on top of `state`; `observed` has who uses what a finding hits."""
     now = reading.at
     if (
         state.at is not None and state.boot_id == reading.boot_id
@@ -143,7 +143,7 @@ def _histories(
 def _repairs(
     before: tuple[XidRepair, ...], store: FindingStore, now: Moment
 ) -> tuple[XidRepair, ...]:
-    """Those of the last days, and those that just ended an XID."""
+    """Repairs of the last days, and those that just ended an XID."""
     new = [
         XidRepair(e.finding.place.gpu, e.finding.code, now.wall)
         for e in store.ended
@@ -215,7 +215,7 @@ def _of_what_is_there(
 
 
 def _announced(past: GpuHistory, event: XidEvent) -> GpuHistory:
-    """With the recovery action that the kernel log reports, unless it was asked since."""
+    """Add the recovery action that the kernel log reports, unless it was asked since."""
     if event.recovery is None or (past.recovery is not None and past.recovery[1] >= event.at):
         return past
     return replace(past, recovery=(event.recovery, event.at))
@@ -364,7 +364,7 @@ def end_of(finding: Finding, reading: NodeReading, now: Moment) -> End | None:
 
 
 def _instance_gone(place: Place, gpu: GpuReading | None, *, by_placement: bool) -> bool:
-    """Its GPU instance is not there any more, or another one has its id."""
+    """Whether its GPU instance does not exist any more, or another one has its id."""
     if place.instance is None or gpu is None or gpu.instances is None:
         return False
     existing = next((i for i in gpu.instances if i.instance == place.instance), None)

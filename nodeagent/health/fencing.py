@@ -46,7 +46,7 @@ class Fence(Struct, frozen=True):
 
 
 class Fences(Struct, frozen=True):
-    """All of them."""
+    """All fences of the node."""
 
     all: tuple[Fence, ...] = ()
 
@@ -133,7 +133,7 @@ def _health_limits(gpu: Gpu, fenced: Fences, advice: Callable[[Finding, int], st
 
 
 def words(finding: Finding) -> str:
-    """What is wrong, without figures that change while it lasts: `has ... errors (XID 95)`."""
+    """Describe a finding without figures that change while it lasts: `has ... errors (XID 95)`."""
     said = words_of(finding)
     return f"{said} (XID {finding.code})" if finding.check == "xid" else said
 

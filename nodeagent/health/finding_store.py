@@ -69,12 +69,12 @@ class FindingStore:
 
     @property
     def raised(self) -> tuple[Finding, ...]:
-        """Those that were not there before, or ended meanwhile."""
+        """Findings that did not exist before, or ended meanwhile."""
         return tuple(f for f in self.findings if self._is_new(f.key))
 
     @property
     def changed(self) -> tuple[Finding, ...]:
-        """Those that are worse or better than before, ask for something else, or concern more."""
+        """Findings that are worse or better than before, ask for other things, or concern more."""
         before = ((f, self._before[f.key]) for f in self.findings if not self._is_new(f.key))
         return tuple(
             f

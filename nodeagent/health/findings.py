@@ -16,7 +16,7 @@ Seconds = Annotated[float, Meta(ge=0, le=253402300799)]
 
 
 class Severity(StrEnum):
-    """How bad it is. A finding that is `healthy` is reported, but the device is well."""
+    """The severity of a finding. One that is `healthy` is reported, but the device is well."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"  # works, but not as it should
@@ -28,7 +28,7 @@ _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class Action(StrEnum):
-    """What would help, from the least disturbing to the most."""
+    """Remedies, from the least disturbing to the most."""
 
     NONE = "none"
     RESTART_APPLICATION = "restart application"
@@ -38,7 +38,7 @@ class Action(StrEnum):
 
 
 class End(StrEnum):
-    """What ends a finding."""
+    """Reasons that end a finding."""
 
     GONE = "its cause is gone"  # a reading says so
     RESET = "the GPU was reset"
@@ -57,7 +57,7 @@ class Moment(NamedTuple):
 
 
 class Place(Struct, frozen=True, order=True):
-    """What is hit: a GPU by UUID ("" for the node), or a GPU instance of it, or a compute instance.
+    """The part that is hit: a GPU by UUID ("" for the node), or a GPU or compute instance of it.
 
     `placement` is where the GPU instance lies, as soon as that is known: ids are used again,
     memory slices are not.

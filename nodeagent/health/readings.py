@@ -152,12 +152,12 @@ class GpuReading(Struct, frozen=True):
 
     @property
     def silent(self) -> bool:
-        """It was asked, and does not answer."""
+        """Whether it was asked and does not answer."""
         return self.answer is not None and self.answer.silence is not None
 
 
 class XidSource(StrEnum):
-    """What reported an event."""
+    """Sources of events."""
 
     NVML = "nvml"
     KERNEL_LOG = "kernelLog"
@@ -202,7 +202,7 @@ class GpuEventKind(StrEnum):
 
 
 class GpuEvent(Struct, frozen=True):
-    """One of them; `at` is uptime in seconds. It may have been earlier, from `since` on."""
+    """One such event; `at` is uptime in seconds. It may have been earlier, from `since` on."""
 
     kind: GpuEventKind
     gpu: str

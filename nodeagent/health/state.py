@@ -21,7 +21,7 @@ class Trail(Struct, frozen=True):
     samples: tuple[tuple[Seconds, float], ...] = ()
 
     def grown(self, at: float, value: float, window: float) -> Trail:
-        """With one more sample; what is older than `window` seconds goes.
+        """Append a sample; what is older than `window` seconds goes.
 
         A counter that went back was reset, and the trail begins anew. A sample that is not later
         than the last changes nothing.
@@ -36,7 +36,7 @@ class Trail(Struct, frozen=True):
         return Trail((*kept, (at, value)))
 
     def with_time(self, at: float, active: bool, window: float) -> Trail:
-        """The same for a state that is sampled: the counter grows by the seconds it was active.
+        """Append a sampled state: the counter grows by the seconds for which it was active.
 
         A gap counts as two parts of the window at most: nothing was read in the rest of it.
         """
@@ -48,7 +48,7 @@ class Trail(Struct, frozen=True):
 
     @property
     def growth(self) -> float | None:
-        """By how much it grew since the oldest sample; None with fewer than two."""
+        """The growth since the oldest sample; None with fewer than two."""
         if len(self.samples) < 2:
             return None
         return self.samples[-1][1] - self.samples[0][1]
@@ -106,7 +106,7 @@ class RecentXid(Struct, frozen=True):
 
 
 class XidCount(Struct, frozen=True):
-    """How often a GPU (or a GPU instance of it) had an XID: a true counter, and the last time.
+    """A counter of one XID of a GPU (or a GPU instance of it), with the last time.
 
     The uptime of that is 0 where it was in an earlier boot, or in an instance that is gone.
     """
@@ -127,7 +127,7 @@ class XidRepair(Struct, frozen=True):
 
 
 class HealthState(Struct, frozen=True):
-    """Everything. `boot_id` is empty, and `at` None, before the first reading.
+    """All that health knows. `boot_id` is empty, and `at` None, before the first reading.
 
     `kernel_log_read` is the number of the last record of the kernel log that was read in this
     boot; a reader that starts again begins after it.

@@ -13,7 +13,7 @@ from nodeagent.structs import Struct
 
 
 class Check(StrEnum):
-    """What is looked at; the label of the metric."""
+    """Checks, by the label of the metric."""
 
     XID = "xid"
     RECOVERY_ACTION = "recoveryAction"

@@ -125,7 +125,7 @@ def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Place:
 
 
 def repeated(existing: Finding, new: Finding) -> Finding:
-    """The same thing once more: as bad as the worse of the two."""
+    """Merge a repeated finding: as bad as the worse of the two."""
     worse = new if rank(new.severity) >= rank(existing.severity) else existing
     return replace(
         new,
@@ -214,7 +214,7 @@ def deduplicated(
 
 
 def _same(other: RecentXid, event: XidEvent) -> bool:
-    """The same number on the same GPU at about the same time, and no contradiction in the place."""
+    """Whether number, GPU and time agree, and the places do not contradict each other."""
     return (
         (other.gpu, other.xid) == (event.gpu, event.xid)
         and _begin(other) <= event.at + limits.SAME_EVENT

@@ -21,7 +21,7 @@ BLOCKS_CALLS = frozenset({79, 119, 120})  # after these, driver calls may never 
 
 
 class XidClass(StrEnum):
-    """What is done about an XID."""
+    """Classes of XIDs, by what is done about them."""
 
     APPLICATION = "application"  # restart the application; the device stays healthy
     INFORMATION = "information"  # counted and reported, no finding

@@ -24,7 +24,7 @@ _IDLE_BELOW = 0.005  # less is shown as 0 percent
 
 
 def activity(sample: SampleSet) -> Mapping[Device, float]:
-    """How active each device was, from 0 to 1, where that is known."""
+    """The activity of each device, from 0 to 1, where it is known."""
     found: dict[Device, float] = {}
     for number, scale in ((GPU_UTIL, 0.01), (GRAPHICS_ACTIVE, 1.0)):  # the finer one wins
         for subject, value in sample.values.get(number, ()):
@@ -40,7 +40,7 @@ _MEBIBYTE = 1 << 20
 
 
 def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Device, Reading]:
-    """Of each GPU and GPU instance what was read of it; `active`: as `activity` has it."""
+    """The status' figures of each GPU and GPU instance; `active`: as `activity` has it."""
     temperature, power, memory = (
         {
             device: value
@@ -109,7 +109,7 @@ class Accounts:
         uses: Mapping[Device, DeviceUse],
         active: Mapping[Device, float],
     ) -> None:
-        """Who has what at `now`, and how active it was since the last time: the part of the time
+        """Record who has what at `now`, and its activity since the last time: the part of the time
         in which it worked (0 to 1), where that is known.
         """
         of = (observed, uses)

@@ -88,7 +88,7 @@ class Exporter:
         self._page = None
 
     def take(self, batch: SampleBatch) -> None:
-        """What the sampler delivered; it counts from now on.
+        """Take over what the sampler delivered.
 
         The text is made at once only if a scrape is expected before the next batch but one.
         """
@@ -119,7 +119,7 @@ class Exporter:
     def put_processes(
         self, gpu: str, found: Mapping[int | None, tuple[ProcessReading, ...]]
     ) -> None:
-        """Who runs on a GPU now, by its UUID: on each of its instances; None: outside any."""
+        """Record who runs on a GPU, by its UUID: on each of its instances; None: outside any."""
         self._processes[gpu] = (self._clock(), found)
 
     def changed(self) -> None:
@@ -186,7 +186,7 @@ class Exporter:
         return Page(render(page))
 
     def _of_node(self, state: NodeState) -> list[Family]:
-        """What the node's state gives; as long as it is the same, this is too."""
+        """The families of the node's state, made anew only when that changed."""
         known = (state.observed, state.mps, state.claims, state.phase, state.digest)
         if self._rendered_state is None or known != self._rendered_state:
             self._of_state = agent_families(node_samples(state))
@@ -194,7 +194,7 @@ class Exporter:
         return self._of_state
 
     def _uses(self, state: NodeState) -> Mapping[Device, DeviceUse]:
-        """Who has what: the same mapping while all that it follows from is the same."""
+        """The uses of all devices: the same mapping while all that it follows from is the same."""
         of = (state.observed, state.claims, self._all_processes(), self._owners)
         before, who = self._who
         if of != before:

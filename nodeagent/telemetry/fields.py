@@ -58,7 +58,7 @@ class ReadPlan(Struct):
 
 
 def make_plan(fields: Iterable[Field], texts: Iterable[TextField] = ()) -> ReadPlan:
-    """How to read these fields. Those that follow events are not in it."""
+    """Plan how to read these fields. Those that follow events are left out."""
     plan = ReadPlan()
     for entry in fields:
         if entry.tier is Tier.EVENT or isinstance(entry.whole, sources.Event | sources.Composed):

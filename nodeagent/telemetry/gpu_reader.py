@@ -45,7 +45,7 @@ from nodeagent.telemetry.samples import GpuSample, NodeSample
 
 
 class _Found(Struct):
-    """What one reading finds: values by tier, instances for health, and failed calls."""
+    """The results of one reading: values by tier, instances for health, and failed calls."""
 
     values: dict[Tier, list[ReadValue]]
     instances: list[InstanceReading] = field(default_factory=list)

@@ -168,7 +168,7 @@ class OwnChanges:
                 self.observed(step.gpu)
 
     def observed(self, gpu: str) -> None:
-        """It answers, so that no call of a step is in the driver."""
+        """Record that it answers, so that no call of a step is in the driver."""
         if gpu in self._given_up:
             self._given_up.remove(gpu)
             self._at_work[gpu][-1][1] = self._uptime()

@@ -73,7 +73,7 @@ class KernelErrors:
             await asyncio.sleep(self.again)
 
     async def _follow(self, since: float) -> None:
-        """From its oldest record on; raises NodeagentError where it cannot be read (any more)."""
+        """Read from the oldest record on; raises NodeagentError if that fails."""
         file = open_log(self.path)
         self._caught_up = False
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
@@ -92,7 +92,7 @@ class KernelErrors:
             os.close(file)
 
     def _read(self, file: int, since: float) -> None:
-        """Some of what is there; the loop calls again while there is more."""
+        """Read some of the records; the loop calls again while there are more."""
         lines: list[str] = []
         as_they_come, now = self._caught_up, self.uptime()
         try:
@@ -137,7 +137,7 @@ class KernelErrors:
 
 
 def open_log(path: Path) -> int:
-    """Its descriptor; raises NodeagentError where it cannot be opened or is no kernel log."""
+    """Open the log; raises NodeagentError where it cannot be opened or is no kernel log."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -21,7 +21,7 @@ _FIELDS: Key = ("nvmlDeviceGetFieldValues",)
 
 
 class LastingAnswers(Struct):
-    """What outlives a reading: what was refused, and answers that do not change.
+    """Answers that outlive a reading: refusals, and those that do not change.
 
     It is forgotten when NVML was started anew, and where it depends on the MIG layout when that
     changed.
@@ -64,7 +64,7 @@ class NvmlReader:
         return answer
 
     def once(self, key: Key, function: Callable[[], Any]) -> Any:
-        """The same for an answer that does not change, so that it is asked until there is one."""
+        """Ask until there is an answer, which then does not change."""
         known = self._standing.once
         if key not in known:
             answer = self.ask(key, function)

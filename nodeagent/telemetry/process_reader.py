@@ -50,7 +50,7 @@ class ProcessReader(Struct):
         return ProcessSample(gpu.identity().uuid, {i: tuple(some) for i, some in running.items()})
 
     def _listed(self, gpu: GpuDevice) -> dict[tuple[int | None, int], NvmlProcess]:
-        """By GPU instance and pid; of a process in several lists, where its memory is known."""
+        """Processes by GPU instance and pid; of one in several lists, where its memory is known."""
         device = gpu.handle
         found: dict[tuple[int | None, int], NvmlProcess] = {}
         for kind in PROCESS_KINDS:
@@ -100,7 +100,7 @@ class ProcessReader(Struct):
 
 
 def process_samples() -> tuple[AgentSample, ...]:
-    """What the agent's process costs, under the names that every Prometheus client uses.
+    """The cost of the agent's process, under the names that every Prometheus client uses.
 
     Read now, in some 100 µs; nothing where /proc is not mounted.
     """
@@ -122,5 +122,5 @@ def process_samples() -> tuple[AgentSample, ...]:
 
 @lru_cache(maxsize=1)
 def _started() -> float:
-    """In Unix time, once: it would move with the wall clock, and look like another start."""
+    """The start in Unix time, read once: it would move with the wall clock, as if restarted."""
     return psutil.Process().create_time()

@@ -12,7 +12,7 @@ from nodeagent.structs import Struct, field
 
 
 class GpuSample(Struct, frozen=True):
-    """What was read of a GPU: its instances, values by tier, and health.
+    """One sample of a GPU: its instances, values by tier, and health.
 
     `at` (monotonic) and `seconds` say when the reading ended and how long it took. `problems` are
     calls that failed, which the GPU should have.
@@ -29,7 +29,7 @@ class GpuSample(Struct, frozen=True):
 
 
 class NodeSample(Struct, frozen=True):
-    """What was read of the node. `count` is that of the GPUs; the times are as of GPUs."""
+    """One sample of the node. `count` is that of the GPUs; the times are as of GPUs."""
 
     at: float
     seconds: float
@@ -57,7 +57,7 @@ class ProcessSample(Struct, frozen=True):
 
 
 class SampleBatch(Struct):
-    """What came in since the last round.
+    """Everything that came in since the last round.
 
     `samples` by reader: those that are new; `gone` are readers whose values count no more.
     `problems` are calls that failed, by UUID, `gpus` health readings of the GPUs that were read.

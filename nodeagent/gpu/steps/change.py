@@ -69,7 +69,7 @@ class Change(Struct, frozen=True):
             raise StaleReadings(looked=looked)
 
     def read_back(self, ask: Callable[[], Answer]) -> Answer:
-        """What a change came to; a read that fails in passing is repeated."""
+        """Read the result of a change; a read that fails in passing is repeated."""
         for _ in range(_REREADS):
             try:
                 return ask()
@@ -115,7 +115,7 @@ def find_instance(
 
 
 def _instance(gpu: GpuDevice, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
-    """As it was read a moment ago, else asked for."""
+    """Take it as read a moment ago, else ask for it."""
     if known := gpu.recent.instance(instance):
         return known.handle, known.info
     handle = nvml.gpu_instance_by_id(gpu.handle, instance)
@@ -133,7 +133,7 @@ def mig_device(uuid: str) -> Device:
 
 
 def other_than_planned(found: str) -> DriverError:
-    """What was found is not what the step was planned for, or not what it should have become."""
+    """The error of a device that is not what was planned for, or has not become it."""
     return DriverError(
         found,
         name="NotAsPlanned",

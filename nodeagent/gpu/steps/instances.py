@@ -254,7 +254,7 @@ def _elsewhere(gpu: GpuDevice, lists: ProcessLists, meant: Iterable[KnownDevice]
 
 
 def _find_devices(gpu: GpuDevice) -> None:
-    """Those that are not known: made since the last observation, or all but those asked for after
+    """Find unknown devices: made since the last observation, or all but those asked for after
     the reset of another GPU, which begins a new session with the driver.
     """
     with suppress(DriverError):  # what is not found out counts as in use

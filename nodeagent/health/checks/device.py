@@ -57,7 +57,7 @@ def silent(cause: str, answer: Answer, uptime: float, present: bool) -> Observat
 
 
 def recovery(view: GpuView) -> Iterator[Observation]:
-    """What the driver itself asks for."""
+    """Report what the driver itself asks for."""
     code = view.past.recovery[0] if view.past.recovery else None
     if code is None:
         yield Observation("recoveryAction", None)
@@ -75,7 +75,7 @@ def recovery(view: GpuView) -> Iterator[Observation]:
 
 
 def recovery_of(code: int) -> tuple[str, Severity, Action]:
-    """What a recovery action is called, how bad it is and what it asks for."""
+    """The name of a recovery action, how bad it is and what it asks for."""
     unknown = (f"action {code}, which is not known here", Severity.DEGRADED, Action.NONE)
     return _RECOVERIES.get(code, unknown)
 

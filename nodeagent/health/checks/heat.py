@@ -60,7 +60,7 @@ def _figures(view: GpuView) -> str:
 
 
 def temperature(view: GpuView) -> Iterator[Observation]:
-    """What is left until the GPU, and its memory, protect themselves."""
+    """Report the margin at which the GPU, and its memory, protect themselves."""
     read = view.gpu
     margin = read.temperature_margin
     if margin is None:

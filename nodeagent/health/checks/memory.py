@@ -75,7 +75,7 @@ def rows(view: GpuView) -> Iterator[Observation]:
 
 
 def repairs(view: GpuView) -> Iterator[Observation]:
-    """What waits for a reset, or cannot be repaired any more."""
+    """Report what waits for a reset, or cannot be repaired any more."""
     gpu = view.gpu
     yield Observation("bankRemapPending", gpu.bank_remap_pending, "bank remapping is pending")
     yield Observation("memoryUnrepairable", gpu.memory_unrepairable, "the driver says so")

@@ -28,7 +28,7 @@ def traits_of(gpu: GpuReading) -> dict[str, tuple[int, ...]]:
 
 
 def unlike(view: GpuView) -> Iterator[Observation]:
-    """What is usual is what most have, and of as many the higher. A wider link is no fault."""
+    """Compare with what most have, and of as many the higher. A wider link is no fault."""
     for cause, mine in view.past.traits.items() if view.gpu.complete else ():
         others = [other.traits[cause] for other in view.like if cause in other.traits]
         if not others:

@@ -28,7 +28,7 @@ class Observation(Struct, frozen=True):
 
 
 class GpuView(Struct, frozen=True):
-    """What a check of one GPU sees: the reading, and the past with this reading's trails.
+    """The input of a GPU's check: the reading, and the past with this reading's trails.
 
     `raised` holds the causes that are raised just now; a band's lower limit counts for them. `like`
     are the node's other GPUs of the same model, `switched` whether NVLinks of any of them lead to
