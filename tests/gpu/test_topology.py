@@ -65,13 +65,6 @@ async def test_gpus_linked_in_pairs_know_each_other() -> None:
     assert alone.nvlink == NvLinks(12, 0)
 
 
-async def test_a_card_without_nvlink_has_none() -> None:
-    """Which is another thing than links that are down."""
-    (gpu,) = await gpus_of("t4")
-    assert gpu.nvlink is None
-    assert gpu.numa_node == 0
-
-
 @pytest.mark.parametrize(
     ("function", "peer"),
     [("nvmlDeviceGetNvLinkRemoteDeviceType", "other"), ("nvmlDeviceGetNvLinkState", "")],
@@ -134,15 +127,6 @@ async def test_it_is_read_again_when_nvml_was_started_again() -> None:
         assert node.journal.total(NUMA) == 2
 
 
-async def test_without_a_reader_nothing_is_asked() -> None:
-    """A command that runs once has no use for it."""
-    with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            (gpu,) = (await driver.observe()).gpus
-        assert (gpu.numa_node, gpu.nvlink) == (None, None)
-        assert node.journal.total(LINKS) == node.journal.total(NUMA) == 0
-
-
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
@@ -155,14 +139,6 @@ async def test_a_failure_is_tried_again_a_few_times() -> None:
             assert first.access is Access.OK
             assert (first.nvlink, second.nvlink) == (None, SWITCHED)
         assert sum(call.gpu == 0 for call in node.journal.named(NUMA)) == 3
-
-
-async def test_a_failure_that_passes_costs_nothing() -> None:
-    """The next look has it."""
-    async with reading("h100-80gb:1") as (driver, node):
-        node.inject("nvmlDeviceGetNvLinkRemoteDeviceType", error="UNKNOWN")
-        assert (await driver.observe()).gpus[0].nvlink is None
-        assert (await driver.observe()).gpus[0].nvlink == SWITCHED
 
 
 async def test_slow_calls_hold_a_look_up_for_a_moment_together() -> None:

@@ -33,19 +33,6 @@ def held() -> Iterator[threading.Event]:
     event.set()
 
 
-async def test_a_call_returns_what_the_function_returns(worker: Worker) -> None:
-    """And it runs in another thread."""
-    ident = await worker.call(threading.get_ident, what="asking", deadline=30)
-    assert ident != threading.get_ident()
-    assert ident == await worker.call(threading.get_ident, what="asking", deadline=30)
-
-
-async def test_a_call_raises_what_the_function_raises(worker: Worker) -> None:
-    """Whatever it is."""
-    with pytest.raises(ZeroDivisionError):
-        await worker.call(lambda: 1 // 0, what="dividing", deadline=30)
-
-
 def test_a_failure_that_arrives_with_the_loop_s_end_is_retrieved(
     worker: Worker, held: threading.Event
 ) -> None:
