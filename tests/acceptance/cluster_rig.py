@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ from nodeagent.settings import KubernetesSettings
 from nodeagent.structs import replace as replaced
 from nodeagent.views.node_state import NodeState
 from tests import rig
-from tests.cluster.client.rig import QUICK, QUICK_WRITES
+from tests.cluster.client.rig import QUICK, QUICK_WRITES, until
 from tests.cluster.client.rig import running as running_tasks
 from tests.machine_load import stretched
 from tests.simulated_cluster.agent import PLAN, in_sync, kubeconfig, status, until_status
@@ -169,10 +169,3 @@ def _kind(request: Request) -> str:
 def plan_text(mig: str, remark: str = "") -> str:
     """A plan for all GPUs; the remark gives it another digest."""
     return f"# {remark}\nversion: v1\ngpus: [{{devices: all, mig: {mig}}}]\n"
-
-
-async def until(true: Callable[[], object], *, seconds: float = SOON) -> None:
-    """Wait until something is so; fail if it does not become so."""
-    async with asyncio.timeout(stretched(seconds)):
-        while not true():
-            await asyncio.sleep(0.005)

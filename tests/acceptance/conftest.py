@@ -1,4 +1,6 @@
-"""The folder of a simulated node with an agent; and a GPU and an API server within the test."""
+"""The folder of a simulated node with an agent; a GPU and an API server within the test; and a node
+whose pods claim devices.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ import pytest
 
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.acceptance.agent_home import Home
+from tests.acceptance.claims_rig import Cluster, one_node
 from tests.acceptance.cluster_rig import NODE
 from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.fixtures import grpc_ends
+
+__all__ = ["grpc_ends"]
 
 
 @pytest.fixture
@@ -41,3 +47,24 @@ async def api() -> AsyncIterator[ApiServer]:
     async with ApiServer() as server:
         server.add_node(NODE)
         yield server
+
+
+@pytest.fixture
+def folder(grpc_ends: None) -> Iterator[Path]:
+    """A short one: sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="na-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    """A node with claims."""
+    async with one_node(folder) as made:
+        yield made
+
+
+@pytest.fixture
+async def listing(folder: Path) -> AsyncIterator[Cluster]:
+    """The same with a kubelet that lists what pods have."""
+    async with one_node(folder, lists_pods=True) as made:
+        yield made

@@ -7,18 +7,15 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nodeagent.claims.offering.pool_offer import WITHDRAWN
 from nodeagent.simulation import SimulatedNode
+from tests.acceptance.claims_rig import Cluster, claim_settings
 from tests.acceptance.cluster_rig import plan_text
-from tests.acceptance.test_claims import Cluster, asks, cluster, folder, listing
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import (
     NAME,
@@ -31,51 +28,18 @@ from tests.simulated_cluster.agent import (
 )
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Freeze
-from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.kubelet_claims import PodFailed
 from tests.simulated_cluster.scheduler import DRIVER
 
-__all__ = ["cluster", "folder", "grpc_ends", "listing"]
-
-pytestmark = pytest.mark.usefixtures("grpc_ends")
-
 THREE = plan_text("{3g.40gb: 1}")
 SEVEN = plan_text("{7g.80gb: 1}")
-
-
-@asynccontextmanager
-async def serving(
-    cluster: Cluster, mode: str = "dynamic", **more: str
-) -> AsyncIterator[AgentProcess]:
-    """The agent, once the kubelet knows it."""
-    state = str(cluster.folder / "node.json")
-    arguments = [*command("h100-80gb:1", cluster.folder), "--state", state]
-    variables = {**settings(cluster.folder, mode), **more}
-    async with AgentProcess(arguments, cluster.folder, settings=variables) as agent:
-        await until(lambda: cluster.kubelet.plugins.get(DRIVER))
-        yield agent
-
-
-def settings(folder: Path, mode: str = "dynamic") -> dict[str, str]:
-    """The agent's, as variables."""
-    return {
-        "NODEAGENT_DRA_MODE": mode,
-        "NODEAGENT_KUBELET_DIR": str(folder / "kubelet"),
-        "NODEAGENT_CDI_DIR": str(folder / "cdi"),
-    }
-
-
-def devices(cluster: Cluster) -> dict[str, Any]:
-    """What is published, by name."""
-    slices = cluster.api.store.all("resourceslices")
-    return {d["name"]: d for one in slices for d in one["spec"].get("devices", ())}
 
 
 def withdrawn(cluster: Cluster) -> set[str]:
     """The names of the devices that are on their way out."""
     return {
         name
-        for name, device in devices(cluster).items()
+        for name, device in cluster.devices().items()
         if any(taint["key"] == WITHDRAWN for taint in device.get("taints", ()))
     }
 
@@ -90,11 +54,11 @@ async def test_a_plan_and_pods_share_a_card(cluster: Cluster) -> None:
     that collides waits for the pods, over an agent's death too, and what was to go still goes.
     """
     cluster.api.annotate(NAME, **{PLAN: THREE})
-    async with serving(cluster) as agent:
+    async with cluster.agent(published=0) as agent:
         await until_status(cluster.api, in_sync(THREE))
-        await until(lambda: "mig-3g-40gb-4" in devices(cluster))
-        assert "mig-4g-40gb-0" in devices(cluster)
-        assert not {"gpu", "mig-7g-80gb-0"} & {*devices(cluster)}
+        await until(lambda: "mig-3g-40gb-4" in cluster.devices())
+        assert "mig-4g-40gb-0" in cluster.devices()
+        assert not {"gpu", "mig-7g-80gb-0"} & {*cluster.devices()}
         train, small = cluster.pod("train", "3g.40gb"), cluster.pod("small", "1g.10gb")
         late = cluster.pod("late", "1g.10gb")
         assert train
@@ -107,14 +71,14 @@ async def test_a_plan_and_pods_share_a_card(cluster: Cluster) -> None:
         cluster.api.annotate(NAME, **{PLAN: SEVEN})
         blocked = await until_status(cluster.api, lambda found: found["phase"] == "Blocked")
         assert "claim team/train" in json.dumps(blocked)
-        await until(lambda: withdrawn(cluster) == {*devices(cluster)})
+        await until(lambda: withdrawn(cluster) == {*cluster.devices()})
         with pytest.raises(PodFailed, match="not offered any more: the layout of"):
             await cluster.kubelet.prepare("late", late)
-        published, before = devices(cluster), watches(cluster)
+        published, before = cluster.devices(), watches(cluster)
         os.kill(agent.pid, signal.SIGKILL)
-    async with serving(cluster):
+    async with cluster.agent(published=0):
         await until(lambda: watches(cluster) > before)
-        assert devices(cluster) == published
+        assert cluster.devices() == published
         cluster.scheduler.delete("team", "late")
         for claim in (train, small):
             await cluster.kubelet.release(claim.name)
@@ -128,18 +92,18 @@ async def test_a_slice_whose_record_is_lost_stays_its_pods(listing: Cluster) -> 
     that has no record of it any more does not take the slice away for another plan, nor while a
     kubelet that was restarted has the claim prepared again.
     """
-    api, kubelet, settings = listing.api, listing.kubelet, asks(listing.folder)
+    api, kubelet = listing.api, listing.kubelet
     api.annotate(NAME, **{PLAN: THREE})
-    async with serving(listing, **settings):
+    async with listing.agent(published=0):
         await until_status(api, in_sync(THREE))
-        await until(lambda: "mig-3g-40gb-4" in devices(listing))
+        await until(lambda: "mig-3g-40gb-4" in listing.devices())
         train = listing.pod("train", "3g.40gb")
         assert train
         await kubelet.prepare("train", train)
     for record in (listing.folder / "node.json.mps" / "claims").glob("*.json"):
         record.unlink()
     api.annotate(NAME, **{PLAN: SEVEN})
-    async with serving(listing, **settings):
+    async with listing.agent(published=0):
         blocked = await until_status(api, lambda found: found["phase"] == "Blocked")
         assert "pod team/train" in json.dumps(blocked)
         assert listing.slices() == [(4, 4)]
@@ -171,16 +135,16 @@ async def test_a_plan_comes_back_in_its_places(cluster: Cluster) -> None:
     """After a reboot its instances lie where they lay, and so claims find the same devices."""
     named, free = plan_text("[{profile: 1g.10gb, start: 2}]"), plan_text("{1g.10gb: 1}")
     noted = cluster.folder / "state" / "planned-places.json"
-    async with serving(cluster):
+    async with cluster.agent(published=0):
         for plan in (named, free):
             cluster.api.annotate(NAME, **{PLAN: plan})
             await until_status(cluster.api, in_sync(plan))
-        await until(lambda: "mig-1g-10gb-2" in devices(cluster) and noted.exists())
+        await until(lambda: "mig-1g-10gb-2" in cluster.devices() and noted.exists())
         assert cluster.slices() == [(2, 1)]
     with SimulatedNode(state=cluster.folder / "node.json") as node:
         node.reboot()
     assert cluster.slices() == []
-    async with serving(cluster):
+    async with cluster.agent(published=0):
         await until(cluster.slices)
         assert cluster.slices() == [(2, 1)]
 
@@ -191,8 +155,8 @@ async def test_mode_static_on_an_older_cluster(cluster: Cluster) -> None:
     """
     cluster.api.slices.partitionable = cluster.api.slices.taints = False
     cluster.api.annotate(NAME, **{PLAN: THREE})
-    async with serving(cluster, "static", NODEAGENT_DRA_SHARE="8Gi"):
-        await until(lambda: {*devices(cluster)} == {"mig-3g-40gb-4"})
+    async with cluster.agent("static", published=0, NODEAGENT_DRA_SHARE="8Gi"):
+        await until(lambda: {*cluster.devices()} == {"mig-3g-40gb-4"})
         found = await until_status(cluster.api, in_sync(THREE))
         assert "NoEffect" in [problem["code"] for problem in found["problems"]]
         assert cluster.pod("small", "1g.10gb") is None
@@ -218,7 +182,7 @@ async def test_nos_drives_a_node_of_an_older_cluster(folder: Path) -> None:
         api.add_node(NAME, annotations=annotations, labels=labels)
         (folder / "kubeconfig").write_text(kubeconfig(api.url))
         arguments = [*command("h100-80gb:1", folder), "--source", "nos"]
-        async with AgentProcess(arguments, folder, settings=settings(folder)):
+        async with AgentProcess(arguments, folder, settings=claim_settings(folder)):
             answer = {"status-gpu-0-1g.10gb-free": "2", "status-partitioning-plan": "1714000000"}
             for key, value in answer.items():
                 await until(partial(has_annotation, api, f"nos.nebuly.com/{key}", value))
@@ -245,15 +209,15 @@ async def test_a_device_plugin_on_the_same_node(listing: Cluster) -> None:
     assert pods is not None
     pods.allocate("trainer", ["GPU-1"], resource="nvidia.com/gpu")
     api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/gpu": "1"}}})
-    async with serving(listing, **asks(listing.folder)):
+    async with listing.agent(published=0):
         await until_status(api, lambda found: "nvidia.com/gpu: 1" in json.dumps(found))
         await until(lambda: watches(listing))
-        assert not devices(listing)
+        assert not listing.devices()
         api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/gpu": "0"}}})
         held = "pod default/trainer has nvidia.com/gpu from a device plugin"
         await until_status(api, lambda found: held in json.dumps(found))
-        assert not devices(listing)
+        assert not listing.devices()
         pods.finish("trainer")
         api.patch_node(NAME, {"status": {"allocatable": {"nvidia.com/mig-1g.10gb": "0"}}})
-        await until(lambda: "gpu" in devices(listing))
+        await until(lambda: "gpu" in listing.devices())
         await until_status(api, lambda found: "device plugin" not in json.dumps(found))

@@ -9,23 +9,17 @@ import time
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, UnixConnector
 
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.agent_home import SOON
-from tests.acceptance.test_claims import Cluster, cluster, folder
+from tests.acceptance.claims_rig import Cluster, claim_settings
 from tests.cluster.client.rig import until
 from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, until_status
-from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.kubelet_plugins import V1_36, V1_37
 from tests.simulated_cluster.scheduler import DRIVER
 from tests.simulated_cluster.store import Key
-
-__all__ = ["cluster", "folder", "grpc_ends"]
-
-pytestmark = pytest.mark.usefixtures("grpc_ends")
 
 
 def health(cluster: Cluster, claim: Claim) -> tuple[str, str]:
@@ -87,12 +81,7 @@ async def test_a_sick_gpu_can_be_drained(cluster: Cluster) -> None:
 
 async def less_offered(cluster: Cluster) -> list[str]:
     """Why the GPUs offer less to claims than they could, as the agent answers: codes."""
-    socket = UnixConnector(str(cluster.folder / "run" / "agent.sock"))
-    async with (
-        ClientSession("http://agent", connector=socket) as session,
-        session.get("/v1/status") as answer,
-    ):
-        return [one["code"] for one in (await answer.json()).get("lessOffered", ())]
+    return [one["code"] for one in (await cluster.status()).get("lessOffered", ())]
 
 
 def events(cluster: Cluster) -> set[tuple[str, str, str]]:
@@ -149,11 +138,8 @@ async def test_a_kubelet_that_refuses_the_driver(cluster: Cluster) -> None:
     (root / "plugins").mkdir()
     (cluster.folder / "link").symlink_to(root)
     arguments = command("h100-80gb:1", cluster.folder)
-    settings = {
-        "NODEAGENT_DRA_MODE": "dynamic",
-        "NODEAGENT_KUBELET_DIR": str(cluster.folder / "link"),
-        "NODEAGENT_CDI_DIR": str(cluster.folder / "cdi"),
-    }
+    settings = claim_settings(cluster.folder)
+    settings["NODEAGENT_KUBELET_DIR"] = str(cluster.folder / "link")
     words = "the kubelet refuses the DRA driver: RegisterPlugin error"
     async with AgentProcess(arguments, cluster.folder, settings=settings):
         async with DraKubelet(root, V1_37):

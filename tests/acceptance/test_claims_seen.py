@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodeagent.simulation import SimulatedNode
-from tests.acceptance.test_claims import TEAM, Cluster, asks, cluster, folder, grpc_ends, listing
+from tests.acceptance.claims_rig import TEAM, Cluster
 from tests.cluster.client.rig import until
 from tests.machine_load import stretched
 from tests.simulated_cluster.agent import until_status
@@ -19,11 +19,7 @@ from tests.simulated_cluster.kubelet_claims import Claim, PodFailed
 from tests.simulated_cluster.scheduler import DRIVER
 from tests.simulated_cluster.store import Key
 
-__all__ = ["cluster", "folder", "grpc_ends", "listing"]
-
 SOON = 30.0  # seconds
-
-pytestmark = pytest.mark.usefixtures("grpc_ends")
 
 
 async def listed(cluster: Cluster) -> list[dict[str, Any]]:
@@ -39,20 +35,9 @@ async def listed(cluster: Cluster) -> list[dict[str, Any]]:
     return found
 
 
-async def answered(cluster: Cluster, path: str) -> str:
-    """What the agent answers now, with its head."""
-    reader, writer = await asyncio.open_unix_connection(cluster.folder / "run" / "agent.sock")
-    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    writer.write(request.encode())
-    text = (await reader.read()).decode()
-    writer.close()
-    await writer.wait_closed()
-    return text
-
-
 async def scraped(cluster: Cluster) -> list[str]:
     """The series that a scrape gets now."""
-    return (await answered(cluster, "/metrics")).splitlines()
+    return (await cluster.answered("/metrics")).splitlines()
 
 
 def _explained(answer: str, gpu: str) -> None:
@@ -150,7 +135,7 @@ async def test_a_claim_is_seen_from_its_first_second(cluster: Cluster) -> None:
         await cluster.end(claim)
         assert await listed(cluster) == []
         await until_scraped(cluster, r"nodeagent_claim_release_duration_seconds_count 2$")
-        _explained(await answered(cluster, "/v1/events?within=3600"), device["gpu"])
+        _explained(await cluster.answered("/v1/events?within=3600"), device["gpu"])
         of_now = ("DCGM_", "nodeagent_claim_slices")  # what was held before is counted on
         assert not [s for s in await scraped(cluster) if s.startswith(of_now) and "trainer" in s]
 
@@ -172,7 +157,7 @@ async def test_a_device_of_a_pod_that_is_ending(cluster: Cluster) -> None:
 
 async def test_the_container_is_named_as_soon_as_the_kubelet_lists_it(listing: Cluster) -> None:
     """Soon after the prepare, without waiting for the next round of upkeep."""
-    async with listing.agent(**asks(listing.folder)):
+    async with listing.agent():
         claim = listing.pod("trainer", "2g.20gb")
         assert claim
         await listing.kubelet.prepare("trainer", claim)
@@ -193,8 +178,7 @@ def condition(cluster: Cluster) -> tuple[str, str]:
 @pytest.mark.full
 async def test_a_slice_that_is_gone_is_neither_healthy_nor_prepared(listing: Cluster) -> None:
     """While it cannot be made again, which the agent tries by itself."""
-    settings = asks(listing.folder)
-    async with listing.agent(**settings):
+    async with listing.agent():
         claim = listing.pod("trainer", "1g.10gb")
         assert claim
         await listing.kubelet.prepare("trainer", claim)
@@ -203,7 +187,7 @@ async def test_a_slice_that_is_gone_is_neither_healthy_nor_prepared(listing: Clu
         node.inject("nvmlDeviceCreateGpuInstance*", error="NVML_ERROR_UNKNOWN", times=None)
         with node.changes():
             node.card(0).state.instances.clear()
-    async with listing.agent(**settings):
+    async with listing.agent():
         await until(lambda: condition(listing) == ("False", "Preparing"))
         [device] = listing.kubelet.checkpoint[TEAM, "trainer"].devices[DRIVER]
         health, _ = listing.kubelet.health(DRIVER, device.pool_name, device.device_name)

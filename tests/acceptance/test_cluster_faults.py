@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.simulation import SimulatedNode
-from tests.acceptance.cluster_rig import NODE, PACE, SOON, Member, plan_text, until
+from tests.acceptance.cluster_rig import NODE, PACE, SOON, Member, plan_text
+from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import STATUS
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import (

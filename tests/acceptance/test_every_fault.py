@@ -20,65 +20,47 @@ import pytest
 
 from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.desired import DesiredGpu, DesiredNode
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.plan.plan import GpuOutcome, StepResult
+from nodeagent.plan.plan import GpuOutcome, StepResult, Verdict
 from nodeagent.plan.planner import plan
-from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance
+from nodeagent.plan.steps import CreateGpuInstance, DestroyGpuInstance, SetMigMode
 from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import Code, SimulatedNode, simulated
+from nodeagent.simulation.functions import documented_errors
 from tests.plan.cards import card, devices, wanted
 
 BOARD = "h100-80gb"
-# What nvml.h documents for the calls made here, and IN_USE for creating, which drivers give too.
-ALWAYS = (Code.UNINITIALIZED, Code.INVALID_ARGUMENT, Code.UNKNOWN)
-QUERY = (*ALWAYS, Code.NOT_SUPPORTED, Code.GPU_IS_LOST)
-DOCUMENTED = {
-    "nvmlInitWithFlags": (Code.DRIVER_NOT_LOADED, Code.NO_PERMISSION, Code.UNKNOWN),
-    "nvmlDeviceGetHandleBy*": (
-        *ALWAYS,
-        Code.NOT_FOUND,
-        Code.INSUFFICIENT_POWER,
-        Code.NO_PERMISSION,
-        Code.IRQ_ISSUE,
-        Code.GPU_IS_LOST,
-    ),
-    "nvmlDeviceGet*RunningProcesses_v3": (*QUERY, Code.INSUFFICIENT_SIZE, Code.NO_PERMISSION),
-    "nvml*MigDeviceHandleByIndex": (*QUERY, Code.NOT_FOUND),
-    "nvml*InstanceById": (*QUERY, Code.NOT_FOUND, Code.NO_PERMISSION),
-    "nvml*Instances": (*QUERY, Code.NO_PERMISSION),
-    "nvml*PossiblePlacements*": (*QUERY, Code.NO_PERMISSION),
-    "nvml*Create*": (*QUERY, Code.NO_PERMISSION, Code.INSUFFICIENT_RESOURCES, Code.IN_USE),
-    "nvml*Destroy": (*QUERY, Code.NO_PERMISSION, Code.IN_USE),
-    "nvml*": QUERY,
-}
+EMPTY = card(BOARD)
 # Every code there is, with every call, for a long run: NODEAGENT_TEST_ALL_CODES=1
 ALL_CODES = tuple(c for c in Code if c) if os.environ.get("NODEAGENT_TEST_ALL_CODES") else ()
-CHANGING = ("nvml*Create*", "nvml*Destroy")
-Shape = tuple[tuple[str, int, tuple[int, ...]], ...]
+CHANGING = ("nvml*Create*", "nvml*Destroy", "nvml*Set*Mode")
+Shape = tuple[bool, tuple[tuple[str, int, tuple[int, ...]], ...]]
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of layout, with the place of a device that is in use throughout."""
+    """A change of layout, with the first slice of a device that is in use throughout."""
 
     before: DesiredGpu
     after: DesiredGpu
-    used: tuple[str, int]
+    used: int | None = None
 
 
-EMPTY = card(BOARD)
+MIG_OFF = DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]")
 CHANGES = {
     "recut": Change(
         devices(EMPTY, *[("1g.10gb", 1, start) for start in range(7)]),
         wanted(EMPTY, [("3g.40gb", 1), ("2g.20gb", 1), ("1g.10gb", 2)]),
-        used=("1g.10gb", 1),
+        used=1,
     ),
     "divide": Change(
         devices(EMPTY, ("3g.40gb", 3, 0), ("2g.20gb", 2, 4)),
         devices(EMPTY, ("3g.40gb", 1, 0), ("3g.40gb", 2, 0), ("2g.20gb", 2, 4)),
-        used=("2g.20gb", 4),
+        used=4,
     ),
+    "mode on": Change(MIG_OFF, wanted(EMPTY, [("3g.40gb", 1), ("1g.10gb", 2)])),
+    "mode off": Change(wanted(EMPTY, [("3g.40gb", 2)]), MIG_OFF),
 }
 
 
@@ -90,10 +72,10 @@ async def make(driver: Driver, desired: DesiredGpu) -> GpuOutcome:
     return outcome.gpus[0]
 
 
-def occupy(node: SimulatedNode, place: tuple[str, int]) -> str:
+def occupy(node: SimulatedNode, start: int) -> str:
     """Put a process on the device at that slice; its UUID."""
     hardware = node.card(0)
-    instance = next(i for i in hardware.state.instances if i.start == place[1])
+    instance = next(i for i in hardware.state.instances if i.start == start)
     device = instance.compute[0]
     node.occupy(f"0/{instance.id}/{device.id}", command="training")
     return hardware.mig_uuid(instance, device)
@@ -105,18 +87,19 @@ def uuids(node: SimulatedNode) -> set[str]:
 
 
 def hardware_shape(node: SimulatedNode) -> Shape:
-    """What is really there: kind, start and parts of every GPU instance."""
-    return tuple(
-        sorted(
-            (str(i.profile), i.start, tuple(sorted(c.profile for c in i.compute)))
-            for i in node.card(0).state.instances
-        )
+    """What is really there: the mode; kind, start and parts of every GPU instance."""
+    state = node.card(0).state
+    instances = (
+        (str(i.profile), i.start, tuple(sorted(c.profile for c in i.compute)))
+        for i in state.instances
     )
+    return state.mig, tuple(sorted(instances))
 
 
-def reported_shape(gpu: Gpu) -> tuple[tuple[int, int], ...]:
-    """What is reported to be there: start and number of parts of every GPU instance."""
-    return tuple(sorted((i.placement.start, len(i.compute)) for i in gpu.instances))
+def reported_shape(gpu: Gpu) -> tuple[bool, list[tuple[int, int]]]:
+    """What is reported to be there: the mode; start and number of parts of every GPU instance."""
+    starts = sorted((i.placement.start, len(i.compute)) for i in gpu.instances)
+    return gpu.mig is not None and gpu.mig.current, starts
 
 
 @dataclass
@@ -125,7 +108,7 @@ class Bench:
 
     node: SimulatedNode
     change: Change
-    in_use: str
+    in_use: set[str]
     state: object
     old: Shape
     new: Shape
@@ -136,7 +119,7 @@ class Bench:
         """Make both layouts once, to know them."""
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             await make(driver, change.before)
-            in_use = occupy(node, change.used)
+            in_use = set() if change.used is None else {occupy(node, change.used)}
             state, old = copy.deepcopy(node.card(0).state), hardware_shape(node)
             assert not (await make(driver, change.after)).problems
         bench = cls(node, change, in_use, state, old, hardware_shape(node))
@@ -167,7 +150,7 @@ class Bench:
                 struck = node.journal.total() >= calls + number
                 node.clear_faults(fault)
                 ended = judge(node, outcome, self.old, self.new, where)
-                assert self.in_use in uuids(node), f"{where}: harmed what is in use"
+                assert self.in_use <= uuids(node), f"{where}: harmed what is in use"
                 again = await make(driver, goal)
         except DriverError:  # nothing could be observed, so nothing was begun
             node.clear_faults(fault)
@@ -177,7 +160,7 @@ class Bench:
             ended, struck = "not begun", True
         assert not again.problems, f"{where}: wedged: {again.problems}"
         assert hardware_shape(node) == self.new, f"{where}: the plan is not reached later"
-        assert self.in_use in uuids(node), f"{where}: harmed what is in use later"
+        assert self.in_use <= uuids(node), f"{where}: harmed what is in use later"
         return ended if struck else "not reached"
 
 
@@ -185,7 +168,8 @@ def judge(node: SimulatedNode, outcome: GpuOutcome, old: Shape, new: Shape, wher
     """How a run ended; fails the test unless what was reported is what is so."""
     is_now = hardware_shape(node)
     if outcome.after.access is Access.OK:
-        real = tuple(sorted((start, len(parts)) for _, start, parts in is_now))
+        mode, instances = is_now
+        real = mode, sorted((start, len(parts)) for _, start, parts in instances)
         assert reported_shape(outcome.after) == real, f"{where}: a lie about what is there"
     if is_now == new and not outcome.failed:
         return "new"
@@ -195,25 +179,22 @@ def judge(node: SimulatedNode, outcome: GpuOutcome, old: Shape, new: Shape, wher
     if outcome.failed:
         results = [report.result for report in outcome.steps]
         assert StepResult.FAILED in results, where
+    if outcome.plan.verdict is not Verdict.APPLICABLE:
+        assert is_now == old, f"{where}: acted without a plan"
     undone = {StepResult.UNDONE, StepResult.SKIPPED, StepResult.FAILED}
     if is_now == old:
         for report in outcome.steps:
-            if isinstance(report.step, DestroyGpuInstance | CreateGpuInstance):
+            if isinstance(report.step, DestroyGpuInstance | CreateGpuInstance | SetMigMode):
                 assert report.result in undone, f"{where}: {report} said done in the old layout"
         return "old"
     return "remainder"
-
-
-def codes_of(function: str) -> tuple[Code, ...]:
-    """The codes to try with a function: by the first pattern that it matches."""
-    return ALL_CODES or next(c for p, c in DOCUMENTED.items() if fnmatchcase(function, p))
 
 
 def faults(calls: tuple[str, ...]) -> Iterator[tuple[int, Code, bool]]:
     """Number of a call, code, and whether the call fails after its work or instead of it."""
     for number, function in enumerate(calls, start=1):
         changing = any(fnmatchcase(function, pattern) for pattern in CHANGING)
-        for code in codes_of(function):
+        for code in ALL_CODES or documented_errors(function):
             for applied in (False, True) if changing else (False,):
                 yield number, code, applied
 

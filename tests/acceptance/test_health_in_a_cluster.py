@@ -10,7 +10,8 @@ from pathlib import Path
 
 from nodeagent.views.status_annotation import STATUS
 from tests.acceptance.agent_home import Home
-from tests.acceptance.cluster_rig import plan_text, until
+from tests.acceptance.cluster_rig import plan_text
+from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import (
     NAME,
     PLAN,
