@@ -5,8 +5,9 @@ agent's own code.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tests.campaign.episode import Plan
 
 _LIMIT = "50.0"  # per cent of the threads of a device that two share, as its daemon says
 EXCLUSIVE = 3
+DISK = "campaign-disk"  # what the mounts of a day are called
+_DEVICE = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +109,34 @@ def descriptors() -> dict[str, str]:
         except OSError:  # the listing's own
             continue
     return found
+
+
+def leftovers(folder: Path) -> Iterator[str]:
+    """What an agent that ended left on the machine, but for the daemons that the plan asks for and
+    what belongs to these: sentences, each about one thing too much.
+    """
+    daemons = processes.daemons(folder)
+    for pid, command in processes.others(daemons, folder):
+        yield f"process {pid}: {command}"
+    run = folder / "run"
+    for path in run.iterdir() if run.exists() else ():
+        if path.name != "mps":
+            yield str(path)
+    for path in (run / "mps").iterdir() if (run / "mps").exists() else ():
+        if path.name not in daemons:
+            yield str(path)
+    own = folder / "node.json.mps"
+    for records in (own / "claims").glob("*"), (folder / "cdi").glob("nodeagent.io-claim*"):
+        yield from map(str, records)
+    for path in (*(folder / "cdi").glob("*"), own / "earlier-modes.json"):
+        yield from _devices_in(path, daemons)
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if str(folder) in line and DISK not in line:
+            yield f"mount {line}"
+
+
+def _devices_in(path: Path, wanted: Collection[str]) -> Iterator[str]:
+    """Those that a file names and that no daemon serves."""
+    if path.exists():
+        found = set(_DEVICE.findall(path.read_text(errors="replace")))
+        yield from (f"{device} in {path}" for device in sorted(found - set(wanted)))

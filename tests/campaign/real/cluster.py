@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.campaign.real.published import Published
+from tests.campaign.pages import Published
 from tests.simulated_cluster.agent import NAME, PLAN, kubeconfig, status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Fault, Freeze, Html, Reset

@@ -20,8 +20,6 @@ from tests.campaign import invariants, pages, processes, truth
 from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
 from tests.campaign.real.cluster import PART, TOKEN, Cluster, device_files, device_shared
-from tests.campaign.real.published import untrue
-from tests.campaign.real.rest import leftovers
 from tests.campaign.real.surroundings import WallClock
 from tests.simulated_cluster.workloads import SHARED
 
@@ -138,7 +136,7 @@ class Judge:
         if of != ("InSync", _digest(plan)):
             return f"the Node says {' of '.join(map(str, of))}"
         with self._node.looks():
-            return "; ".join(untrue(self._node, published, is_sick=self.is_sick))
+            return "; ".join(pages.untrue_of_node(self._node, published, is_sick=self.is_sick))
 
     # --- whether it is right ----------------------------------------------------------------------
 
@@ -156,7 +154,7 @@ class Judge:
 
     def look_at_rest(self, plan: Plan) -> None:
         """What an agent that ended leaves behind is what the plan asks for."""
-        left = (*self.differences(plan), *leftovers(self._home.folder))
+        left = (*self.differences(plan), *truth.leftovers(self._home.folder))
         self.violations += [Violation(invariants.LEAK, one) for one in left]
 
     def _status(self) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-DISK = "campaign-disk"  # what its mounts are called
+from tests.campaign.truth import DISK
+
 _SIZE = 8 << 20  # bytes of each
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 1 << 14, 1 << 18
 
