@@ -17,10 +17,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
-
 from bench.tables import show
 from nodeagent.claims.names import DRIVER
+from tests.agent_environment import asked
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import (
     NAME,
@@ -124,12 +123,7 @@ class _Node:
 
     async def get(self, path: str) -> str:
         """An answer over the agent's socket."""
-        connector = aiohttp.UnixConnector(str(self._folder / "run" / "agent.sock"))
-        async with (
-            aiohttp.ClientSession("http://localhost", connector=connector) as session,
-            session.get(path) as answer,
-        ):
-            return await answer.text()
+        return (await asyncio.to_thread(asked, self._folder, path))[1]
 
     async def daemon(self, but: int = 0) -> int:
         """The process of the only daemon, once that is Ready in another one than this."""

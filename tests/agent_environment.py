@@ -1,13 +1,15 @@
-"""What an agent in a process of its own has in its environment, and where it may listen."""
+"""An agent in a process of its own: its environment, where it may listen, and what it answers."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+ANSWER = 60.0  # seconds that an answer may take
 _ROOT = Path(__file__).parents[1]
 
 
@@ -30,3 +32,16 @@ def port_kept_free() -> Iterator[int]:
         holder.bind(("127.0.0.1", 0))
         port: int = holder.getsockname()[1]
         yield port
+
+
+def asked(folder: Path, path: str) -> tuple[int, str]:
+    """Status and text of what the agent with `folder`/run answers over its socket; raises OSError
+    while there is none.
+    """
+    connection = http.client.HTTPConnection("localhost", timeout=ANSWER)
+    with socket.socket(socket.AF_UNIX) as connection.sock:
+        connection.sock.settimeout(ANSWER)
+        connection.sock.connect(f"{folder}/run/agent.sock")
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.agent_environment import agent_environment
+from tests.agent_environment import agent_environment, asked
 from tests.machine_load import stretched
 
 SOON = 60.0  # seconds that anything may take on a busy machine
@@ -114,12 +112,7 @@ class Home:
 
     def text(self, path: str) -> str:
         """As `get`, for an answer that need not be JSON."""
-        connection = http.client.HTTPConnection("localhost", timeout=SOON)
-        with socket.socket(socket.AF_UNIX) as connection.sock:
-            connection.sock.settimeout(SOON)
-            connection.sock.connect(f"{self.folder}/run/agent.sock")
-            connection.request("GET", path)
-            return connection.getresponse().read().decode()
+        return asked(self.folder, path)[1]
 
     def status(self) -> dict[str, Any]:
         """As the agent has it; empty while it does not answer."""

@@ -15,6 +15,7 @@ from typing import Any
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import SOON, USER
+from tests.agent_environment import asked
 from tests.claims.samples import config_json, device_config
 from tests.cluster.client.rig import until
 from tests.machine_load import stretched
@@ -124,19 +125,12 @@ class Cluster:
         return {d["name"]: d for one in slices for d in one["spec"].get("devices", ())}
 
     async def answered(self, path: str) -> str:
-        """What the agent answers now, with its head; raises OSError while there is none."""
-        reader, writer = await asyncio.open_unix_connection(self.folder / "run" / "agent.sock")
-        request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        writer.write(request.encode())
-        text = (await reader.read()).decode()
-        writer.close()
-        await writer.wait_closed()
-        return text
+        """What the agent answers now; raises OSError while there is none."""
+        return (await asyncio.to_thread(asked, self.folder, path))[1]
 
     async def status(self) -> dict[str, Any]:
         """What the agent answers of its node."""
-        answer = await self.answered("/v1/status")
-        found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])
+        found: dict[str, Any] = json.loads(await self.answered("/v1/status"))
         return found
 
 

@@ -42,7 +42,7 @@ async def scraped(cluster: Cluster) -> list[str]:
 
 def _explained(answer: str, gpu: str) -> None:
     """The events say of the claim and its rival what was decided, and how the GPU changed."""
-    events = json.loads(answer.partition("\r\n\r\n")[2])
+    events = json.loads(answer)
     of_claims = [(e["type"], e["claim"]) for e in events if "claim" in e]
     assert of_claims == [
         ("ClaimPrepared", f"{TEAM}/trainer"),

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from nodeagent.views.status_annotation import STATUS
-from tests.acceptance.agent_home import Home
 from tests.acceptance.cluster_rig import plan_text
+from tests.agent_environment import asked
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import (
     NAME,
@@ -57,7 +57,7 @@ async def test_the_condition_and_the_event(tmp_path: Path) -> None:
             await until(lambda: condition().get("reason") == "Healthy")
             await until(lambda: headline()["severity"] == "ok")
             await until((tmp_path / "run" / "agent.sock").exists)
-            scraped = await asyncio.to_thread(Home(tmp_path).text, "/metrics")
+            _, scraped = await asyncio.to_thread(asked, tmp_path, "/metrics")
             assert "\nnodeagent_cluster_reachable 1\n" in scraped
             micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
             line = f"3,17,{micros},-;NVRM: Xid (PCI:0000:1a:00 GPU-I:02): 95, pid=7, name=x\n"

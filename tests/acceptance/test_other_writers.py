@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, UnixConnector
 
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, Member
+from tests.agent_environment import asked
 from tests.cluster.client.rig import until
 from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
@@ -48,12 +49,8 @@ async def test_both_say_so(tmp_path: Path) -> None:
 
 async def codes(folder: Path) -> set[str]:
     """Of the problems that the agent with its socket there has, in its headline too."""
-    connector = UnixConnector(str(folder / "run/agent.sock"))
-    async with (
-        ClientSession(connector=connector) as session,
-        session.get("http://agent/v1/status") as answer,
-    ):
-        status: dict[str, Any] = await answer.json()
+    _, text = await asyncio.to_thread(asked, folder, "/v1/status")
+    status: dict[str, Any] = json.loads(text)
     return {problem["code"] for problem in status["problems"]} & {status["headline"]["code"]}
 
 

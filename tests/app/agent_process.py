@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from tests.agent_environment import agent_environment
+from tests.agent_environment import agent_environment, asked
 from tests.machine_load import stretched
 
 SOON = 60.0  # seconds that anything may take
@@ -49,17 +47,11 @@ class Process:
 
     def ask(self, path: str = "/v1/status") -> tuple[int, Any]:
         """Over the Unix socket; 0 while there is no answer."""
-        connection = http.client.HTTPConnection("localhost", timeout=SOON)
-        connection.sock = socket.socket(socket.AF_UNIX)
         try:
-            connection.sock.connect(str(self.folder / "run" / "agent.sock"))
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, json.load(answer)
+            status, text = asked(self.folder, path)
         except OSError:
             return 0, None
-        finally:
-            connection.close()
+        return status, json.loads(text)
 
     def until(self, condition: Callable[[Any], bool]) -> Any:
         """Wait until the status is so."""

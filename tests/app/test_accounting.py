@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.acceptance.metrics_rig import Series, parsed
+from tests.agent_environment import asked
 from tests.app.agent_process import SOON, agent, write_plan
 from tests.machine_load import stretched
 
@@ -28,12 +27,8 @@ def _command(folder: Path, *words: str) -> None:
 
 def _scraped(folder: Path) -> dict[Series, float]:
     """Empty while no agent answers."""
-    connection = http.client.HTTPConnection("localhost", timeout=SOON)
     try:
-        with socket.socket(socket.AF_UNIX) as connection.sock:
-            connection.sock.connect(f"{folder}/run/agent.sock")
-            connection.request("GET", "/metrics")
-            return parsed(connection.getresponse().read().decode())
+        return parsed(asked(folder, "/metrics")[1])
     except OSError:
         return {}
 
