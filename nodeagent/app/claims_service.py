@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nodeagent.app.claim_view import ClaimReports, ClaimView
 from nodeagent.app.shared import Shared
-from nodeagent.claims.files.cdi_files import TOOLKIT_DIRS, ToolkitEdits
+from nodeagent.claims.files.toolkit import TOOLKIT_DIRS, ToolkitEdits
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.offering.gpu_rules import Mode
@@ -243,7 +243,7 @@ class ClaimsService:
             group.create_task(self._reports.run(), name="reports on claims")
             if kubelet:
                 group.create_task(self._keep_up(kubelet), name="upkeep of claims")
-            self._offers.go_on_from(await self._publisher.published())
+            self._offers.continue_from(await self._publisher.published())
             while True:
                 await self._refuse_beside_others(self._publisher, kubelet)
                 state = self._states.newest

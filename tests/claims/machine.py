@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nodeagent.claims.files.cdi_files import ToolkitEdits
+from nodeagent.claims.files.toolkit import ToolkitEdits
 from nodeagent.claims.model import Allocated
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.serving.claim_object import ClaimObject, ReservedFor, read_claim

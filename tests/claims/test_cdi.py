@@ -24,18 +24,16 @@ from nodeagent.claims.files.cdi import (
     device_id,
     file_name,
     merged,
-    stale,
 )
-from nodeagent.claims.files.cdi_files import (
-    TOOLKIT_DIRS,
-    NoToolkitEdits,
-    ToolkitEdits,
+from nodeagent.claims.files.claim_files import (
     file_names,
     file_state,
     publish,
+    stale,
     withdraw,
 )
 from nodeagent.claims.files.records import UnreadableRecord
+from nodeagent.claims.files.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase, Result
 from nodeagent.files.cdi import Edits
 from nodeagent.files.open_directory import PathRefused

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.files.cdi_files import file_names
-from nodeagent.claims.files.claim_files import ClaimFiles
+from nodeagent.claims.files.claim_files import ClaimFiles, file_names
 from nodeagent.claims.model import FileState
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError

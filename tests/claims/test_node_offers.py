@@ -82,7 +82,7 @@ def test_a_withdrawal_goes_on_after_a_restart() -> None:
     gone = tainted(withdrawing, WITHDRAWN)
     assert {"gpu", "mig-7g-80gb-0", "mig-1g-10gb-5"} <= gone
     second = NodeOffers(NODE, Mode.DYNAMIC)
-    second.go_on_from(published(withdrawing))
+    second.continue_from(published(withdrawing))
     almost = make(second, there, goal=GOAL, now=NOON + WITHDRAWAL - 1)[POOL]
     assert almost == withdrawing
     assert (
@@ -97,7 +97,7 @@ def test_what_a_claim_holds_stays_as_it_was_published() -> None:
     device = next(d for d in old.devices if d.name == "mig-1g-10gb-5")
     device = replace(device, attributes={**device.attributes, "gpu.nvidia.com/brand": "Old"})
     offers = NodeOffers(NODE, Mode.DYNAMIC)
-    offers.go_on_from(published(replace(old, devices=(device,))))
+    offers.continue_from(published(replace(old, devices=(device,))))
     found = make(offers, GPU, records=[held])[POOL]
     assert device in found.devices
     assert len(found.devices) == len(old.devices)
@@ -106,7 +106,7 @@ def test_what_a_claim_holds_stays_as_it_was_published() -> None:
 def test_a_gpu_that_is_gone() -> None:
     """Its devices are tainted and withdrawn ten minutes later, but for what claims hold."""
     offers = NodeOffers(NODE, Mode.DYNAMIC)
-    offers.go_on_from(published(make(NodeOffers(NODE, Mode.DYNAMIC), GPU)[POOL]))
+    offers.continue_from(published(make(NodeOffers(NODE, Mode.DYNAMIC), GPU)[POOL]))
     held = using("mig-1g-10gb-5")
     found = make(offers, records=[held])[POOL]
     assert tainted(found, WITHDRAWN) == tainted(found, UNHEALTHY) == names(found)

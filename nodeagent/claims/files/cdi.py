@@ -11,27 +11,24 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-from nodeagent.claims.model import UID, ClaimedDevice, ClaimRecord, Result
+from nodeagent.claims.model import UID, ClaimedDevice, Result
 from nodeagent.files.cdi import Device, DeviceNode, Edits, cdi_specification
 from nodeagent.mps.files.client_files import slot_device
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import Slot
 from nodeagent.structs import replace
 
-if TYPE_CHECKING:
-    from nodeagent.claims.files.records import UnreadableRecord
-
 T = TypeVar("T")
 
 KIND: Final = "nodeagent.io/claim"
-LARGEST: Final = 1 << 20  # bytes of a document; the toolkit's edits are some 20 KiB
+MAX_BYTES: Final = 1 << 20  # bytes of a document; the toolkit's edits are some 20 KiB
 _VERSION, _WITH_GROUPS = "0.5.0", "0.7.0"
 _CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 _NO_OTHER_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES=void"  # the runtime's own injection stays off
-_FILE = re.compile(rf"nodeagent\.io-claim_({UID.pattern})\.json")
-_UNFINISHED = re.compile(rf"\.{_FILE.pattern}\.new")
+CLAIM_FILE: Final = re.compile(rf"nodeagent\.io-claim_({UID.pattern})\.json")
+UNFINISHED: Final = re.compile(rf"\.{CLAIM_FILE.pattern}\.new")
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -139,21 +136,5 @@ def _mps_edits(mps: MpsClient) -> Edits:
 
 def claim_of(name: str) -> str | None:
     """The uid of the claim whose file this is, whole or unfinished; None for files of others."""
-    match = _FILE.fullmatch(name) or _UNFINISHED.fullmatch(name)
+    match = CLAIM_FILE.fullmatch(name) or UNFINISHED.fullmatch(name)
     return match[1] if match else None
-
-
-def stale(names: Iterable[str], records: Iterable[ClaimRecord | UnreadableRecord]) -> list[str]:
-    """The files to delete of those in the directory, while none is being written.
-
-    Where not even the records' names can be read, each file may be wanted. Files of others are
-    passed over.
-    """
-    known = {one.uid for one in records}
-    found: list[str] = []
-    for name in sorted(names):
-        match = _FILE.fullmatch(name)
-        orphaned = match and match[1] not in known and "" not in known
-        if orphaned or _UNFINISHED.fullmatch(name):
-            found.append(name)
-    return found

@@ -27,7 +27,7 @@ from nodeagent.files.state import (
 )
 
 FOLDER: Final = "claims"  # below state.dir
-LARGEST: Final = 1 << 20  # bytes; a claim has at most 32 devices, of some 1,000 bytes each
+MAX_BYTES: Final = 1 << 20  # bytes; a claim has at most 32 devices, of some 1,000 bytes each
 
 _FILE = re.compile(rf"({UID.pattern})\.json")
 _UNFINISHED = re.compile(rf"\.{UID.pattern}\.json\.new")
@@ -176,4 +176,4 @@ def _gpus_of_newer(content: bytes | None) -> frozenset[str] | None:
         return None
 
 
-_FORMAT: StateFormat[ClaimRecord] = StateFormat("claim", 1, LARGEST, _encode, _decode)
+_FORMAT: StateFormat[ClaimRecord] = StateFormat("claim", 1, MAX_BYTES, _encode, _decode)

@@ -30,7 +30,7 @@ from nodeagent.plan.observed import Gpu, GpuInstance, GpuInstanceProfile
 from nodeagent.structs import replace
 
 # Cards have at most 2,319 legal sets; a card with very many more is not enumerated at all.
-_MOST_SETS = 20_000
+_MAX_SETS = 20_000
 
 MEMORY: Final = "memory"  # the counter of MPS shares; MIG devices do not take from it
 
@@ -226,8 +226,8 @@ def _compare(
             if legal:
                 joined.append((one, rest))
         sets += len(joined)
-        if sets > _MOST_SETS:
-            return f"it can have more than {_MOST_SETS} different sets of devices"
+        if sets > _MAX_SETS:
+            return f"it can have more than {_MAX_SETS} different sets of devices"
         # What cannot join a set can join no larger one.
         rests = [one for one, _ in joined]
         open_sets += [

@@ -49,7 +49,7 @@ class NodeOffers:
         self.closed = ""
         self.keeps_taints = True
 
-    def go_on_from(self, published: Iterable[PoolOffer]) -> None:
+    def continue_from(self, published: Iterable[PoolOffer]) -> None:
         """Take what is published now for what this agent offered last."""
         self._previous = {offer.pool: offer for offer in published}
         self._made = (None, ())

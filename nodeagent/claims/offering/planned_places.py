@@ -26,7 +26,7 @@ from nodeagent.plan.search import best_layout
 from nodeagent.structs import Struct, replace
 
 FILE_NAME: Final = "planned-places.json"
-_LARGEST = 1 << 20  # bytes; a GPU has at most some 1,000
+_MAX_BYTES = 1 << 20  # bytes; a GPU has at most some 1,000
 
 
 class Place(Struct, frozen=True):
@@ -147,4 +147,4 @@ def _decode(content: bytes) -> Places:
     return json.decode(content, type=Places)
 
 
-_FORMAT: StateFormat[Places] = StateFormat("planned-places", 1, _LARGEST, _encode, _decode)
+_FORMAT: StateFormat[Places] = StateFormat("planned-places", 1, _MAX_BYTES, _encode, _decode)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from nodeagent.claims.files.cdi_files import NoToolkitEdits
 from nodeagent.claims.files.records import RecordNotKept
+from nodeagent.claims.files.toolkit import NoToolkitEdits
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.parts import NotAdmitted
 from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient, UnknownDevice

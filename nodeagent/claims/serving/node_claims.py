@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from nodeagent.claims.files.cdi import claim_of, file_name, stale
-from nodeagent.claims.files.cdi_files import file_names, withdraw
-from nodeagent.claims.files.claim_files import Capabilities, ClaimFiles
+from nodeagent.claims.files.cdi import claim_of, file_name
+from nodeagent.claims.files.claim_files import (
+    Capabilities,
+    ClaimFiles,
+    file_names,
+    stale,
+    withdraw,
+)
 from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import (
     ClaimAllocation,

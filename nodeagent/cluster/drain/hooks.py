@@ -1,7 +1,7 @@
 """The change hooks of a node in a cluster: objections, preparation, eviction and restore.
 
-In steady state the API server is asked nothing. What was begun is recorded on the Node itself, so
-that the next agent puts back what this one could not.
+In steady state the API server is asked nothing. What is under way is recorded on the Node
+itself, so that the next agent puts back what this one could not.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from nodeagent.signals import Signal
 
 log = structlog.get_logger(__name__)
 
-_MOST_CONFLICTS = 10
+_MAX_CONFLICTS = 10
 _PLUGIN_LABELS = "app=nvidia-device-plugin-daemonset"  # the GPU Operator's
 
 
@@ -235,7 +235,7 @@ class Restore:
         Raises `ClusterFault`; then some of it may be done, and the rest is still to do.
         """
         deleted: set[str] = set()  # once is enough: what comes in their place stays
-        for _ in range(_MOST_CONFLICTS):
+        for _ in range(_MAX_CONFLICTS):
             view = await self._node.read()
             try:
                 for change in self._changes(view):

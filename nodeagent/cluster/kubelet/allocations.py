@@ -39,7 +39,7 @@ _DRA_GPU: Final = re.compile(r"gpu-(\d+)(?![0-9a-z])", re.ASCII)
 _DRA_STATIC_MIG: Final = re.compile(r"gpu-(\d+)-mig-\d+-(\d+)-\d+", re.ASCII)
 _DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d+)-mig-.*[a-z].*-\d+-(\d+)", re.ASCII)
 _OWN_MIG: Final = re.compile(r"mig-.+-(\d{1,9})", re.ASCII)
-_LONGEST_NAME: Final = 63  # characters of a device of a ResourceSlice
+_MAX_NAME: Final = 63  # characters of a device of a ResourceSlice
 _DRA_PASSED_THROUGH: Final = re.compile(r"gpu-vfio-\d+", re.ASCII)
 
 
@@ -136,7 +136,7 @@ def read_claimed_device(driver: str, device: str) -> DeviceId | None:
     """
     if driver != _DRA_DRIVER or _DRA_PASSED_THROUGH.fullmatch(device):
         return None  # a GPU that is passed through to a VM is bound to another driver
-    if len(device) > _LONGEST_NAME:
+    if len(device) > _MAX_NAME:
         return Anywhere(device)
     for form in (_DRA_STATIC_MIG, _DRA_NAMED_MIG):
         if mig := form.fullmatch(device):

@@ -44,8 +44,8 @@ from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import Signature
 from nodeagent.text import listed
 
-LONGEST_PATH: Final = 107  # bytes that a Unix socket's address holds
-LARGEST_ANSWER: Final = 16 << 20  # bytes; what the kubelet's other clients accept
+MAX_PATH: Final = 107  # bytes that a Unix socket's address holds
+MAX_ANSWER: Final = 16 << 20  # bytes; what the kubelet's other clients accept
 SERVICE: Final = "v1.PodResourcesLister"
 _STARTING: Final = (
     "the agent retries; if it stays so, see whether the kubelet reaches the API server: "
@@ -53,7 +53,7 @@ _STARTING: Final = (
 )
 
 OPTIONS: Final = [
-    ("grpc.max_receive_message_length", LARGEST_ANSWER),
+    ("grpc.max_receive_message_length", MAX_ANSWER),
     ("grpc.use_local_subchannel_pool", 1),  # a new connection must not wait for an old one's pause
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
@@ -192,10 +192,10 @@ def _check_socket(socket: Path) -> Signature:
     """What distinguishes it from that of a kubelet before or after. Explains in plain words what
     gRPC would report in its own.
     """
-    if len(os.fsencode(socket.absolute())) > LONGEST_PATH:
+    if len(os.fsencode(socket.absolute())) > MAX_PATH:
         raise KubeletError(
             f"the path of the kubelet's socket is too long for a socket: {socket}",
-            remedy=f"at most {LONGEST_PATH} bytes",
+            remedy=f"at most {MAX_PATH} bytes",
         )
     try:
         found = socket.stat()

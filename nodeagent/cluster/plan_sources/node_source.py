@@ -53,7 +53,7 @@ class NodeSource:
         self.update()
 
     def use_last_good(self, why: str) -> None:
-        """There is no word from the Node so far: the plan of an earlier life counts."""
+        """Without a view of the Node so far, keep the last good plan in force."""
         self._offer(NoPlan(why))
 
     def requested(self, view: NodeView) -> Requested | None:

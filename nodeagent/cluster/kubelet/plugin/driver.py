@@ -56,10 +56,10 @@ async def dra_driver(
     """Serve the kubelet as the DRA driver; what it said of that is in what this gives.
 
     The kubelet finds the driver by its registration socket, so the DRA service is there before it
-    and after it. That socket has another name in each life of the agent: on a name that nobody
-    served the kubelet waits up to two minutes before it looks again. `kubelet_dir` is the kubelet's
-    root directory, at the same path as for the kubelet. `on_registration` gets each answer of the
-    kubelet that is another. `claims` is closed in the end. Raises PathRefused.
+    and after it. That socket has another name in each life of the agent: on a name that was
+    not served the kubelet waits up to two minutes before it looks again. `kubelet_dir` is the
+    kubelet's root directory, at the same path as for the kubelet. `on_registration` gets each
+    answer of the kubelet that is another. `claims` is closed in the end. Raises PathRefused.
     """
     endpoint = kubelet_dir / "plugins" / DRIVER / "dra.sock"
     registry = kubelet_dir / "plugins_registry"

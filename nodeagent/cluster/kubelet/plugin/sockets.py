@@ -27,12 +27,12 @@ from nodeagent.files.watch import changes
 
 log = structlog.get_logger(__name__)
 
-LONGEST_PATH: Final = 107  # bytes that a Unix socket's address holds
-LARGEST_REQUEST: Final = 256 << 10  # bytes
-MOST_CALLS: Final = 512  # at once; some for each pod that starts or ends
+MAX_PATH: Final = 107  # bytes that a Unix socket's address holds
+MAX_REQUEST: Final = 256 << 10  # bytes
+MAX_CALLS: Final = 512  # at once; some for each pod that starts or ends
 _HIDDEN: Final = ".nodeagent"
 _RETRY: Final = 5.0  # seconds until a deleted socket that could not be made again is tried again
-_OPTIONS: Final = [("grpc.max_receive_message_length", LARGEST_REQUEST)]
+_OPTIONS: Final = [("grpc.max_receive_message_length", MAX_REQUEST)]
 _REMEDIES: Final = Remedies(
     owner="find out what created it, and remove it",
     symlink="remove it, or set kubelet.dir",
@@ -46,10 +46,9 @@ def check_path(socket: Path) -> None:
         raise PathRefused(
             f"{socket} is not an absolute path without ..", remedy="write kubelet.dir from / on"
         )
-    if len(os.fsencode(socket)) > LONGEST_PATH:
+    if len(os.fsencode(socket)) > MAX_PATH:
         raise PathRefused(
-            f"{socket} has {len(os.fsencode(socket))} bytes, a socket's path at most "
-            f"{LONGEST_PATH}",
+            f"{socket} has {len(os.fsencode(socket))} bytes, a socket's path at most {MAX_PATH}",
             remedy="set kubelet.dir to a shorter path of the same directory",
         )
 
@@ -123,7 +122,7 @@ async def _bound(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> As
     """Serve at this path as long as this lasts."""
     with _opened(socket.parent) as directory:
         server = grpc.aio.server(
-            handlers=handlers, options=_OPTIONS, maximum_concurrent_rpcs=MOST_CALLS
+            handlers=handlers, options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
         )
         try:
             _bind(server, directory, socket)
@@ -150,8 +149,9 @@ def make_directory(path: Path) -> None:
 
 
 def remove_dead(directory: Path, pattern: str) -> None:
-    """Remove the sockets of these names that nobody serves, as a killed agent leaves them. Raises
-    PathRefused. Blocks on the disk.
+    """Remove the sockets of these names that no process serves, as a killed agent leaves them.
+
+    Raises PathRefused. Blocks on the disk.
     """
     with _opened(directory) as opened:
         for name in fnmatch.filter(os.listdir(opened), pattern):  # noqa: PTH208 - as opened

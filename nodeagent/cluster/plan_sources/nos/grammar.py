@@ -114,8 +114,8 @@ SPEC = f"{_PREFIX}spec-gpu"  # without a `-` behind it, here and below: so nos t
 STATUS = f"{_PREFIX}status-gpu"
 
 _INTEGER = re.compile(r"([+-]?)(?=[0-9])0*+([0-9]{0,19})")  # as Go reads one; at most 64 bits
-_LARGEST = 2**63 - 1
-_MOST_SPECS = 4096  # take some 40 ms; 16 GPUs with all their profiles have some 200
+_MAX_INTEGER = 2**63 - 1
+_MAX_SPECS = 4096  # take some 40 ms; 16 GPUs with all their profiles have some 200
 _SPEC_PARTS = 4
 _STATUS_PARTS = 5
 
@@ -170,8 +170,8 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
     wrong: list[Problem] = []
     ignored: list[Problem] = []
     named = list(_with_prefix(annotations, SPEC))
-    if len(named) > _MOST_SPECS:
-        message = f"there are {len(named)} annotations {SPEC}..., at most {_MOST_SPECS} are read"
+    if len(named) > _MAX_SPECS:
+        message = f"there are {len(named)} annotations {SPEC}..., at most {_MAX_SPECS} are read"
         remedy = "remove those that are for no GPU of this node"
         path = "metadata.annotations"
         return Requests(
@@ -267,4 +267,4 @@ def _integer(text: str) -> int | None:
     if match is None:
         return None
     number = int(match[1] + (match[2] or "0"))
-    return number if -_LARGEST - 1 <= number <= _LARGEST else None
+    return number if -_MAX_INTEGER - 1 <= number <= _MAX_INTEGER else None

@@ -156,14 +156,14 @@ MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB of each GPU, as feature discovery 
 USER = 1000  # nos' own daemon runs as this user, and so its clients have to
 
 _MIB_OF_A_GIGABYTE = 1000
-_LARGEST_LABEL = 12  # digits
+_MAX_LABEL = 12  # digits
 
 
 def card_memory(gpu: Gpu | None, labels: Mapping[str, str]) -> int:
     """MiB, by the driver, else by the node's label; 0 when neither is known."""
     by_driver = gpu.memory // MIB if gpu else 0
     label = labels.get(MEMORY_LABEL, "")
-    is_number = label.isascii() and label.isdecimal() and len(label) <= _LARGEST_LABEL
+    is_number = label.isascii() and label.isdecimal() and len(label) <= _MAX_LABEL
     return by_driver or (int(label) if is_number else 0)
 
 
@@ -192,7 +192,7 @@ def mps_entry(counts: Mapping[int, int], card: int) -> dict[str, Any]:
 # --- the configuration of the device plugin -------------------------------------------------------
 
 _RENAMED = "gpu-"
-_LONGEST_INDEX = 4
+_MAX_INDEX = 4
 
 
 def read_configuration(text: str) -> Requests:
@@ -242,7 +242,7 @@ def _on_devices(
         return
     for number, device in enumerate(devices):
         text = str(device) if type(device) in (int, str) else ""
-        if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_INDEX:
+        if text.isascii() and text.isdecimal() and len(text) <= _MAX_INDEX:
             yield DeviceRequest(int(text), profile, replicas, _path(place))
         else:
             yield _wrong((*place, number), device, "the index of a GPU")

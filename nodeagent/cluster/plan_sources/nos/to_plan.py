@@ -41,7 +41,7 @@ from nodeagent.structs import replace
 from nodeagent.text import did_you_mean, listed, shown
 
 _SOME_ID = "0"  # which one it is does not matter to the plan
-_MOST_NAMED = 3  # further places in a sentence about the first
+_MAX_NAMED = 3  # further places in a sentence about the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,5 +207,5 @@ def _as_one(faults: tuple[Problem, ...]) -> Problem:
     first, others = faults[0], [fault.path for fault in faults[1:] if fault.path]
     if not others:
         return first
-    also = listed(dict.fromkeys(others), _MOST_NAMED)
+    also = listed(dict.fromkeys(others), _MAX_NAMED)
     return replace(first, message=f"{first.message} (wrong too: {also})")

@@ -32,7 +32,7 @@ from nodeagent.cluster.kubelet.plugin.driver import (
     RegistrationService,
     health_streams,
 )
-from nodeagent.cluster.kubelet.plugin.sockets import LARGEST_REQUEST, serve
+from nodeagent.cluster.kubelet.plugin.sockets import MAX_REQUEST, serve
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claimed
 from tests.machine_load import stretched
@@ -156,7 +156,7 @@ async def test_claims_of_a_call_are_worked_on_side_by_side(client: Client, claim
 async def test_a_call_that_is_too_large(client: Client, claims: Claims) -> None:
     """It is refused before it is read, and the next one is served."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.send(PREPARE, bytes(LARGEST_REQUEST + 1))
+        await client.send(PREPARE, bytes(MAX_REQUEST + 1))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert claims.begun == []
     assert await client.send(PREPARE, b"") == b""

@@ -1,89 +1,29 @@
-"""The CDI files of claims in `cdi.dir`, and what NVIDIA's toolkit has for every container.
-
-Each file is written whole and read back. One that differs from what it should be, or is missing,
-is written anew; one that nothing stands for is deleted.
-"""
+"""What NVIDIA's toolkit has for every container, by the CDI document that it generates."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.files.cdi import LARGEST, claim_of, file_name
-from nodeagent.claims.model import FileState
+from nodeagent.claims.files.cdi import MAX_BYTES, claim_of
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.cdi import Edits
-from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
-from nodeagent.files.state import read_own_file, read_regular_file
+from nodeagent.files.state import read_own_file
 
 TOOLKIT_KIND: Final = "nvidia.com/gpu"
 # Where runtimes look. What was generated since the machine's start wins, as it does for them.
 TOOLKIT_DIRS: Final = (Path("/var/run/cdi"), Path("/etc/cdi"))
-_MOST_NODES: Final = 15_000  # of the toolkit's; 8 GPUs with all their MIG devices have some 6,000
+_MAX_NODES: Final = 15_000  # of the toolkit's; 8 GPUs with all their MIG devices have some 6,000
 _SUFFIXES = (".json", ".yaml")  # what the specification has runtimes read
-
-_REMOVE = "find out what created it, and remove it"
-_REMEDIES = Remedies(
-    owner=_REMOVE,
-    symlink=f"{_REMOVE}, or set cdi.dir to where it leads",
-    system="run as root, or set cdi.dir to a directory that can be written",
-)
 
 
 class NoToolkitEdits(NodeagentError):
     """No CDI document says what a container needs to use a GPU at all."""
 
-
-def file_state(cdi_dir: Path, uid: str, content: bytes) -> FileState:
-    """Of the claim with this uid; one that cannot be read differs. Blocks on the disk."""
-    try:
-        found = read_regular_file(cdi_dir / file_name(uid), LARGEST + 1)
-    except FileNotFoundError:
-        return FileState.MISSING
-    except OSError:
-        return FileState.DIFFERS
-    return FileState.SAME if found == content else FileState.DIFFERS
-
-
-def publish(cdi_dir: Path, uid: str, content: bytes) -> bool:
-    """Make the claim's file be this, and read it back; whether it was not so before.
-
-    Raises PathRefused, with what was there still there. Blocks on the disk.
-    """
-    name = file_name(uid)
-    with OpenDirectory.opened(cdi_dir, make=True, remedies=_REMEDIES) as directory:
-        changed = directory.put(name, content)
-        if changed and directory.put(name, content):
-            raise PathRefused(
-                f"{directory.path / name} does not have the content that was written",
-                remedy=f"find out which other program writes there: `ls -l {directory.path}`",
-            )
-    return changed
-
-
-def withdraw(cdi_dir: Path, files: Collection[str]) -> None:
-    """Delete these files, as far as they are there. Raises PathRefused. Blocks on the disk."""
-    if not files or not os.path.lexists(cdi_dir):
-        return
-    with OpenDirectory.opened(cdi_dir, make=False, remedies=_REMEDIES) as directory:
-        for name in files:
-            directory.remove(name)
-
-
-def file_names(cdi_dir: Path) -> tuple[str, ...]:
-    """Of all files in it, none where it is not there. Raises PathRefused. Blocks on the disk."""
-    if not os.path.lexists(cdi_dir):
-        return ()
-    with OpenDirectory.opened(cdi_dir, make=False, remedies=_REMEDIES) as directory:
-        return directory.names()
-
-
-# --- the toolkit's --------------------------------------------------------------------------------
 
 _Mark = tuple[
     Path, int, int, int
@@ -139,10 +79,10 @@ class ToolkitEdits:
 
 def _toolkit_edits(path: Path) -> Edits | None:
     """None where the file is about other devices, or has no edits for all of them."""
-    text = read_own_file(path, LARGEST)
+    text = read_own_file(path, MAX_BYTES)
     if TOOLKIT_KIND.encode() not in text:
         return None
-    document: Value = read_tree(text, most_nodes=_MOST_NODES).value
+    document: Value = read_tree(text, most_nodes=_MAX_NODES).value
     if not isinstance(document, dict) or document.get("kind") != TOOLKIT_KIND:
         return None
     edits = convert(document.get("containerEdits", {}), Edits)
