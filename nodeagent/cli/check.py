@@ -16,9 +16,8 @@ from nodeagent.cli.node import is_simulated, lock_file, observed_node, run_dir
 from nodeagent.cli.output import Output
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.errors import DriverError, UsageError
-from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.programs import Programs
-from nodeagent.mps.setup import has_private_shm
+from nodeagent.mps.setup import accounts_for, has_private_shm
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.shares import Account, Host

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.control.client import ControlClient, Seen, ask_everything, differences
-from nodeagent.mps.control.commands import MemoryLimit
+from nodeagent.mps.commands import MemoryLimit
+from nodeagent.mps.control import ControlClient, Seen, ask_everything, differences
 from nodeagent.mps.files.directories import (
     is_device_name,
     owner_of,

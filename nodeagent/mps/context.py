@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.control import ControlClient
 from nodeagent.mps.files.log import LogWatch
 from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.mps.lifecycle.model import Report

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-from nodeagent.mps.control.client import Seen, SeenServer
-from nodeagent.mps.control.commands import MAX_SERVERS
+from nodeagent.mps.commands import MAX_SERVERS
+from nodeagent.mps.control import Seen, SeenServer
 from nodeagent.mps.files import log
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, ServerStatus

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from nodeagent.backoff import Backoff
 from nodeagent.errors import error_sentence
-from nodeagent.mps.control.client import (
+from nodeagent.mps.commands import UnexpectedReply, quit_daemon, terminate_client
+from nodeagent.mps.control import (
     ControlError,
     DaemonBusy,
     DaemonDead,
@@ -25,7 +26,6 @@ from nodeagent.mps.control.client import (
     differences,
     set_limits,
 )
-from nodeagent.mps.control.commands import UnexpectedReply, quit_daemon, terminate_client
 from nodeagent.mps.files.directories import seal_pipe_directory
 from nodeagent.mps.files.log import DEBOUNCE
 from nodeagent.mps.launch.launcher import DaemonProcess

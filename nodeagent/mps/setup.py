@@ -1,14 +1,16 @@
-"""Makes the parts that run MPS from the settings, for the agent and for one-shot commands alike."""
+"""Makes the parts that run MPS from the settings, for the agent and for one-shot commands alike,
+and looks up the users that plans and claims name.
+"""
 
 from __future__ import annotations
 
 import os
+import pwd
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from nodeagent.gpu.original_settings import FILE_NAME
-from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.context import START_TIMEOUT, Check, MpsContext
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
@@ -18,7 +20,7 @@ from nodeagent.mps.launch.service import ServiceLauncher
 from nodeagent.mps.lifecycle.model import Report
 from nodeagent.mps.programs import Programs
 from nodeagent.plan.desired import PlanDocument
-from nodeagent.plan.shares import Host
+from nodeagent.plan.shares import ANY_USER, Account, Host, user_ids
 from nodeagent.settings import MpsSettings, Settings
 from nodeagent.structs import Struct
 
@@ -139,3 +141,48 @@ def _not_known(found: Probe) -> StartError:
     return StartError(
         f"whether MPS here has a server for all users is not known: {why}", remedy=remedy
     )
+
+
+# --- users ----------------------------------------------------------------------------------------
+
+
+_MAX_ID = 2**32 - 2  # the number above means "no change" to the kernel
+
+
+def accounts_for(document: PlanDocument, default_user: str) -> Mapping[str, Account]:
+    """Look up each `user` in the document, and the default, as `accounts_of` does."""
+    named = {mps.user for entry in document.entries for mps in entry.mps_entries() if mps.user}
+    return accounts_of({default_user, *named})
+
+
+def accounts_of(users: Collection[str]) -> Mapping[str, Account]:
+    """Look up each of the `users`, by its text; unknown ones are left out. May ask a directory
+    service (LDAP), and block for as long as that takes.
+
+    `uid:gid` is taken at its word and has no further groups. A uid alone has the group and the
+    further groups that its user has, or its own number as group where there is no such user.
+    """
+    found = {user: _account(user) for user in sorted(users)}
+    return {user: account for user, account in found.items() if account is not None}
+
+
+def _account(user: str) -> Account | None:
+    if user == ANY_USER:  # a word of the plan's; whom such a server runs as, the plan knows
+        return None
+    ids = user_ids(user)
+    if ids is None:
+        return _entry(user)
+    if max(ids) > _MAX_ID:
+        return None
+    return (None if ":" in user else _entry(ids[0])) or Account(*ids)
+
+
+def _entry(user: str | int) -> Account | None:
+    """Look the user up in the user database; None when it has no such user."""
+    try:
+        entry = pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
+    except (KeyError, ValueError):  # ValueError: a zero byte in the name
+        return None
+    # In order, because a daemon whose groups differ has to be started anew.
+    groups = sorted(set(os.getgrouplist(entry.pw_name, entry.pw_gid)) - {entry.pw_gid})
+    return Account(entry.pw_uid, entry.pw_gid, tuple(groups))

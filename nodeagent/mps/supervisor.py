@@ -18,7 +18,7 @@ from typing import assert_never
 from nodeagent.errors import NodeagentError, error_sentence
 from nodeagent.mps.adoption import proven_process
 from nodeagent.mps.context import MpsContext
-from nodeagent.mps.control.client import Seen
+from nodeagent.mps.control import Seen
 from nodeagent.mps.files.directories import pipe_directory, remake_directories
 from nodeagent.mps.files.records import Record, write_record
 from nodeagent.mps.files.sockets import DaemonSockets

@@ -18,10 +18,10 @@ from nodeagent.gpu.nvidia_smi import listed_time_slice
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.health.kernel_log import pci_address, read_lines
 from nodeagent.health.state_file import encode, health_file
+from nodeagent.mps import commands
 from nodeagent.mps.clients.assess import own_limits
 from nodeagent.mps.clients.watch import container_in
-from nodeagent.mps.control import commands
-from nodeagent.mps.control.client import _parted
+from nodeagent.mps.control import _parted
 from nodeagent.mps.files.log import facts, worth_showing
 from nodeagent.mps.files.records import FOLDER, RecordUnusable, read_records
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE

@@ -18,8 +18,8 @@ from typing import Self
 
 import psutil
 
+from nodeagent.mps.commands import get_memory_limit, get_threads
 from nodeagent.mps.context import Check, MpsContext
-from nodeagent.mps.control.commands import get_memory_limit, get_threads
 from nodeagent.mps.files.directories import pipe_directory
 from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.control import ControlClient
 from nodeagent.mps.programs import Programs
 from tests.machine_load import stretched
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nodeagent.mps.clients.watch import RunningDaemon
-from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.control import ControlClient
 from nodeagent.mps.programs import Programs as MpsPrograms
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps

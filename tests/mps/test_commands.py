@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.control import commands
-from nodeagent.mps.control.commands import (
+from nodeagent.mps import commands
+from nodeagent.mps.commands import (
     Command,
     MemoryLimit,
     UnexpectedReply,

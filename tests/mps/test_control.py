@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.control.client import (
+from nodeagent.mps.commands import (
+    MemoryLimit,
+    UnexpectedReply,
+    get_client_list,
+    get_memory_limit,
+    get_server_list,
+    quit_daemon,
+    set_memory_limit,
+    set_threads,
+    terminate_client,
+)
+from nodeagent.mps.control import (
     ControlClient,
     ControlError,
     DaemonBusy,
@@ -21,17 +32,6 @@ from nodeagent.mps.control.client import (
     SeenServer,
     ask_everything,
     differences,
-)
-from nodeagent.mps.control.commands import (
-    MemoryLimit,
-    UnexpectedReply,
-    get_client_list,
-    get_memory_limit,
-    get_server_list,
-    quit_daemon,
-    set_memory_limit,
-    set_threads,
-    terminate_client,
 )
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ServerStatus

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.mps.commands import terminate_client
 from nodeagent.mps.context import MpsContext
-from nodeagent.mps.control.commands import terminate_client
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.processes import CONTROL, SERVER

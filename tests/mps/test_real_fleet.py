@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import StillInUse
-from nodeagent.mps.control.commands import (
+from nodeagent.mps.commands import (
     Command,
     get_memory_limit,
     get_server_list,

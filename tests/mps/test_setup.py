@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli.simulated_node import simulated_places
-from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.context import START_TIMEOUT
 from nodeagent.mps.launch.child import can_mount_own_shm
 from nodeagent.mps.lifecycle.model import Report, Subject
@@ -18,6 +17,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady
 from nodeagent.mps.setup import (
     MpsPlaces,
+    accounts_for,
     has_private_shm,
     launch_of,
     longest_step,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.mps.control.commands import set_memory_limit
+from nodeagent.mps.commands import set_memory_limit
 from nodeagent.mps.files.directories import spec_in
 from nodeagent.mps.shares import MEMORY_VARIABLE, DaemonSpec, client_environment
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares

@@ -12,11 +12,11 @@ from nodeagent.documents.reading import read_document
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import FILE_NAME, OriginalSettings
 from nodeagent.gpu.users import UsageSource
-from nodeagent.mps.accounts import accounts_for
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.launcher import Launcher
+from nodeagent.mps.setup import accounts_for
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan

@@ -15,8 +15,8 @@ from nodeagent.claims.files.cdi import MpsClient
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.reference import ClaimReference
-from nodeagent.mps.accounts import accounts_of
 from nodeagent.mps.files.directories import spec_in
+from nodeagent.mps.setup import accounts_of
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 from nodeagent.plan.resolve_mps import OnGpu, wanted_mps

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack
 
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.control.client import ControlClient, ControlError, ask_everything
-from nodeagent.mps.control.commands import UnexpectedReply, terminate_client
+from nodeagent.mps.commands import UnexpectedReply, terminate_client
+from nodeagent.mps.control import ControlClient, ControlError, ask_everything
 from nodeagent.mps.processes import process_descriptor, process_end
 from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, has_ended, inspect
 from nodeagent.structs import Struct

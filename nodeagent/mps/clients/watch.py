@@ -30,7 +30,7 @@ from nodeagent.mps.clients.assess import (
     assess,
 )
 from nodeagent.mps.clients.termination import ClientToEnd, end_client
-from nodeagent.mps.control.client import ControlClient
+from nodeagent.mps.control import ControlClient
 from nodeagent.mps.processes import MemoryReader
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.own_thread import OwnThread

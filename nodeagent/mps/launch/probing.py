@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nodeagent.files.open_directory import make_open_directory
-from nodeagent.mps.control.client import ControlClient, ControlError
-from nodeagent.mps.control.commands import Command
+from nodeagent.mps.commands import Command
+from nodeagent.mps.control import ControlClient, ControlError
 from nodeagent.mps.files.directories import (
     LONGEST_SOCKET,
     MAX_SOCKET_PATH,

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from nodeagent.backoff import Backoff
 from nodeagent.errors import NodeagentError
-from nodeagent.mps.control import commands
-from nodeagent.mps.control.commands import Command, UnexpectedReply
+from nodeagent.mps import commands
+from nodeagent.mps.commands import Command, UnexpectedReply
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import MAX_OUTPUT, Programs, TooMuchOutput, run_program
 from nodeagent.mps.shares import DaemonSpec

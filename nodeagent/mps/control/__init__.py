@@ -1,1 +1,0 @@
-"""The connection to a control daemon: commands, replies, and what they add up to."""
