@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_LARGEST_EXPONENT = 60  # a float's exponent is bounded
+_MAX_EXPONENT = 60  # a float's exponent is bounded
 
 
 class Backoff:
@@ -31,7 +31,7 @@ class Backoff:
 
     def after(self, failures: int) -> float:
         """The wait after so many failures in a row (0 counts as 1)."""
-        exponent = min(max(failures, 1) - 1, _LARGEST_EXPONENT)
+        exponent = min(max(failures, 1) - 1, _MAX_EXPONENT)
         whole = min(self._first * 2.0**exponent, self._longest)
         return whole * (1 - self._spread * self._jitter())
 

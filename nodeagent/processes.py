@@ -65,7 +65,7 @@ class Process(Struct, frozen=True):
 
 
 class Hidden(Struct, frozen=True):
-    """Not known: the process may be there. `reason` is for the reader."""
+    """A process that may exist and is not known; `reason` is for people."""
 
     reason: str
 
@@ -111,7 +111,7 @@ def age(identity: ProcessIdentity) -> float:
 
 
 def groups_of(pid: int) -> tuple[int, tuple[int, ...]] | Hidden | None:
-    """Its effective group, and its supplementary ones in order."""
+    """The effective group of a process, and its supplementary ones in order."""
     found = _read(pid, "status", 1 << 14)
     if not isinstance(found, bytes):
         return found
@@ -120,7 +120,7 @@ def groups_of(pid: int) -> tuple[int, tuple[int, ...]] | Hidden | None:
 
 
 def name_of(pid: int) -> str:
-    """Its name as the kernel has it, at most 15 characters, printable; "" when it is not known."""
+    """The kernel's name of it, at most 15 characters, printable; "" when it is not known."""
     found = _read(pid, "comm", 64)
     return _printable(found).strip() if isinstance(found, bytes) else ""
 
@@ -138,7 +138,7 @@ def command_of(pid: int) -> tuple[str, ...] | Hidden | None:
 
 
 def environment_of(pid: int, *prefixes: str) -> Mapping[str, str] | Hidden | None:
-    """Its variables whose names begin with one of `prefixes`, as it says it was started with.
+    """The variables whose names begin with one of `prefixes`, as it says it was started with.
 
     Of several of one name the first, which is what the C library gives a program.
     """
@@ -155,7 +155,7 @@ def environment_of(pid: int, *prefixes: str) -> Mapping[str, str] | Hidden | Non
 
 
 def variables_in(environment: bytes, *prefixes: str) -> Mapping[str, str] | None:
-    """Those of an environment as /proc has it; None where there are too many to be kept."""
+    """The variables of an environment as /proc has it; None where they are too many."""
     variables: dict[str, str] = {}
     text = b"\0" + environment
     for prefix in prefixes:
@@ -174,7 +174,7 @@ def variables_in(environment: bytes, *prefixes: str) -> Mapping[str, str] | None
 
 
 def pids() -> Iterator[int]:
-    """Those of all processes that can be seen. Raises OSError."""
+    """The pids of all processes that can be seen. Raises OSError."""
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208 - quick
 
 
@@ -189,7 +189,7 @@ def sees_all_processes(proc: Path) -> bool:
 
 
 def commands() -> dict[int, tuple[str, ...]]:
-    """By pid, of all processes that can be seen, but for threads of the kernel."""
+    """Commands by pid of all processes that can be seen, except threads of the kernel."""
     found = ((pid, command_of(pid)) for pid in pids())
     return {pid: words for pid, words in found if words and not isinstance(words, Hidden)}
 

@@ -44,7 +44,7 @@ class ProcessorWaits:
         return max(self._began - began - self.lap(), 0.0)
 
     def share(self) -> float:
-        """As `lap`, of the time that passed."""
+        """The share of the time that passed, measured as by `lap`."""
         at, waited = self._at, self.lap()
         return waited / max(self._at - at, 1e-9)
 
@@ -86,7 +86,7 @@ class Stopwatch:
         self._waits: ProcessorWaits | None = None
 
     def next(self, left: float) -> float:
-        """How long to wait until the next look, at most about `left` seconds."""
+        """The seconds until the next look, at most about `left`."""
         least, first = self._limit / 50, self._limit / 4
         seconds = max(left, least) if self._waits else min(left, first)
         self._due = self._at + seconds
@@ -94,7 +94,7 @@ class Stopwatch:
 
     @property
     def so_far(self) -> float:
-        """With the time since the last look."""
+        """The time, up to the last look and since."""
         return self.seconds + self._clock() - self._at
 
     def look(self) -> float:

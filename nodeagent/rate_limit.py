@@ -21,7 +21,7 @@ class RateLimit:
         self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def due(self, key: Hashable, now: float) -> int:
-        """How many events the line logged now stands for, this one included; 0: log none.
+        """The number of events that a line logged now stands for, this one included; 0: log none.
 
         `now` is in seconds of a clock that does not jump.
         """

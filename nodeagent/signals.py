@@ -51,7 +51,7 @@ class Signal(Generic[Value]):
 
     @property
     def subscribers(self) -> int:
-        """How many there are at present."""
+        """The number of subscribers."""
         return len(self._subscribers)
 
     async def after(self, version: int) -> Value:

@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-_LARGEST_INTEGER = 2**64  # NVML counts with 64 bits
+_MAX_INTEGER = 2**64  # NVML counts with 64 bits
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -38,8 +38,8 @@ def _finite(digits: str) -> float:
 
 
 def _bounded_integer(digits: str) -> int:
-    value = int(digits) if len(digits) <= 21 else _LARGEST_INTEGER
-    if abs(value) >= _LARGEST_INTEGER:
+    value = int(digits) if len(digits) <= 21 else _MAX_INTEGER
+    if abs(value) >= _MAX_INTEGER:
         raise ValueError(f"the number {_shortened(digits)} is too large")
     return value
 

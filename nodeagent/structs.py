@@ -32,7 +32,7 @@ Kind = TypeVar("Kind")
 
 
 def read_in_threads(kind: type[Kind]) -> type[Kind]:
-    """For a class whose values several threads may be the first to read.
+    """Prepare a class whose values several threads may be the first to read.
 
     msgspec derives what it needs of a class when that is first used, and lets other threads run
     meanwhile: one that uses it then finds it half-made, and the process crashes (0.22). It is

@@ -25,7 +25,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """With `?` in place of each character that a terminal might act on."""
+    """The text with `?` for each character that a terminal might act on."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -25,13 +25,13 @@ class Answers(Protocol):
     def events(self) -> EventLog: ...
 
     def status(self, gpu: str | None) -> Rendered | None:
-        """Of one GPU by its UUID or of all; None for a GPU that is not there."""
+        """The status of one GPU by its UUID, or of all; None for a GPU that is not there."""
 
     def plan(self) -> Coroutine[Any, Any, Json]:
         """The plan in force, computed once for all who ask; one who leaves does not end that."""
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
-        """None as long as the node was never observed."""
+        """The plan for this text; None as long as the node was never observed."""
 
     def not_alive(self) -> tuple[str, ...]:
         """The reasons, each a sentence; none when all is well. `not_ready` likewise."""
@@ -42,7 +42,7 @@ class Answers(Protocol):
         """The metrics' text, compressed by gzip on demand."""
 
     def mps(self, device: str | None) -> Json | None:
-        """Of a device in any spelling or of all; None for one that is not there."""
+        """The daemons of a device in any spelling, or all; None for one that is not there."""
 
     def restart_mps(self, device: str, force: bool) -> Coroutine[Any, Any, Json]:
         """Restart the daemon of a device (a UUID); `force`: its clients may be lost.
@@ -77,7 +77,7 @@ class Preview:
 State = TypeVar("State")
 
 _SHARE = 100  # rendering takes at most a hundredth of the time,
-_LONGEST = 0.1  # but no status is older than this, in seconds
+_MAX_AGE = 0.1  # but no status is older than this, in seconds
 
 
 @dataclass(frozen=True)
@@ -138,4 +138,4 @@ class RenderedStatus(Generic[State]):
 
     def _spent(self, began: float) -> None:
         now = self._clock()
-        self._refresh_from = now + min(_LONGEST, _SHARE * (now - began))
+        self._refresh_from = now + min(_MAX_AGE, _SHARE * (now - began))

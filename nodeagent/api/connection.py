@@ -15,7 +15,7 @@ from aiohttp import web
 
 from nodeagent.api.limits import ConnectionSlots, Limits, Reason, Refusals, Slot, peer_of
 
-_LARGEST_LINE = 4096  # bytes of a request line or a header
+_MAX_LINE = 4096  # bytes of a request line or a header
 _LINGER = 1.0  # seconds for a client to read why its connection ends
 _BACKLOG = 128
 
@@ -32,8 +32,8 @@ class Connection(web.RequestHandler):
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # aiohttp documents None: no access log
             keepalive_timeout=serving.limits.idle,
-            max_line_size=_LARGEST_LINE,
-            max_field_size=_LARGEST_LINE,
+            max_line_size=_MAX_LINE,
+            max_field_size=_MAX_LINE,
             lingering_time=_LINGER,
             auto_decompress=False,
         )
@@ -73,13 +73,13 @@ class Connection(web.RequestHandler):
     # --- deadlines of the client ------------------------------------------------------------------
 
     def stop_deadline(self) -> None:
-        """Such as while the agent delays its answer; the connection still makes way for others."""
+        """Stop it while the agent delays its answer; the connection still makes way for others."""
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None
 
     def restart_deadline(self) -> None:
-        """For the rest of the request, if `stop_deadline` ended it."""
+        """Start it for the rest of the request, if `stop_deadline` ended it."""
         if self._deadline is None:
             self._within(self._serving.limits.request)
 

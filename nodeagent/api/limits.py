@@ -58,7 +58,7 @@ ALL_CONNECTIONS: Final = _OWN_FILES + 2 * (2 * TCP_LIMITS.connections + SOCKET_L
 
 
 def limits_within(open_files: int) -> tuple[Limits, Limits]:
-    """Of each of two TCP listeners, and of the Unix socket, where so many files may be open.
+    """The limits of each of two TCP listeners, and of the Unix socket, for so many open files.
 
     As many connections again may be there for a moment, while they are refused.
     """
@@ -73,7 +73,7 @@ def _part(limits: Limits, part: float) -> Limits:
 
 log = structlog.get_logger(__name__)
 
-_BETWEEN_LINES = 10.0  # seconds, for one reason on one listener
+_LOG_INTERVAL = 10.0  # seconds, for one reason on one listener
 
 
 class Reason(StrEnum):
@@ -97,7 +97,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
-        self._lines = RateLimit(_BETWEEN_LINES)
+        self._lines = RateLimit(_LOG_INTERVAL)
 
     def add(self, listener: str, reason: Reason, *, peer: str, error: str = "") -> None:
         """Count one. `error` says more in words of ours."""
@@ -128,7 +128,7 @@ class Slot:
 
 
 class ConnectionSlots:
-    """At most `most` connections, at most `most_of_peer` of one peer. No clock is needed."""
+    """Gives out at most `most` connections, at most `most_of_peer` to one peer; needs no clock."""
 
     def __init__(self, most: int, most_of_peer: int) -> None:
         self._most = most

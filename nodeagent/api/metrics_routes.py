@@ -108,7 +108,7 @@ def _bound(transport: asyncio.BaseTransport | None) -> None:
 
 
 def accepts_gzip(accepted: str) -> bool:
-    """By an Accept-Encoding header; its weights matter only where they are 0."""
+    """Whether an Accept-Encoding header accepts gzip; weights count only where they are 0."""
     weights: dict[str, bool] = {}
     for part in accepted.casefold().split(","):
         name, _, weight = part.partition(";")

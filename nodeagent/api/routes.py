@@ -28,8 +28,8 @@ from nodeagent.text import shown
 from nodeagent.uncancelled import uncancelled
 from nodeagent.views.shapes import Json, as_json
 
-LARGEST_BODY = 64 * 1024  # bytes
-_STILL_THERE = 15.0  # seconds between signs of life to those who follow the events
+MAX_BODY = 64 * 1024  # bytes
+_KEEPALIVE_INTERVAL = 15.0  # seconds between signs of life to those who follow the events
 
 _REFUSED = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 
@@ -38,7 +38,7 @@ def create_app(answers: Answers, *, listen_host: str, limits: Limits) -> web.App
     """The whole API as an aiohttp application, for one listener."""
     app = web.Application(
         middlewares=[errors_as_json, refuse_foreign_hosts(listen_host), whole_requests],
-        client_max_size=LARGEST_BODY,
+        client_max_size=MAX_BODY,
     )
     app.on_response_prepare.append(set_headers)
     routes = _Routes(answers, limits)
@@ -146,7 +146,7 @@ class _Routes:
             await self._send(request, response, ": following\n\n")
             while True:
                 try:
-                    async with asyncio.timeout(_STILL_THERE):
+                    async with asyncio.timeout(_KEEPALIVE_INTERVAL):
                         event = await follower.next()
                 except TimeoutError:
                     await self._send(request, response, ": still there\n\n")
@@ -219,7 +219,7 @@ def _last_event_id(request: web.Request) -> int | None:
 
 
 def _within(request: web.Request) -> float | None:
-    """How many seconds back the events are wanted; None: all that are kept."""
+    """The seconds for which past events are wanted; None: all that are kept."""
     given = request.query.get("within", "")
     if not given:
         return None

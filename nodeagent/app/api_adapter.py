@@ -31,10 +31,10 @@ from nodeagent.views.status_report import status_json
 
 log = structlog.get_logger(__name__)
 
-_FRESH = 5.0  # seconds after which a status that is requested is read anew
-_API_WAITS = 1.0  # seconds that the API leaves to the first reconciliation
-_READY_ANYWAY = 10.0  # seconds after which systemd gets READY although the driver hangs
-_SOCKET_AGAIN = 1.0  # seconds between attempts to make a socket that was deleted
+_MAX_STATUS_AGE = 5.0  # seconds after which a status that is requested is read anew
+_FIRST_ROUND_TIMEOUT = 1.0  # seconds that the API leaves to the first reconciliation
+_READY_TIMEOUT = 10.0  # seconds after which systemd gets READY although the driver hangs
+_SOCKET_RETRY_INTERVAL = 1.0  # seconds between attempts to make a socket that was deleted
 
 
 @dataclass
@@ -63,7 +63,7 @@ class ApiAdapter:
         """Serve until cancelled; calls `ready` when the first reconciliation is over, too, or the
         driver hangs.
         """
-        await self._settled_within(_API_WAITS)
+        await self._settled_within(_FIRST_ROUND_TIMEOUT)
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
         api = await asyncio.to_thread(import_module, "nodeagent.api.listening")
         address = self.shared.settings.api.listen
@@ -76,7 +76,7 @@ class ApiAdapter:
             name = address.host or "127.0.0.1"
             shown = f"[{name}]" if ":" in name else name
             log.info("the page is served", url=f"http://{shown}:{port}/")
-            await self._settled_within(_READY_ANYWAY)
+            await self._settled_within(_READY_TIMEOUT)
             ready()
             # What is there now stays: to look through it for garbage every minute or so would take
             # 50 ms, in which no request is answered.
@@ -96,7 +96,7 @@ class ApiAdapter:
             except NodeagentError:  # later the problem of the run directory says why
                 if not listens.is_set():
                     raise
-                await asyncio.sleep(_SOCKET_AGAIN)
+                await asyncio.sleep(_SOCKET_RETRY_INTERVAL)
         listens.set()
 
     async def _settled_within(self, seconds: float) -> None:
@@ -105,7 +105,7 @@ class ApiAdapter:
                 await self.shared.control.settled.wait()
 
     def status(self, gpu: str | None) -> Rendered | None:
-        self.shared.control.refresh_if_older_than(_FRESH)
+        self.shared.control.refresh_if_older_than(_MAX_STATUS_AGE)
         return self._rendered.page(gpu)
 
     def not_alive(self) -> tuple[str, ...]:

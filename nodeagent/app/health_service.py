@@ -57,18 +57,20 @@ from nodeagent.views.node_state import NodeState
 
 log = structlog.get_logger(__name__)
 
-_OLD = 600.0  # seconds: what the kernel log holds from before the first agent of this boot
-_SAME_XID = 60.0  # seconds in which an XID that is only counted is logged once
-_ADDRESSES = 15.0  # seconds that the kernel log waits for the GPUs' addresses, which it names
-_BUS = 30.0  # seconds between two looks at the PCI bus
-_HOLD = 300.0  # seconds without calls after an XID after which they may never return
-_CALM = 1.0  # seconds between two writes of the state
-_KEPT_ANYWAY = 600.0  # seconds after which the state is written though nothing was found
+_LOG_LOOKBACK = 600.0  # seconds before the first agent of a boot, of which the kernel log counts
+_XID_LOG_INTERVAL = 60.0  # seconds in which an XID that is only counted is logged once
+_ADDRESSES_TIMEOUT = (
+    15.0  # seconds that the kernel log waits for the GPUs' addresses, which it names
+)
+_BUS_INTERVAL = 30.0  # seconds between two looks at the PCI bus
+_HOLD_TIMEOUT = 300.0  # seconds without calls after an XID after which they may never return
+_MIN_SAVE_INTERVAL = 1.0  # seconds between two writes of the state
+_MAX_SAVE_INTERVAL = 600.0  # seconds after which the state is written though nothing was found
 
 
 @dataclass(frozen=True, slots=True)
 class HealthPaths:
-    """Where things are: the kernel log (None: it is not read), the state (None: it is not kept),
+    """The paths of the kernel log (None: it is not read), the state (None: it is not kept),
     the user's own classes of XIDs (None: there are none), and the devices on the PCI bus (None:
     they are not looked at).
     """
@@ -118,7 +120,7 @@ class HealthService:
         self._news = asyncio.Event()
         self._addresses_known = asyncio.Event()
         self._log_from = 0.0  # uptime in seconds; what is older in the kernel log does not count
-        self._log_limit = RateLimit(_SAME_XID)
+        self._log_limit = RateLimit(_XID_LOG_INTERVAL)
         self._own_changes = OwnChanges(lambda: now().uptime)
         self._kernel_log: KernelErrors | None = None
         if places.kernel_log is not None:
@@ -144,7 +146,7 @@ class HealthService:
         if self.file.problem:
             log.warning(self.file.problem.message, remedy=self.file.problem.remedy)
         if self.state.boot_id != self._boot_id:
-            self._log_from = self._now().uptime - _OLD
+            self._log_from = self._now().uptime - _LOG_LOOKBACK
         self._kept = _missed(self.state)
         if self.state.gpus:
             self._addresses_known.set()
@@ -165,11 +167,11 @@ class HealthService:
         try:
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_KEPT_ANYWAY):
+                    async with asyncio.timeout(_MAX_SAVE_INTERVAL):
                         await self._news.wait()
                 self._news.clear()
                 await self._keep()
-                await asyncio.sleep(_CALM)
+                await asyncio.sleep(_MIN_SAVE_INTERVAL)
         finally:
             for task in following:
                 task.cancel()
@@ -220,11 +222,11 @@ class HealthService:
     # --- what the agent itself does ---------------------------------------------------------------
 
     def begin_step(self, step: Step) -> None:
-        """A step is taken now; the events that NVML reports of it are no news."""
+        """Note that a step begins; the events that NVML reports of it are expected."""
         self._own_changes.begin(step)
 
     def end_step(self, step: Step, *, done: bool) -> None:
-        """It was taken, or failed. A reset ends what a reset mends."""
+        """Note that a step succeeded or failed. A reset ends the findings that it mends."""
         self._own_changes.end(step, done=done)
         if isinstance(step, ResetGpu) and done:
             self._evaluate(replace(self._reading(), resets=frozenset({step.gpu})))
@@ -248,7 +250,7 @@ class HealthService:
         asked again after a while, since only that shows that they were reset, or bound while
         no events arrived.
         """
-        since = self._now().uptime - _HOLD
+        since = self._now().uptime - _HOLD_TIMEOUT
         recent = (f for f in self.state.findings if f.last.uptime >= since)
         return fencing.held_calls(recent)
 
@@ -288,18 +290,18 @@ class HealthService:
     # --- the kernel log and the PCI bus -------------------------------------------------------
 
     async def _follow_kernel_log(self) -> None:
-        """Its lines name GPUs by their addresses, so these have to be known first."""
+        """Read it once the addresses of GPUs are known, by which its lines name them."""
         if self._kernel_log is None:
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ADDRESSES):
+            async with asyncio.timeout(_ADDRESSES_TIMEOUT):
                 await self._addresses_known.wait()
         await self._kernel_log.run(since=self._log_from)
 
     async def _follow_bus(self) -> None:
         while self._paths.pci_bus is not None:
             self._on_the_bus = await asyncio.to_thread(gpu_addresses, self._paths.pci_bus)
-            await asyncio.sleep(_BUS)
+            await asyncio.sleep(_BUS_INTERVAL)
 
     # --- what is kept -----------------------------------------------------------------------------
 

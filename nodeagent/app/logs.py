@@ -21,8 +21,8 @@ from nodeagent.rate_limit import RateLimit
 
 Format = Literal["auto", "json", "console"]
 
-_BETWEEN_LINES = 10.0  # seconds, for lines of one kind of a library
-_LONGEST = 2000  # characters of such a line
+_LOG_INTERVAL = 10.0  # seconds, for lines of one kind of a library
+_MAX_LENGTH = 2000  # characters of such a line
 
 
 class _LossyStream:
@@ -70,16 +70,16 @@ class LibraryLines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._limit = RateLimit(_BETWEEN_LINES)
+        self._limit = RateLimit(_LOG_INTERVAL)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log it. `count` says for how many lines of this kind, where it is more than one."""
-        kind = (record.name, record.levelno, str(record.msg)[:_LONGEST])
+        kind = (record.name, record.levelno, str(record.msg)[:_MAX_LENGTH])
         count = self._limit.due(kind, time.monotonic())
         if count:
             structlog.get_logger(record.name).log(
                 record.levelno,
-                record.getMessage()[:_LONGEST],
+                record.getMessage()[:_MAX_LENGTH],
                 logger=record.name,
                 **({"count": count} if count > 1 else {}),
                 **({"exc_info": record.exc_info} if record.exc_info else {}),

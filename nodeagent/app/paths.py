@@ -109,8 +109,8 @@ def _beside(state: Path | None, name: str) -> Path | None:
 
 log = structlog.get_logger(__name__)
 
-_INTERVAL = 1.0  # seconds between two checks
-_REMEMBERED = 600.0  # seconds that a loss is a problem after it was repaired
+_CHECK_INTERVAL = 1.0  # seconds between two checks
+_LOSS_SHOWN_FOR = 600.0  # seconds that a loss is a problem after it was repaired
 
 
 class OwnFiles:
@@ -153,7 +153,7 @@ class OwnFiles:
         """Wait until the path leads to another file than now, or to none."""
         first = await asyncio.to_thread(_identity, path)
         while True:
-            await asyncio.sleep(_INTERVAL)
+            await asyncio.sleep(_CHECK_INTERVAL)
             if not first or await asyncio.to_thread(_identity, path) != first:
                 return
 
@@ -161,14 +161,14 @@ class OwnFiles:
         """Check every so often, until cancelled; raises OtherWriter when there is another agent."""
         known = self.problems
         while True:
-            await asyncio.sleep(_INTERVAL)
+            await asyncio.sleep(_CHECK_INTERVAL)
             deleted = await asyncio.to_thread(self._check)
             for path in deleted:
                 self.lost(path)
             if deleted:
                 await self._repaired()
             now = time.monotonic()
-            self._lost = {p: at for p, at in self._lost.items() if now - at < _REMEMBERED}
+            self._lost = {p: at for p, at in self._lost.items() if now - at < _LOSS_SHOWN_FOR}
             if self.problems != known:
                 known = self.problems
                 self.changed.publish(known)
@@ -198,7 +198,7 @@ class OwnFiles:
         if not self._lost:
             return None
         names = ", ".join(sorted(map(str, self._lost)))
-        minutes = f"{_REMEMBERED / 60:.0f}"
+        minutes = f"{_LOSS_SHOWN_FOR / 60:.0f}"
         return Problem.of(Code.RUN_DIRECTORY, "deleted", names=names, minutes=minutes)
 
 

@@ -32,7 +32,7 @@ _MARGIN = 30.0  # seconds that a look at the plan file may be late
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """Where settings come from; `load` reads all of their sources anew and may block."""
+    """The settings file; `load` reads all sources of settings anew and may block."""
 
     path: Path
     load: Callable[[], Settings]

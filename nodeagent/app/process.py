@@ -71,7 +71,7 @@ def run(
 
 
 def _raise_open_files() -> None:
-    """Up to what this process may have open at most: the soft limit is often 1024."""
+    """Raise the soft limit, often 1024, up to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -14,7 +14,9 @@ import socket
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
-_BEAT = 5.0  # seconds between signs of life to systemd, unless it wants them more often
+_WATCHDOG_INTERVAL = (
+    5.0  # seconds between signs of life to systemd, unless it wants them more often
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Notifier:
         while True:
             if not overdue():
                 self.alive()
-            await asyncio.sleep(min(self.watchdog / 3, _BEAT))
+            await asyncio.sleep(min(self.watchdog / 3, _WATCHDOG_INTERVAL))
 
     def _send(self, message: str) -> None:
         if not self.address:

@@ -33,7 +33,7 @@ class Shared:
 
     @classmethod
     def of(cls, settings: Settings, paths: Paths) -> Self:
-        """Of a new agent, inside an event loop; raises UsageError for a source without cluster."""
+        """Make them in the event loop; raises UsageError for a source that needs a cluster."""
         in_cluster = is_in_cluster(settings.kubernetes)
         source = source_of(settings.plan, in_cluster=in_cluster)
         return cls(

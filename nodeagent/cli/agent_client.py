@@ -20,8 +20,8 @@ _Answer = TypeVar("_Answer")
 _Json = TypeVar("_Json", dict[str, Any], list[Mapping[str, Any]])
 
 _SOCKET = "agent.sock"  # below run.dir
-_PATIENCE = 5.0  # seconds for the agent to answer
-_LARGEST = 16 << 20  # bytes of an answer; whoever answers, it fills no memory
+_TIMEOUT = 5.0  # seconds for the agent to answer
+_MAX_ANSWER = 16 << 20  # bytes of an answer, since any program may listen there
 
 
 class AgentUnreachable(NodeagentError):
@@ -29,9 +29,7 @@ class AgentUnreachable(NodeagentError):
 
 
 class AgentAddress(NamedTuple):
-    """Where the agent may be. The socket comes first: it needs no port and no guess. Port 0: only
-    there.
-    """
+    """Where the agent may listen. The socket is tried first. Port 0: it alone."""
 
     socket: Path | None
     tcp: Address
@@ -50,7 +48,7 @@ class AgentRefused(NodeagentError):
 
 
 def agent_address(options: Namespace) -> AgentAddress:
-    """Where the settings say that the agent listens; only there when --listen says it."""
+    """The agent's address by the settings; --listen excludes the socket."""
     settings = command_settings(options)
     listen = settings.api.listen
     socket = None if getattr(options, "listen", None) else settings.run.dir / _SOCKET
@@ -66,12 +64,12 @@ def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
 
 
 def get_list(address: AgentAddress, path: str) -> Sequence[Mapping[str, Any]]:
-    """As `get`, where the answer is a list of objects."""
+    """The list of objects that the agent answers to GET; raises as `get` does."""
     return _asked(address, path, lambda answer: _json(answer, list, "a list of objects"))
 
 
 def get_text(address: AgentAddress, path: str, most: int) -> bytes:
-    """At most so many bytes of what the agent answers to GET, whatever its status says.
+    """The first bytes, at most so many, of the answer to GET, whatever its status says.
 
     Raises AgentUnreachable or NodeagentError.
     """
@@ -81,7 +79,7 @@ def get_text(address: AgentAddress, path: str, most: int) -> bytes:
 def _asked(
     address: AgentAddress, path: str, read: Callable[[http.client.HTTPConnection], _Answer]
 ) -> _Answer:
-    tcp = http.client.HTTPConnection(*address.tcp, timeout=_PATIENCE)
+    tcp = http.client.HTTPConnection(*address.tcp, timeout=_TIMEOUT)
     refusals: list[OSError] = []
     for connection in (_SocketConnection(address.socket), tcp) if address.socket else (tcp,):
         with closing(connection):
@@ -144,7 +142,7 @@ def _unreachable(address: AgentAddress, refusals: list[OSError]) -> AgentUnreach
 
 class _SocketConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_PATIENCE)
+        super().__init__("localhost", timeout=_TIMEOUT)
         self._path = path
 
     def connect(self) -> None:
@@ -157,7 +155,7 @@ def _json(connection: http.client.HTTPConnection, kind: type[_Json], words: str)
     """The answer, which has to be of this kind, `words`."""
     response = connection.getresponse()
     # Of a known length it is read whole: one that ends before is an agent's that was killed.
-    most = None if response.length is not None and response.length <= _LARGEST else _LARGEST
+    most = None if response.length is not None and response.length <= _MAX_ANSWER else _MAX_ANSWER
     try:
         answer = parse_json(response.read(most))
     except ValueError:

@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 _IN_SYNC = NodePlan(Verdict.IN_SYNC)
 _NOTHING_DONE = NodeOutcome(_IN_SYNC, ())
-_RETRY = 2.0  # seconds after a first refusal by the driver; it doubles with each further one
+_RETRY_INTERVAL = (
+    2.0  # seconds after a first refusal by the driver; it doubles with each further one
+)
 
 
 def run_apply(options: Namespace, output: Output) -> ExitCode:
@@ -142,7 +144,7 @@ class _Rounds:
         key = gpu.plan.before.key
         self._retry_at.pop(key, None)
         if gpu.refused_in_use:
-            backoff = self._refusals.setdefault(key, Backoff(_RETRY, math.inf))
+            backoff = self._refusals.setdefault(key, Backoff(_RETRY_INTERVAL, math.inf))
             self._retry_at[key] = asyncio.get_running_loop().time() + backoff.next()
 
     def add_unready(self) -> None:

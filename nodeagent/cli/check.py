@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.app.shared import source_of
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks import files, machine, mps
-from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
+from nodeagent.cli.checks import PreflightFinding, error, files, machine, mps, ok, warning
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated, lock_file, observed_node, run_dir

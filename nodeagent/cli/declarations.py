@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_LONGEST_TIME = 1e9  # seconds; beyond ten times that, no socket takes it as a time limit
+_MAX_SECONDS = 1e9  # seconds; beyond ten times that, no socket takes it as a time limit
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -84,7 +84,7 @@ def index(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Seconds, possibly with a fraction; none at all is allowed."""
-    return _number(text, 0, _LONGEST_TIME, "a number of seconds")
+    return _number(text, 0, _MAX_SECONDS, "a number of seconds")
 
 
 def share(text: str) -> float:

@@ -34,7 +34,7 @@ _PROGRAM = (sys.executable, "-m", "nodeagent")
 _NODE = "--simulate h100-80gb:2 --state node.json"
 _SETTINGS = "NODEAGENT_KUBERNETES_USE=never NODEAGENT_STATE_DIR=$PWD NODEAGENT_RUN_DIR=$PWD/run"
 _PID = 4711711  # no real process has it
-_PATIENCE = 60.0  # seconds for a command, and for the agent to report what is claimed
+_TIMEOUT = 60.0  # seconds for a command, and for the agent to report what is claimed
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PLAN = """\
 version: v1
@@ -158,7 +158,7 @@ class _Tour:
     def until(self, claim: str, holds: Callable[[Status], bool]) -> Status:
         """The agent's status once the claim holds; raises NodeagentError when it does not."""
         address = AgentAddress(self._folder / "run/agent.sock", Address("", 0))
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         while True:
             status: Status = {}
             with suppress(AgentUnreachable):
@@ -182,7 +182,7 @@ class _Tour:
         self.show("kill %1")
         for agent in self._agents:
             agent.terminate()
-            self.check("the agent ended with exit code 0", agent.wait(_PATIENCE) == 0)
+            self.check("the agent ended with exit code 0", agent.wait(_TIMEOUT) == 0)
 
     def abandon(self) -> None:
         """End everything, at whatever point: MPS daemons outlive their agent."""
@@ -198,4 +198,4 @@ class _Tour:
 
     def _run(self, words: str, **streams: Any) -> int:
         command = [*_PROGRAM, *shlex.split(words)]
-        return subprocess.call(command, **self._process, **streams, timeout=_PATIENCE)
+        return subprocess.call(command, **self._process, **streams, timeout=_TIMEOUT)

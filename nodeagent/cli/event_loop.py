@@ -10,7 +10,7 @@ _Result = TypeVar("_Result")
 
 
 def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """As `asyncio.run`, but the main task does not hold the result.
+    """Run it as `asyncio.run` does, but the main task does not hold the result.
 
     Python 3.11 writes out the main task, result and all, when it gives the signal handler back
     (`signal.getsignal` looks up an enumeration that has no such member); for a plan of 56

@@ -99,7 +99,7 @@ def simulation(options: Namespace, *, shared: bool) -> Iterator[SimulatedGpus | 
 
 @contextmanager
 def _directory(state: Path | None) -> Iterator[Path]:
-    """Beside the state file, or, where there is none, thrown away in the end."""
+    """A directory beside the state file, or, without one, a temporary one."""
     if state is not None:
         from nodeagent.simulation.state_file import directory_beside
 
@@ -137,7 +137,7 @@ def writing(options: Namespace, settings: Settings) -> Iterator[None]:
 
 
 def state_dir(options: Namespace, settings: Settings) -> Path:
-    """Where an agent on this node has the records of claims and what GPUs were like before it."""
+    """The folder of an agent on this node for records of claims and original modes."""
     if options.state is None:
         return settings.state.dir
     from nodeagent.simulation.state_file import directory_beside

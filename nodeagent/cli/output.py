@@ -15,13 +15,13 @@ from nodeagent.text import printable
 if TYPE_CHECKING:  # commands that only ask the agent do without it
     from nodeagent.plan.problems import Problem
 
-_WIDEST = 120  # pictures gain nothing beyond
-LEAST_HEIGHT = 40  # lines of a page that is printed, which can be scrolled
+_MAX_WIDTH = 120  # pictures gain nothing beyond
+MIN_HEIGHT = 40  # lines of a page that is printed, which can be scrolled
 _DRAWN = "┌─│…█·"
 
 
 class Output:
-    """Where a command's answer goes, in the format that was asked for.
+    """Writes a command's answer in the format that was asked for.
 
     A reader that goes away (`nodeagent plan | head -1`) ends the printing, never the command:
     what `apply` has begun it also finishes. `failure` is why the answer could not be written.
@@ -46,7 +46,7 @@ class Output:
         """Columns for pictures."""
         import shutil
 
-        return min(shutil.get_terminal_size().columns, _WIDEST)
+        return min(shutil.get_terminal_size().columns, _MAX_WIDTH)
 
     @property
     def height(self) -> int:
@@ -128,7 +128,7 @@ def complain(error: NodeagentError | str, remedy: str = "") -> None:
 
 
 def write_to_stderr(text: str) -> None:
-    """For people; where nothing can be printed, the exit code and the log still say it."""
+    """Write for people; where that fails, the exit code and the log still say it."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)

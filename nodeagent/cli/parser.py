@@ -100,7 +100,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, remedy=f"see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse does, with the nearest of the choices in the remedy."""
+        """Check as argparse does, with the nearest of the choices in the remedy."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -124,7 +124,7 @@ def parse(argv: list[str] | None) -> Namespace:
 
 
 def _unrecognized(unknown: list[str], options: Namespace) -> UsageError:
-    """With the nearest of the command's options."""
+    """The error for unknown options, with the nearest of the command's."""
     command, words = COMMANDS[options.command], ["nodeagent", options.command]
     subcommands = command.subcommands()
     if subcommands and options.subcommand is not None:

@@ -31,7 +31,7 @@ SOURCE = "file"
 
 # The variables that users of nvidia-mig-parted have set already.
 _FILE, _CONFIGURATION = "MIG_PARTED_CONFIG_FILE", "MIG_PARTED_SELECTED_CONFIG"
-_LARGEST = 1 << 20  # bytes that are read; so large a document is refused, whatever else it holds
+_MAX_TEXT = 1 << 20  # bytes that are read; so large a document is refused, whatever else it holds
 
 
 def run_plan(options: Namespace, output: Output) -> ExitCode:
@@ -117,7 +117,7 @@ def read_or_report(options: Namespace, output: Output) -> PlanDocument:
         return read_document(content, configuration=_configuration(content, options))
     except DocumentError as error:
         if not output.is_text:
-            digest = digest_of(content) if len(content) < _LARGEST else ""  # else it was not all
+            digest = digest_of(content) if len(content) < _MAX_TEXT else ""  # else it was not all
             output.document(
                 rejection_json(error.problems, Verdict.INVALID, digest=digest, source=SOURCE)
             )
@@ -133,7 +133,7 @@ def _content(options: Namespace) -> bytes:
         raise UsageError("standard input is closed", remedy="name a file with -f")
     try:
         with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
-            return file.read(_LARGEST)
+            return file.read(_MAX_TEXT)
     except OSError as error:
         raise UsageError(
             f"{name} cannot be read: {error.strerror}", remedy="name a readable file with -f"

@@ -14,7 +14,7 @@ from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.processes import ProcessWatch
 from nodeagent.views.text import user_words, users
 
-_PACE = 0.2  # seconds between two drawings; what is over before is not drawn at all
+_DRAW_INTERVAL = 0.2  # seconds between two drawings; what is over before is not drawn at all
 _START_OF_LINE, _CLEAR_TO_END = "\r", "\x1b[K"
 
 
@@ -47,12 +47,12 @@ class ProgressLine:
         self._total = max(self._total, self._over + len(self._running))  # some restore
 
     def end(self, step: str) -> None:
-        """It ended, or is not begun any more."""
+        """Count a step that ended, or is not begun any more."""
         self._running.pop(step, None)
         self._over += 1
 
     def wait_for(self, whom: str, deadline: float) -> None:
-        """Until the deadline, by the clock, unless steps follow before."""
+        """Show a wait until the deadline, by the clock, unless steps follow before."""
         self._waiting_for, self._deadline = whom, deadline
 
     def line(self) -> str:
@@ -89,7 +89,7 @@ class ProgressLine:
 
     async def _draw(self) -> None:
         while True:
-            await asyncio.sleep(_PACE)
+            await asyncio.sleep(_DRAW_INTERVAL)
             text, room = self.line(), self._columns() - 1
             shown = text if len(text) <= room else f"{text[: max(room - 3, 0)]}..."
             self._write(f"{_START_OF_LINE}{shown}{_CLEAR_TO_END}")
@@ -103,7 +103,7 @@ class ProgressLine:
 
 
 def on_terminal(clock: Callable[[], float]) -> ProgressLine:
-    """On standard error, if that is a terminal that can rewrite a line."""
+    """A line on standard error, if that is a terminal that can rewrite one."""
     stream = sys.stderr
     able = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
     return ProgressLine(stream if able else None, clock, lambda: _columns_of(stream))
@@ -118,7 +118,7 @@ def _columns_of(stream: TextIO) -> int:
 
 
 # A process may also let go of a GPU without ending, which the kernel does not report.
-_LOOK_AGAIN = 2.0  # seconds
+_RECHECK_INTERVAL = 2.0  # seconds
 
 
 async def wait_for_blockers(plan: NodePlan, deadline: float, stop: asyncio.Event) -> bool:
@@ -130,13 +130,13 @@ async def wait_for_blockers(plan: NodePlan, deadline: float, stop: asyncio.Event
     if remaining <= 0 or stop.is_set():
         return False
     wake = asyncio.Event()
-    watch = ProcessWatch(wake.set, fallback=_LOOK_AGAIN, fallback_limit=_LOOK_AGAIN)
+    watch = ProcessWatch(wake.set, fallback=_RECHECK_INTERVAL, fallback_limit=_RECHECK_INTERVAL)
     watch.watch(_pids(plan))
     waiters = [asyncio.ensure_future(event.wait()) for event in (wake, stop)]
     try:
         await asyncio.wait(
             waiters,
-            timeout=min(remaining, _LOOK_AGAIN),
+            timeout=min(remaining, _RECHECK_INTERVAL),
             return_when=asyncio.FIRST_COMPLETED,
         )
     finally:

@@ -84,7 +84,7 @@ def _is_shared(options: Namespace, settings: Settings) -> bool:
 
 
 def _flags(options: Namespace) -> dict[str, object]:
-    """With absolute paths, because the settings are read again later."""
+    """The flags, with absolute paths because the settings are read again later."""
     flags = {**flags_of(options), "plan.name": options.configuration}
     return {k: v.absolute() if isinstance(v, Path) else v for k, v in flags.items()}
 

@@ -58,7 +58,7 @@ async def looking_at(
 async def changing(
     options: Namespace, settings: Settings, document: PlanDocument
 ) -> AsyncIterator[tuple[ChangeableNode, Host]]:
-    """As `looking_at`, to change it.
+    """The node as `looking_at` gives it, to be changed.
 
     MPS daemons that are started go on without a supervisor, until an agent takes them over. Those
     that are there are given the time to be Ready, also where an earlier command was cut short.

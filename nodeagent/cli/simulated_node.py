@@ -23,11 +23,11 @@ from nodeagent.simulation.mps.installation import install, programs_in
 from nodeagent.simulation.state_file import directory_beside
 
 _VERSION = "580"  # the newest branch of which most is known
-_LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
+_ANY_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
 
 
 def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
-    """Those in `directory`: the real node's are never touched, unless the settings say so in words.
+    """The places in `directory`. The real node's are touched only where settings name them.
     A run.dir too deep for sockets is not taken. Installs the stand-ins where they are needed.
     """
     given = places_of(settings)
@@ -55,7 +55,7 @@ def simulated_run_dir(settings: Settings, directory: Path) -> Path:
 def _has_room(run_dir: Path) -> bool:
     """Whether sockets of any device's daemon have paths there that are not too long."""
     try:
-        pipe_directory(run_dir.absolute(), _LONGEST_DEVICE)
+        pipe_directory(run_dir.absolute(), _ANY_DEVICE)
     except PathRefused:
         return False
     return True

@@ -21,7 +21,7 @@ from nodeagent.cli.agent_client import (
     post,
 )
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import LEAST_HEIGHT, Output, complain
+from nodeagent.cli.output import MIN_HEIGHT, Output, complain
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.events_page import events_page
@@ -33,14 +33,14 @@ from nodeagent.text import listed, shown
 
 _STATUS = "/v1/status"
 _LAST_HOUR = "/v1/events?within=3600"
-_PACE = 1.0  # seconds between two requests while watching
+_WATCH_INTERVAL = 1.0  # seconds between two requests while watching
 _SAMPLED = frozenset({"utilization", "temperature", "power", "memory"})  # of a GPU
 
 _NO_CLAIMS = "This agent serves no claims: dra.mode is off, or the node is in no cluster."
 _CLAIMS = ("node", "observedAt", "claims", "lessOffered")  # of the status
 
 _MPS = "/v1/mps"
-_RESTART_PATIENCE = 300.0  # seconds: an end, a start and the limits, each with its own deadline
+_RESTART_TIMEOUT = 300.0  # seconds: an end, a start and the limits, each with its own deadline
 _MARGIN = 120.0  # seconds beyond the time to drain: the end itself has deadlines too
 _BAD_USAGE = frozenset({400, 404})
 _IN_USE = frozenset({409, 504})
@@ -61,7 +61,7 @@ def run_status(options: Namespace, output: Output) -> ExitCode:
         output.document({"events": events})
         return ExitCode.DONE
     if output.is_text:
-        width, height = output.width, max(output.height, LEAST_HEIGHT)
+        width, height = output.width, max(output.height, MIN_HEIGHT)
         output.page(_page(address, status, options.one_gpu, width, height))
     output.document(status)
     return ExitCode.DONE
@@ -89,7 +89,7 @@ def _page(
 
 
 def _of_gpu(events: Sequence[Json], status: Json, gpu: str | None) -> Sequence[Json]:
-    """Those that concern the GPU that is left in the status, if one is meant."""
+    """The events of the GPU that is asked for; all events if none is."""
     if gpu is None:
         return events
     [one] = status["gpus"]
@@ -132,7 +132,7 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
             continue
         last = known
         if output.is_text:
-            width, height = output.width, max(output.height, LEAST_HEIGHT)
+            width, height = output.width, max(output.height, MIN_HEIGHT)
             page = failure or _page(address, status, gpu, width, height)
             output.page((*page, ()))
         elif output.format == "json":
@@ -175,7 +175,7 @@ def _answers(address: AgentAddress, gpu: str | None) -> Iterator[tuple[Json, tup
             answer = status, (line(Span(error.message, Tone.BAD)), line(f"  {error.remedy}"))
         first = False
         yield answer
-        time.sleep(_PACE)
+        time.sleep(_WATCH_INTERVAL)
 
 
 def _lasting(status: Json) -> Json:
@@ -218,7 +218,7 @@ def run_mps(options: Namespace, output: Output) -> ExitCode:
                 page = (daemons_page if what == "status" else clients_page)(answer)
             case "restart":
                 body = {"device": options.device, "force": options.force}
-                answer = post(address, f"{_MPS}/restart", body, patience=_RESTART_PATIENCE)
+                answer = post(address, f"{_MPS}/restart", body, patience=_RESTART_TIMEOUT)
                 page = _done(answer)
             case "drain":
                 timeout = options.timeout

@@ -24,11 +24,11 @@ from nodeagent.structs import Struct
 
 T = TypeVar("T")
 
-MOST_ASIDE: Final = 5  # unusable files that are kept beside one state file
+MAX_ASIDE: Final = 5  # unusable files that are kept beside one state file
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _MARK = b"# nodeagent "
 _HEADER = rb"# nodeagent ([a-z-]{1,40}) ([1-9][0-9]{0,5}) sha256:[0-9a-f]{64}"
-_LONGEST_HEADER = 128  # bytes
+_MAX_HEADER = 128  # bytes
 _KINDS = {
     stat.S_ISLNK: "a symbolic link",
     stat.S_ISDIR: "a directory",
@@ -70,7 +70,7 @@ def read_state(path: Path, form: StateFormat[T]) -> T | None:
     Blocks on the disk, but not on a named pipe or a device in the place of the file.
     """
     try:
-        text = read_own_file(path, _LONGEST_HEADER + form.largest)
+        text = read_own_file(path, _MAX_HEADER + form.largest)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -94,14 +94,14 @@ def write_state(path: Path, form: StateFormat[T], value: T) -> None:
 def set_aside(path: Path) -> Path:
     """Rename what cannot be used to a name beside it; gives that name. Raises OSError.
 
-    At most MOST_ASIDE are kept: then the oldest file gives way. A directory never does.
+    At most MAX_ASIDE are kept: then the oldest file gives way. A directory never does.
     """
     names = _asides(path)
     new = next((name for name in names if not os.path.lexists(name)), None)
     if new is None:
         files = [name for name in names if not stat.S_ISDIR(name.lstat().st_mode)]
         if not files:
-            raise OSError(f"{names[0]} and {MOST_ASIDE - 1} more directories are in the way")
+            raise OSError(f"{names[0]} and {MAX_ASIDE - 1} more directories are in the way")
         new = min(files, key=lambda name: name.lstat().st_ctime_ns)
         new.unlink()
     path.rename(new)
@@ -197,7 +197,7 @@ class StateFile(Generic[T]):
         return value
 
     def load(self) -> T | None:
-        """As `read`, for the writer: a file that cannot be used is set aside.
+        """Read it for writing: a file that cannot be used is set aside.
 
         What was set aside in an earlier life is a problem until it is removed, too: what was lost
         with it is lost still, whether or not a new file was written since.
@@ -269,7 +269,7 @@ class StateFile(Generic[T]):
 
 def _asides(path: Path) -> list[Path]:
     """The names that a file which cannot be used may get."""
-    return [path.with_name(f"{path.name}.unusable-{n}") for n in range(1, MOST_ASIDE + 1)]
+    return [path.with_name(f"{path.name}.unusable-{n}") for n in range(1, MAX_ASIDE + 1)]
 
 
 def _header(kind: str, version: int, content: bytes) -> bytes:

@@ -37,8 +37,8 @@ class Status(NamedTuple):
 
 
 def status_of(name: str, directory: int) -> Status | None:
-    """Of a file in an open directory, or with "" of what is open. None where there is none, or one
-    at which only its owner may look. Takes some 5 µs.
+    """The status of a file in an open directory, or with "" of what is open. None where there is
+    none, or one at which only its owner may look. Takes some 5 µs.
     """
     found = ctypes.create_string_buffer(_SIZE)
     flags = _UNASKED if name else _UNASKED | _SELF
@@ -49,8 +49,8 @@ def status_of(name: str, directory: int) -> Status | None:
 
 
 def open_below(directory: int, path: str, flags: int, mode: int = 0) -> int:
-    """As `os.open` in an open directory, whose file system `path` must not leave: raises OSError
-    (EXDEV) where anything is mounted on the way.
+    """Open as `os.open` does in an open directory, whose file system `path` must not leave: raises
+    OSError (EXDEV) where anything is mounted on the way.
     """
     how = struct.pack("=3Q", flags | os.O_CLOEXEC, mode, _NO_XDEV)
     opened: int = _LIBC.syscall(_OPENAT2, directory, os.fsencode(path), how, _HOW_SIZE)

@@ -30,8 +30,8 @@ _MASK = (
     | Mask.ONLYDIR
 )
 
-_MOST_LINKS = 40  # the kernel's own limit while it follows a path
-_LONGEST = 1.0  # seconds after which a change is reported although more of them keep coming
+_MAX_LINKS = 40  # the kernel's own limit while it follows a path
+_MAX_DELAY = 1.0  # seconds after which a change is reported although more of them keep coming
 _WITHOUT_INOTIFY = 5.0  # seconds between looks where the kernel gives no watch
 
 
@@ -106,7 +106,7 @@ class _Watched:
 
     async def quiet(self, seconds: float) -> None:
         clock = asyncio.get_running_loop().time
-        end = clock() + _LONGEST
+        end = clock() + _MAX_DELAY
         until = clock() + seconds
         while clock() < min(until, end):
             try:
@@ -162,7 +162,7 @@ def deciding_entries(path: Path) -> list[tuple[Path, str]]:
             return [*entries, (here, name)]
         if target is not None:
             entries.append((here, name))
-            if len(entries) > _MOST_LINKS:
+            if len(entries) > _MAX_LINKS:
                 return entries
             here = Path("/") if target.is_absolute() else here
             ahead += reversed(target.parts[1:] if target.is_absolute() else target.parts)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.cli.checks import PreflightFinding
 from nodeagent.cli.checks.cluster import cluster_findings
 from nodeagent.cli.checks.files import node_finding
-from nodeagent.cli.checks.findings import PreflightFinding
 from nodeagent.cli.checks.machine import kubelet_findings
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
 from nodeagent.structs import replace

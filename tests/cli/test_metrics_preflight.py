@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nodeagent.cli.checks import PreflightFinding
 from nodeagent.cli.checks.files import metrics_findings
-from nodeagent.cli.checks.findings import PreflightFinding
 from nodeagent.settings import load_settings
 
 

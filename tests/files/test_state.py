@@ -14,7 +14,7 @@ import pytest
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import (
-    MOST_ASIDE,
+    MAX_ASIDE,
     StateFile,
     StateFormat,
     StateUnusable,
@@ -296,18 +296,18 @@ def test_reading_alone_changes_nothing(path: Path) -> None:
 
 def test_a_bounded_number_is_kept(path: Path) -> None:
     """The oldest gives way."""
-    for number in range(MOST_ASIDE + 2):
+    for number in range(MAX_ASIDE + 2):
         path.write_text(str(number))
         set_aside(path)
         time.sleep(0.011)  # more than a tick of the file system's clock, or none is the oldest
     found = {entry.name: entry.read_text() for entry in path.parent.iterdir()}
-    assert len(found) == MOST_ASIDE
-    assert set(found.values()) == {str(number) for number in range(2, MOST_ASIDE + 2)}
+    assert len(found) == MAX_ASIDE
+    assert set(found.values()) == {str(number) for number in range(2, MAX_ASIDE + 2)}
 
 
 def test_a_directory_never_gives_way(path: Path) -> None:
     """Its content may be wanted; then nothing is written, and the error gives the reason."""
-    for _ in range(MOST_ASIDE):
+    for _ in range(MAX_ASIDE):
         path.mkdir()
         set_aside(path)
     path.write_text("?")

@@ -14,8 +14,8 @@ from typing import IO, NamedTuple
 from nodeagent import __version__
 from nodeagent.errors import NodeagentError
 
-LARGEST: int = 4 << 20  # bytes of one file; the rest is cut off
-_LARGEST_TOGETHER = 64 << 20  # bytes before compression
+MAX_FILE: int = 4 << 20  # bytes of one file; the rest is cut off
+_MAX_TOTAL = 64 << 20  # bytes before compression
 _FOLDER = "nodeagent-bundle"
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEVER = (
@@ -55,12 +55,12 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 def bounded(parts: Iterable[BundleFile]) -> Iterator[BundleFile]:
     """The parts, with what is too large cut off or left out."""
-    room = _LARGEST_TOGETHER
+    room = _MAX_TOTAL
     for part in parts:
         found = part
-        if len(part.content) > LARGEST:
-            about = f"{part.about}; cut off after {LARGEST} bytes"
-            found = part._replace(about=about, content=part.content[:LARGEST])
+        if len(part.content) > MAX_FILE:
+            about = f"{part.about}; cut off after {MAX_FILE} bytes"
+            found = part._replace(about=about, content=part.content[:MAX_FILE])
         if len(found.content) > room:
             found = BundleFile(part.name, part.about, missing="the bundle is full")
         room -= len(found.content)

@@ -19,7 +19,7 @@ from nodeagent import __version__
 from nodeagent.claims.files.records import FOLDER as CLAIMS
 from nodeagent.claims.offering.planned_places import FILE_NAME as PLACES
 from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, agent_address, get_text
-from nodeagent.cli.bundle.archive import LARGEST, BundleFile, bounded, new_file, write
+from nodeagent.cli.bundle.archive import MAX_FILE, BundleFile, bounded, new_file, write
 from nodeagent.cli.bundle.withheld import Withheld, shown_settings
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
@@ -48,12 +48,12 @@ _ANSWERS = {  # of the agent, by the file that each becomes
     "healthz.json": ("/healthz", "whether the agent's loops run"),
     "readyz.json": ("/readyz", "whether it is ready, else why not"),
 }
-_MOST_RECORDS = 200  # claims, or MPS daemons
+_MAX_RECORDS = 200  # claims, or MPS daemons
 _DRIVER = Path("/proc/driver/nvidia/version")
 _JOURNALCTL = Path("/usr/bin/journalctl")
 _UNIT = "nodeagent.service"
 _JOURNAL_LINES = 2000
-_JOURNAL_PATIENCE = 20.0  # seconds
+_JOURNAL_TIMEOUT = 20.0  # seconds
 # Checks of the machine. The others look into files, and may quote them: only how they end is shown.
 _OF_THE_MACHINE = re.compile(
     r"gpus|gpu \d+|driver|permission|nvidia-smi|persistence mode|fabric manager|(run|state)\.dir"
@@ -133,7 +133,7 @@ def _answers(address: AgentAddress) -> Iterator[BundleFile]:
         reason = silence
         if not silence:
             try:
-                content = get_text(address, path, LARGEST + 1)
+                content = get_text(address, path, MAX_FILE + 1)
             except AgentUnreachable as error:
                 reason = silence = error.message
             except NodeagentError as error:
@@ -185,7 +185,7 @@ def _without_secrets(check: BundleFile) -> BundleFile:
 
 
 def _files(options: Namespace, settings: Settings) -> Iterator[BundleFile]:
-    """By name, so that nothing else of these folders is in a bundle."""
+    """Read the files by name, so that nothing else of these folders is in a bundle."""
     kept = partial(kept_file, options, settings)
     directory = state_dir(options, settings)
     yield _file("state/health.json", "findings of health", kept(HEALTH))
@@ -200,13 +200,13 @@ def _files(options: Namespace, settings: Settings) -> Iterator[BundleFile]:
 
 def _file(name: str, about: str, path: Path) -> BundleFile:
     try:
-        return BundleFile(name, about, read_own_file(path, LARGEST))
+        return BundleFile(name, about, read_own_file(path, MAX_FILE))
     except OSError as error:
         return BundleFile(name, about, missing=f"{path}: {error.strerror or error}")
 
 
 def _plan_file(plan: PlanSettings) -> BundleFile:
-    """Where it is a plan: a path may lead to any file."""
+    """The file, if it is a plan: a path may lead to any file."""
     name, about = "plan-file.json", "the setting plan.file"
     try:
         text = read_regular_file(plan.file, LARGEST_TEXT)
@@ -240,11 +240,11 @@ def _records(name: str, about: str, folder: Path, pattern: str) -> Iterator[Bund
     found: Sequence[Path] = sorted(folder.glob(pattern))
     if not found:
         yield BundleFile(name, f"each {about}", missing=f"{folder} has none that can be seen")
-    for path in found[:_MOST_RECORDS]:
+    for path in found[:_MAX_RECORDS]:
         yield _file(f"{name}/{path.relative_to(folder)}", about, path)
-    if len(found) > _MOST_RECORDS:
+    if len(found) > _MAX_RECORDS:
         yield BundleFile(
-            name, f"{len(found) - _MOST_RECORDS} more", missing=f"{_MOST_RECORDS} are here"
+            name, f"{len(found) - _MAX_RECORDS} more", missing=f"{_MAX_RECORDS} are here"
         )
 
 
@@ -266,7 +266,7 @@ def _journal(*, simulated: bool) -> BundleFile:
             capture_output=True,
             stdin=subprocess.DEVNULL,
             env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
-            timeout=_JOURNAL_PATIENCE,
+            timeout=_JOURNAL_TIMEOUT,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:

@@ -18,7 +18,7 @@ _SHOWN = frozenset(
         *("mps.user", "kubelet.socket", "kubelet.dir", "health.kernel_log"),
     }
 )
-_SHORTEST = 4  # characters of a value that is looked for: `1` would be found in every number
+_MIN_LENGTH = 4  # characters of a value that is looked for: `1` would be found in every number
 
 
 def shown_settings(settings: Settings) -> dict[str, object]:
@@ -58,7 +58,7 @@ def _forms(settings: Settings, name: str) -> Iterator[bytes]:
     value = value_of(settings, name)
     words = {str(written(settings, name)), *(value if isinstance(value, tuple) else ())}
     for word in words | {word[:LONGEST_SHOWN] for word in words}:
-        if len(word) >= _SHORTEST:
+        if len(word) >= _MIN_LENGTH:
             yield word.encode("utf-8", "surrogateescape")
             yield json.dumps(word)[1:-1].encode()
             yield json.dumps(word, ensure_ascii=False)[1:-1].encode("utf-8", "surrogateescape")

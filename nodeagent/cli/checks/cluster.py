@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
+from nodeagent.cli.checks import PreflightFinding, error, ok, warning
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.credentials import credentials_of
@@ -25,11 +25,11 @@ from nodeagent.errors import UsageError
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import KubernetesSettings
 
-_ANSWER = 5.0  # seconds for one answer of the API server, since a person waits
+_TIMEOUT = 5.0  # seconds for one answer of the API server, since a person waits
 _RIGHTS = "kubectl apply -f manifests/base/rights.yaml; docs/security.md has what each is for"
 _BASIC = "the role system:basic-user lets every account ask; is it still bound?"
 _ACCOUNT = "check kubernetes.kubeconfig, or the pod's service account"
-_AGAIN = "check the API server, and try again"
+_RETRY_REMEDY = "check the API server, and try again"
 _RUNTIME_CLASS = "nvidia"  # of the DaemonSet in manifests/base
 _NO_RUNTIME_CLASS = (
     "let the GPU Operator make it, or make it as docs/install.md says; or use an overlay or "
@@ -62,7 +62,7 @@ async def _findings(
     settings: KubernetesSettings, name: str, source: str, *, claims: bool
 ) -> tuple[list[PreflightFinding], NodeView | None]:
     credentials = credentials_of(settings.kubeconfig, settings.context)
-    async with ClusterAccess(credentials, answer_within=_ANSWER) as access:
+    async with ClusterAccess(credentials, answer_within=_TIMEOUT) as access:
         try:
             view = (await access.listed(requests.list_node(name), read_node)).first
         except faults.ClusterFault as fault:
@@ -101,7 +101,7 @@ def _unreadable_node(fault: faults.ClusterFault) -> PreflightFinding:
             remedy = "check the server's address, and whether this machine or pod can reach it"
             return error("API server", fault.message, remedy)
         case _:
-            return error("API server", fault.message, fault.remedy or _AGAIN)
+            return error("API server", fault.message, fault.remedy or _RETRY_REMEDY)
 
 
 async def _changes(access: ClusterAccess, name: str) -> list[PreflightFinding]:
@@ -123,13 +123,13 @@ def _remedy_of(fault: faults.ClusterFault) -> str:
         return _NOT_BOUND
     if isinstance(fault, faults.NotAllowed | faults.RequestRefused):
         return _RIGHTS
-    return fault.remedy or _AGAIN
+    return fault.remedy or _RETRY_REMEDY
 
 
 async def _rights(
     access: ClusterAccess, settings: KubernetesSettings, *, claims: bool
 ) -> list[PreflightFinding]:
-    """Those that are not seen by using them."""
+    """Check the rights that are not seen by using them."""
     missing: list[PreflightFinding] = []
     for right, without, remedy in _needed(settings, claims=claims):
         try:
@@ -186,7 +186,7 @@ async def _runtime_class(access: ClusterAccess) -> list[PreflightFinding]:
     except faults.NotAllowed:
         return []
     except faults.ClusterFault as fault:
-        return [warning(check, fault.message, fault.remedy or _AGAIN)]
+        return [warning(check, fault.message, fault.remedy or _RETRY_REMEDY)]
     missing = (
         f"the cluster has no RuntimeClass {_RUNTIME_CLASS}, which the DaemonSet names: its pods "
         "are not created"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.api.web_config import read_web_config
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
+from nodeagent.cli.checks import PreflightFinding, error, ok, warning
 from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.xids import xid_table
@@ -135,7 +135,7 @@ def fit_finding(document: PlanDocument, observed: ObservedNode, host: Host) -> P
 
 
 def _file_update(plan: PlanSettings) -> PlanUpdate:
-    """By the agent's own reader of plan files, so what is said here holds for the agent."""
+    """Read it as the agent does, so what is said here holds for the agent."""
     updates: list[PlanUpdate] = []
     event_loop.run(PlanFile(plan.file, updates.append, configuration=plan.name).refresh())
     return updates[-1]

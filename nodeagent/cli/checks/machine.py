@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
+from nodeagent.cli.checks import PreflightFinding, error, ok, warning
 from nodeagent.errors import DriverError
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
@@ -21,7 +21,7 @@ from nodeagent.settings import KubeletSettings
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.allocations import Holding
 
-_PATIENCE = 10.0  # seconds for nvidia-smi
+_SMI_TIMEOUT = 10.0  # seconds for nvidia-smi
 
 
 def driver_findings(observed: ObservedNode | DriverError) -> Iterator[PreflightFinding]:
@@ -97,7 +97,7 @@ def nvidia_smi_findings(
 def persistence_findings(
     observed: ObservedNode, nvidia_smi: Sequence[str]
 ) -> Iterator[PreflightFinding]:
-    """From Hopper on, MIG mode is lost when the driver unloads, which persistence mode prevents.
+    """Persistence mode, without which Hopper and later lose MIG mode when the driver unloads.
 
     Nothing where no GPU is concerned, or where nvidia-smi does not say.
     """
@@ -121,7 +121,7 @@ def _persistence_modes(nvidia_smi: Sequence[str]) -> dict[str, bool]:
     query = ["--query-gpu=uuid,persistence_mode", "--format=csv,noheader"]
     try:
         answer = subprocess.run(
-            [*nvidia_smi, *query], capture_output=True, text=True, timeout=_PATIENCE, check=True
+            [*nvidia_smi, *query], capture_output=True, text=True, timeout=_SMI_TIMEOUT, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return {}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nodeagent.api.limits import ALL_CONNECTIONS
 from nodeagent.cli import event_loop
-from nodeagent.cli.checks.findings import PreflightFinding, error, ok, warning
+from nodeagent.cli.checks import PreflightFinding, error, ok, warning
 from nodeagent.cli.checks.machine import is_visible
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, may_pass, pipe_directory
@@ -26,9 +26,9 @@ from nodeagent.processes import Hidden, commands, environment_of
 
 _CHECK = "mps"
 _MIB = 1024**2
-_PATIENCE = 5.0  # seconds for a daemon that is started for a look
-_LEAST_SHM = 256 * _MIB  # bytes; containers have 64 MiB by default, which is used up fast
-_LONGEST_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
+_PROBE_TIMEOUT = 5.0  # seconds for a daemon that is started for a look
+_MIN_SHM = 256 * _MIB  # bytes; containers have 64 MiB by default, which is used up fast
+_ANY_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
 _DAEMON_FLAGS = frozenset({"-d", "-f", "--daemon", "--foreground"})
 _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
@@ -90,7 +90,7 @@ def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Pre
     check = "mps version"
     # In the shortest place there is, because socket paths have to be short.
     scratch = Path(tempfile.gettempdir())
-    found = event_loop.run(probe(programs, scratch=scratch, deadline=_PATIENCE))
+    found = event_loop.run(probe(programs, scratch=scratch, deadline=_PROBE_TIMEOUT))
     if found.problems:
         first = found.problems[0]
         remedy = first.remedy or f"run {programs.control[0]} -f by hand and read its messages"
@@ -121,7 +121,7 @@ def shm_finding(path: Path = Path("/dev/shm")) -> PreflightFinding:  # noqa: S10
     except OSError as failure:
         return warning(check, f"{path} cannot be read: {failure.strerror}", f"mount {path}")
     size = found.f_frsize * found.f_blocks
-    if size < _LEAST_SHM:
+    if size < _MIN_SHM:
         return warning(
             check,
             f"{path} has {size // _MIB} MiB in all, which MPS servers and clients share",
@@ -149,7 +149,7 @@ def path_finding(run_dir: Path, *, wanted: bool) -> PreflightFinding:
     """Whether the paths of the daemons' sockets are short and safe enough below run.dir."""
     check = "mps sockets"
     try:
-        pipes = pipe_directory(run_dir, _LONGEST_DEVICE)
+        pipes = pipe_directory(run_dir, _ANY_DEVICE)
     except PathRefused as refusal:
         return (error if wanted else warning)(check, refusal.message, refusal.remedy)
     return ok(check, f"{Path(pipes).parents[1]} is short enough for sockets")
@@ -178,7 +178,7 @@ def user_findings(
 
 
 def _existing(path: Path) -> Iterator[Path]:
-    """From the root down, as far as there is something."""
+    """The directories from the root down, as far as they exist."""
     whole = Path(os.path.realpath(path))
     return (level for level in (*reversed(whole.parents), whole) if is_visible(level))
 

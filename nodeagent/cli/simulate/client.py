@@ -21,8 +21,8 @@ from nodeagent.simulation.mps.clients import (
 from nodeagent.terminal.page import gibibytes
 
 _FOR_EVER = float("inf")
-_LOOK = 0.5  # seconds between two looks at the time
-_LARGEST_FILE = 64 * 1024  # bytes of an env file
+_CHECK_INTERVAL = 0.5  # seconds between two looks at the time
+_MAX_FILE = 64 * 1024  # bytes of an env file
 _PIPES, _DEVICES = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"
 
 _MEANINGS = {
@@ -78,7 +78,7 @@ def _accepted(
     reported = False
     while time.monotonic() < until:
         try:
-            return client.wait_until_accepted(_LOOK)
+            return client.wait_until_accepted(_CHECK_INTERVAL)
         except TimeoutError:
             if not reported:
                 output.sentence(f"{who} waits to be let in")
@@ -87,7 +87,7 @@ def _accepted(
 
 
 def _allocated(client: SimulatedClient, size: int | None, output: Output) -> int:
-    """How many bytes it has afterwards."""
+    """Allocate memory; returns how many bytes the client has."""
     if size is None:
         return 0
     try:
@@ -104,14 +104,14 @@ def _allocated(client: SimulatedClient, size: int | None, output: Output) -> int
 
 
 def _stay(client: SimulatedClient, until: float) -> None:
-    """Until its time is over; raises ClientError when the server or the agent ends it."""
+    """Wait until its time is over; raises ClientError when the server or the agent ends it."""
     while (left := until - time.monotonic()) > 0:
         with suppress(TimeoutError):
-            client.next_answer(min(left, _LOOK))
+            client.next_answer(min(left, _CHECK_INTERVAL))
 
 
 def _place(options: Namespace) -> tuple[str, Path, dict[str, str]]:
-    """Where it starts: the UUID of a device, the pipe directory, and with which environment."""
+    """The UUID of its device, the pipe directory, and the environment that it starts with."""
     if options.on_device is not None:
         device = device_named(options.on_device, options)
         return device, pipes_of(device, options), {}
@@ -141,7 +141,7 @@ def _slot_file(options: Namespace) -> Path:
 def _read_env(file: Path) -> dict[str, str]:
     try:
         with file.open(encoding="utf-8") as opened:
-            text = opened.read(_LARGEST_FILE)
+            text = opened.read(_MAX_FILE)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text"
         raise UsageError(

@@ -46,7 +46,7 @@ def _knob(name: str) -> str:
 
 
 def _knobs(options: Namespace) -> Knobs:
-    """Of the whole installation, which is made if no agent has made it yet, or of one device."""
+    """The knobs of one device, or of the installation, which is made where there is none."""
     state = state_file(options)
     with simulated_node(options):  # it must be there
         programs = programs_in(directory_beside(state))
