@@ -89,7 +89,7 @@ class Rig:
         self.control = CountedRounds()
         self.node_states = Signal(NodeState("node-a", "file"))
         self.plan = ActivePlan(self.control, beside=beside, file=last_good_plan(folder / FILE_NAME))
-        self.hearts = Heartbeats(asyncio.get_running_loop().time)
+        self.heartbeats = Heartbeats(asyncio.get_running_loop().time)
         self.owners = GpuOwners(
             driver or open_driver(observe_deadline, step_deadline),
             policy or Policy(),
@@ -104,7 +104,7 @@ class Rig:
             rules=Rules(policy or Policy(), resync, patience=60, mend=mend),
             backoff=Backoff(retry, retry),
             reporter=EventReporter(self.events),
-            hearts=self.hearts,
+            heartbeats=self.heartbeats,
             hooks=hooks or ChangeHooks(),
             on_round=on_round,
         )

@@ -109,7 +109,7 @@ class ApiAdapter:
         return self._rendered.page(gpu)
 
     def not_alive(self) -> tuple[str, ...]:
-        return self.shared.hearts.overdue()
+        return self.shared.heartbeats.overdue()
 
     def not_ready(self) -> tuple[str, ...]:
         return not_ready(self.current())

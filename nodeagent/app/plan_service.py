@@ -72,8 +72,8 @@ class PlanService:
         return source_of(plan, in_cluster=self._cluster is not None)
 
     async def _follow(self, plan: PlanSettings) -> None:
-        interval, hearts = self._settings.resync.interval, self._shared.hearts
-        alive = partial(hearts.beat, _WATCH, within=interval + _MARGIN)
+        interval, heartbeats = self._settings.resync.interval, self._shared.heartbeats
+        alive = partial(heartbeats.beat, _WATCH, within=interval + _MARGIN)
         follow = partial(PlanFile, plan.file, recheck_every=interval, alive=alive)
         try:
             source: PlanFile | NodeSource | None = None
@@ -81,7 +81,7 @@ class PlanService:
                 source = self._cluster.use(self._source_of(plan), follow, self._offer)
             await (source or follow(self._offer, configuration=plan.name)).run()
         finally:
-            hearts.forget(_WATCH)
+            heartbeats.forget(_WATCH)
 
     async def _another(self, plan: PlanSettings) -> PlanSettings:
         if self._settings_file is not None:

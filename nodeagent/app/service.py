@@ -164,7 +164,7 @@ class Agent:
                 _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
             ),
             reporter=reporter,
-            hearts=shared.hearts,
+            heartbeats=shared.heartbeats,
             mps=self._mps.overview,
             on_plan=self._mps.fleet.retry,
             hooks=self._cluster.hooks if self._cluster else ChangeHooks(),
@@ -224,7 +224,7 @@ class Agent:
             services["claims"] = self._claims.run()
         services |= {
             "api": self._api.run(self._ready),
-            "watchdog": self._notifier.keep_alive(self._shared.hearts.overdue),
+            "watchdog": self._notifier.keep_alive(self._shared.heartbeats.overdue),
             "simulated node": self._follow_simulated(),
             "plan": self._plan.run(),
             "health": self._health.run(),

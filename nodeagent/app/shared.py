@@ -28,7 +28,7 @@ class Shared:
     events: EventLog
     control: LoopControl
     states: Signal[NodeState]
-    hearts: Heartbeats
+    heartbeats: Heartbeats
     observation: LastObservation
 
     @classmethod

@@ -98,7 +98,7 @@ MIG_DEVICE_INFO = _gauge(
     "share",
 )
 
-MIG_OUT_OF_USE = _counter(
+MIG_DOWNTIME = _counter(
     "nodeagent_mig_slot_out_of_use_seconds_total",
     "Seconds for which changes kept a memory slice from being used, by its number",
     *_GPU,

@@ -39,9 +39,9 @@ class Work(Struct):
             for report in (*gpu.steps, *gpu.restored):
                 self._count(agent_metrics.STEPS, step_kind(report.step), report.result.value)
             before = gpu.plan.before
-            for slot, lost in out_of_use(gpu).items():
+            for slot, lost in downtime(gpu).items():
                 where = (str(before.index), before.uuid, str(slot))
-                self._count(agent_metrics.MIG_OUT_OF_USE, *where, by=lost)
+                self._count(agent_metrics.MIG_DOWNTIME, *where, by=lost)
 
     def add_claim(self, operation: str, seconds: float, reason: str) -> None:
         """An attempt to prepare or release a claim took `seconds`, and failed for a `reason`; "":
@@ -90,7 +90,7 @@ def reader_samples(readers: Iterable[ReaderState], now: float) -> Iterator[Agent
 
 # --- for how long a change kept each memory slice of a GPU from being used ---
 #
-# A slice is out of use from the step that stops or destroys what lies on it until something there
+# A slice is down from the step that stops or destroys what lies on it until something there
 # can be used again: its instance is made and, where one is wanted, its MPS daemon serves. A slice
 # that nothing is made on is merely free when the GPU's steps are over.
 
@@ -98,8 +98,8 @@ _TAKES = (steps.DestroyGpuInstance, steps.DestroyComputeInstance, steps.StopMps)
 _GIVES = (steps.CreateGpuInstance, steps.CreateComputeInstance, steps.StartMps)
 
 
-def out_of_use(gpu: GpuOutcome) -> Mapping[int, float]:
-    """Seconds by the number of the memory slice; nothing for those that stayed in use."""
+def downtime(gpu: GpuOutcome) -> Mapping[int, float]:
+    """The seconds for which each memory slice could not be used, by its number; 0 is left out."""
     began: dict[int, float] = {}
     until: dict[int, float] = {}
     now = 0.0

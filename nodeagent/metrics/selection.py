@@ -19,7 +19,7 @@ from nodeagent.text import did_you_mean
 
 MAX_LINES = 5000  # dcgm-exporter has fewer than 1,000 fields
 _MAX_SUGGESTIONS = 10  # each compares a name with all fields, 2 to 8 ms
-_MAX_SHOWN = 60  # characters of a value in a finding
+_MAX_QUOTED = 60  # characters of a value in a finding
 _MAX_FIELDS = 100  # of a line; three are right
 
 _WRITTEN_AS_TYPES = ("gauge", "counter")
@@ -149,7 +149,9 @@ def _read(record: CsvRecord, *, suggest: bool) -> SelectedField | SelectedLabel 
         return _unknown(record.line, name, suggest=suggest)
     if kind not in _TYPES:
         return LineFault(
-            record.line, f"{name} has the type {_shown(kind)}", remedy=f"one of {', '.join(_TYPES)}"
+            record.line,
+            f"{name} has the type {_quoted(kind)}",
+            remedy=f"one of {', '.join(_TYPES)}",
         )
     if kind == "label":
         return SelectedLabel(row, name)
@@ -172,16 +174,16 @@ def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:
     known = catalogue()
     if name in known.unavailable:
         return LineFault(line, f"{name} is not available from NVML")
-    short = suggest and len(name) <= _MAX_SHOWN
+    short = suggest and len(name) <= _MAX_QUOTED
     return LineFault(
         line,
-        f"there is no field {_shown(name)}",
+        f"there is no field {_quoted(name)}",
         remedy=did_you_mean(name, known.by_name, cutoff=0.8) if short else "",
     )
 
 
-def _shown(value: str) -> str:
-    return repr(value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...")
+def _quoted(value: str) -> str:
+    return repr(value if len(value) <= _MAX_QUOTED else value[:_MAX_QUOTED] + "...")
 
 
 # --- records as Go's encoding/csv reads them, which dcgm-exporter uses ---

@@ -67,7 +67,7 @@ class Reconciler:
     rules: Rules
     backoff: Backoff
     reporter: EventReporter
-    hearts: Heartbeats
+    heartbeats: Heartbeats
     mps: Callable[[], MpsOverview] = MpsOverview
     on_plan: Callable[[], None] = lambda: None
     hooks: ChangeHooks = field(default_factory=ChangeHooks)
@@ -303,7 +303,7 @@ class Reconciler:
         )
 
     def _alive(self, pause: float) -> None:
-        self.hearts.beat(NAME, within=pause + self.rules.patience)
+        self.heartbeats.beat(NAME, within=pause + self.rules.patience)
 
 
 def _with_changes(observed: ObservedNode, outcome: NodeOutcome) -> ObservedNode:

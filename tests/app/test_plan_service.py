@@ -43,7 +43,7 @@ async def following(
         rig.events,
         rig.control,
         rig.node_states,
-        rig.hearts,
+        rig.heartbeats,
         LastObservation(),
     )
     cluster = ClusterService(shared) if in_cluster else None
@@ -81,7 +81,7 @@ async def test_another_source_takes_its_place_without_a_restart(tmp_path: Path) 
             (tmp_path / "a.yaml").write_bytes(plan_text("{7g.80gb: 1}"))
             await asyncio.sleep(0.3)
             assert rig.state.rounds == rounds
-            assert rig.hearts.overdue() == ()
+            assert rig.heartbeats.overdue() == ()
 
 
 async def test_a_change_just_after_the_reading_counts(tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ async def test_only_a_stop_abandons_a_look() -> None:
 def test_a_loop_is_overdue_only_after_its_own_time() -> None:
     """A loop that said it would be busy has until then; the sentence names it."""
     now = 0.0
-    hearts = Heartbeats(lambda: now)
-    hearts.beat("reconciler", within=60)
-    hearts.beat("plan file", within=5)
-    assert hearts.overdue() == ()
+    heartbeats = Heartbeats(lambda: now)
+    heartbeats.beat("reconciler", within=60)
+    heartbeats.beat("plan file", within=5)
+    assert heartbeats.overdue() == ()
     now = 7.0
-    assert [sentence.split(" has")[0] for sentence in hearts.overdue()] == ["the plan file"]
-    hearts.beat("plan file", within=5)
-    assert hearts.overdue() == ()
+    assert [sentence.split(" has")[0] for sentence in heartbeats.overdue()] == ["the plan file"]
+    heartbeats.beat("plan file", within=5)
+    assert heartbeats.overdue() == ()
