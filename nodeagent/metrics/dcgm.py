@@ -83,7 +83,6 @@ class _Places:
         # What hit the GPU hit no instance: both are exported.
         of_events = isinstance(row.whole, Event)
         in_parts = set() if of_events else {p.part_of for p, _, _ in placed}
-        in_parts.discard("")
         series: dict[str, Number] = {}
         for place, subject, value in placed:
             if not place.divided:

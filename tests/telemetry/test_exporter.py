@@ -118,6 +118,7 @@ def test_two_that_share_it_have_their_own_memory() -> None:
 def test_lists_of_processes_that_are_old_do_not_count() -> None:
     """Then what was observed does."""
     rig = Rig(whole(user(1, "a", memory=2), user(2, "b", memory=4)))
+    rig.exporter.put_processes("GPU-never-sampled", {None: ()})
     rig.exporter.put_processes(GPU.uuid, {None: ()})
     rig.sample({USED: ((WHOLE, 7),)})
     assert len(rig.series("DCGM_FI_DEV_FB_USED")) == 1
