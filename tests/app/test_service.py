@@ -6,14 +6,11 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import signal
 import socket
 import time
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from nodeagent.simulation import SimulatedNode
 from tests.agent_environment import port_kept_free
@@ -21,14 +18,6 @@ from tests.app.agent_process import SOON, Process, agent, profiles, write_plan
 from tests.machine_load import stretched
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
-
-
-def await_a_change(file: Path) -> None:
-    """Wait until the file is another than now."""
-    before, deadline = file.read_bytes(), time.monotonic() + stretched(SOON)
-    while file.read_bytes() == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_from_start_to_end(tmp_path: Path) -> None:
@@ -145,76 +134,6 @@ def test_sigterm_in_the_middle_of_the_work(tmp_path: Path) -> None:
     with agent(tmp_path) as process:
         assert profiles(process.until_phase("InSync")) == ["1g.10gb"] * 7
         process.end()
-
-
-@pytest.mark.parametrize("turns", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_killed_at_any_moment_the_next_start_goes_on(tmp_path: Path, turns: int) -> None:
-    """kill -9 in the middle, again and again: each start converges, what is in use is unharmed."""
-    layouts = ["{3g.40gb: 1, 1g.10gb: 4}", "{3g.40gb: 1, 2g.20gb: 2}", "{3g.40gb: 1, 1g.10gb: 3}"]
-    chance = random.Random(7)
-    write_plan(tmp_path, layouts[0])
-    with agent(tmp_path) as process:
-        status = process.until_phase("InSync")
-        process.end(signal.SIGKILL)
-    used = next(i for i in status["gpus"][0]["instances"] if i["profile"] == "3g.40gb")["uuid"]
-    node = SimulatedNode(state=tmp_path / "node.json")
-    node.occupy(used, 4711)
-    node.inject("nvml*Create*", delay=0.03, times=None)
-    node.inject("nvml*Destroy*", delay=0.03, times=None)
-    node.close()
-    for turn in range(turns):
-        write_plan(tmp_path, layouts[(turn + 1) % 3])
-        with agent(tmp_path) as process:
-            await_a_change(tmp_path / "node.json")
-            time.sleep(chance.random() * 0.3)
-            assert process.end(signal.SIGKILL) == -signal.SIGKILL
-        with agent(tmp_path) as process:
-            status = process.until_phase("InSync")
-            wanted = layouts[(turn + 1) % 3]
-            assert sorted(set(profiles(status))) == sorted(
-                part.split(":")[0].strip("{ ") for part in wanted.split(",")
-            )
-            assert used in [i.get("uuid") for i in status["gpus"][0]["instances"]]
-            process.end(signal.SIGKILL)
-
-
-def test_a_second_writer_is_turned_away(tmp_path: Path) -> None:
-    """Another agent on the same node ends with 1 and names the first."""
-    write_plan(tmp_path, "{3g.40gb: 2}")
-    with agent(tmp_path) as first:
-        first.until_phase("InSync")
-        with agent(tmp_path) as second:
-            assert second.wait() == 1
-        assert f"process {first.popen.pid} already changes this node's GPUs" in first.said()
-        assert first.ask("/readyz")[0] == 200
-
-
-def test_a_taken_port_ends_it_with_a_sentence(tmp_path: Path) -> None:
-    """One line on standard error, exit code 1, no traceback."""
-    write_plan(tmp_path, "{3g.40gb: 2}")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with agent(tmp_path, "--listen", f"127.0.0.1:{port}") as process:
-            assert process.wait() == 1
-            assert "cannot listen on 127.0.0.1" in process.said().splitlines()[-2]
-            assert "Traceback" not in process.said()
-
-
-def test_without_a_driver_it_stays_and_says_so(tmp_path: Path) -> None:
-    """No crash loop: phase Failed in one sentence, not ready, alive."""
-    write_plan(tmp_path, "{3g.40gb: 2}")
-    node = SimulatedNode("h100-80gb:1", state=tmp_path / "node.json")
-    node.unload_driver()
-    with agent(tmp_path) as process:
-        status = process.until_phase("Failed")
-        assert len(status["problems"]) == 1
-        assert "driver" in status["message"].casefold()
-        assert process.ask("/readyz")[0] == 503
-        assert process.ask("/healthz")[0] == 200
-        node.load_driver()
-        node.close()
-        process.until_phase("InSync")
-        assert process.end() == 0
 
 
 def test_notifies_systemd(tmp_path: Path) -> None:

@@ -89,21 +89,6 @@ def _after(delay: float, act: Callable[[], object]) -> threading.Timer:
     return timer
 
 
-def test_wait_goes_on_when_a_real_process_ends(h100: Program) -> None:
-    """The blocker's end is noticed, and the rest is done."""
-    h100.on("apply", "-f", h100.plan(SPLIT))
-    blocker = subprocess.Popen(["sleep", "60"])
-    h100.on("simulate", "occupy", "0:4", "--pid", str(blocker.pid), "--follow")
-    killer = _after(0.3, blocker.kill)
-    reaper = threading.Thread(target=blocker.wait)
-    reaper.start()
-    done = h100.on("apply", "-f", h100.plan(WHOLE), "--wait", "60")
-    killer.join()
-    reaper.join()
-    assert done.code == 0, done.out
-    assert done.out.count("create 7g.80gb") == 2
-
-
 def test_wait_is_for_all_who_may_leave(h100: Program) -> None:
     """A GPU that has failed does not end the wait for another; the code is the failure's."""
     h100.on("apply", "-f", h100.plan(SPLIT))
