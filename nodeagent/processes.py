@@ -27,7 +27,7 @@ from nodeagent.structs import Struct
 if TYPE_CHECKING:
     import psutil
 
-from nodeagent.backoff import Backoff
+from nodeagent.pacing import Backoff
 
 MAX_COMMAND: Final = 1 << 14  # bytes of a command line that are read
 MAX_ENVIRONMENT: Final = 8 << 20  # bytes; what execve takes ends at 6 MiB, arguments included

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from nodeagent.backoff import Backoff
 from nodeagent.gpu.driver import Driver
+from nodeagent.pacing import Backoff
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.reserved import BesideClaims

@@ -7,8 +7,7 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.backoff import Backoff
-from nodeagent.rate_limit import Allowance, RateLimit
+from nodeagent.pacing import Allowance, Backoff, RateLimit
 
 
 def test_the_ceiling_doubles_to_the_longest_and_starts_anew_after_a_reset() -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.rate_limit import RateLimit
+from nodeagent.pacing import RateLimit
 
 
 @dataclass(frozen=True, slots=True)

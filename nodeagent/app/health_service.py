@@ -40,10 +40,10 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import health_file
 from nodeagent.health.xid_findings import cause_of_xid
 from nodeagent.health.xids import default_table
+from nodeagent.pacing import RateLimit
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
-from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.signals import Signal

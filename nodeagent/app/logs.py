@@ -17,7 +17,7 @@ from typing import Literal, TextIO, cast
 
 import structlog
 
-from nodeagent.rate_limit import RateLimit
+from nodeagent.pacing import RateLimit
 
 Format = Literal["auto", "json", "console"]
 

@@ -20,7 +20,6 @@ from nodeagent.app.paths import OwnFiles, Paths
 from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.shared import Shared
-from nodeagent.backoff import Backoff
 from nodeagent.claims.record_store import LeftRecords
 from nodeagent.files.state import StateFile
 from nodeagent.files.watch import changes
@@ -30,6 +29,7 @@ from nodeagent.gpu.topology import Topology
 from nodeagent.gpu.workers import JOB_LIMIT
 from nodeagent.health.state_file import FILE_NAME as HEALTH_NAME
 from nodeagent.mps.setup import longest_step, places_of
+from nodeagent.pacing import Backoff
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Problem

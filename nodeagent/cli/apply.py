@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nodeagent.backoff import Backoff
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
@@ -21,6 +20,7 @@ from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_u
 from nodeagent.cli.progress import ProgressLine, blocker_words, on_terminal, wait_for_blockers
 from nodeagent.cli.shared_node import changing
 from nodeagent.errors import DocumentError
+from nodeagent.pacing import Backoff
 from nodeagent.plan.desired import DesiredNode, PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import (

@@ -37,7 +37,7 @@ from nodeagent.cluster.events import (
     ObjectReference,
 )
 from nodeagent.cluster.keeper import Keeper, WriteIntervals
-from nodeagent.rate_limit import RateLimit
+from nodeagent.pacing import RateLimit
 
 log = structlog.get_logger(__name__)
 

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.rate_limit import Allowance
+from nodeagent.pacing import Allowance, Backoff
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")

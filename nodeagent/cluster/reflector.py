@@ -15,12 +15,12 @@ from typing import Final, Generic, Literal, NoReturn, Protocol, TypeVar
 from msgspec import Raw
 from msgspec.json import Decoder
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, Read
 from nodeagent.cluster.client.faults import ClusterFault, ConnectionCut
 from nodeagent.cluster.client.node_view import is_newer
 from nodeagent.cluster.client.requests import Request
+from nodeagent.pacing import Backoff
 from nodeagent.structs import Struct
 
 

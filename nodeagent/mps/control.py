@@ -19,13 +19,13 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any, TypeVar
 
-from nodeagent.backoff import Backoff
 from nodeagent.errors import NodeagentError
 from nodeagent.mps import commands
 from nodeagent.mps.commands import Command, UnexpectedReply
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import MAX_OUTPUT, Programs, TooMuchOutput, run_program
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.pacing import Backoff
 from nodeagent.plan.shares import percentage_text
 from nodeagent.structs import Struct
 

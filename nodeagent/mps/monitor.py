@@ -13,7 +13,6 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from nodeagent.backoff import Backoff
 from nodeagent.errors import error_sentence
 from nodeagent.mps.commands import UnexpectedReply, quit_daemon, terminate_client
 from nodeagent.mps.control import (
@@ -33,6 +32,7 @@ from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
 from nodeagent.mps.log_events import SURE_AFTER, LogEvents
 from nodeagent.mps.processes import SERVER, age_of, mps_processes
+from nodeagent.pacing import Backoff
 from nodeagent.processor_waits import ProcessorWaits
 from nodeagent.views.shapes import MpsWaiting
 

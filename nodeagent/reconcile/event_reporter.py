@@ -9,11 +9,11 @@ from typing import Final
 import structlog
 
 from nodeagent.mps.lifecycle.model import Report, Subject
+from nodeagent.pacing import RateLimit
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
-from nodeagent.rate_limit import RateLimit
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import LAST_SAID, EventLog, EventType
 from nodeagent.reconcile.work_queue import Retry

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from nodeagent.rate_limit import Allowance
+from nodeagent.pacing import Allowance
 from nodeagent.signals import Signal
 
 log = structlog.get_logger(__name__)

@@ -16,8 +16,8 @@ from functools import partial
 
 import structlog
 
-from nodeagent.backoff import Backoff
 from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
+from nodeagent.pacing import Backoff
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdict
 from nodeagent.plan.problems import Code, Problem

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nodeagent.backoff import Backoff
+from nodeagent.pacing import Backoff
 from nodeagent.plan.desired import DesiredGpu, WhenInUse
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict

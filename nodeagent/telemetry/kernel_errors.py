@@ -21,8 +21,8 @@ import structlog
 from nodeagent.errors import NodeagentError
 from nodeagent.health.kernel_log import Begun, read_lines
 from nodeagent.health.readings import XidEvent
+from nodeagent.pacing import RateLimit
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.rate_limit import RateLimit
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
 

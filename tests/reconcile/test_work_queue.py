@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.backoff import Backoff
+from nodeagent.pacing import Backoff
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult

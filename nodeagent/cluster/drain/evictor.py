@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.drain.changes import cordoning
 from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
@@ -20,6 +19,7 @@ from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evict
 from nodeagent.cluster.drain.node import DrainedNode, undone
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.pacing import Backoff
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.problems import Code, Problem

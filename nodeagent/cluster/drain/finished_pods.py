@@ -12,13 +12,13 @@ from typing import NoReturn
 
 import structlog
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.drain.eviction import is_in_use, pod_of_user
 from nodeagent.cluster.drain.node import DrainedNode
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.pacing import Backoff
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.views.text import users
 

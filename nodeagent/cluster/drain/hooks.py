@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import leaving_pods, preparations
@@ -24,6 +23,7 @@ from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.errors import UsageError
+from nodeagent.pacing import Backoff
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import CHANGING, NodeView, read_node, taints_with
 from nodeagent.cluster.drain.changes import NodeChange
 from nodeagent.cluster.drain.owners import OtherManager, claims, owned_by_others
 from nodeagent.cluster.drain.pods import Pod, PodSelector, read_pod
+from nodeagent.pacing import Backoff
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 

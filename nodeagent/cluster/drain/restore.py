@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import structlog
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import (
@@ -27,6 +26,7 @@ from nodeagent.cluster.drain.changes import (
 from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of, mismatches
 from nodeagent.cluster.drain.node import DrainedNode, undone
 from nodeagent.cluster.drain.pods import PodSelector
+from nodeagent.pacing import Backoff
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Problem

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from nodeagent.backoff import Backoff
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
 from nodeagent.mps.shares import DaemonSpec
+from nodeagent.pacing import Backoff
 from nodeagent.structs import Struct, field, replace
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import Final, NoReturn
 import structlog
 from msgspec.json import Decoder
 
-from nodeagent.backoff import Backoff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import NodeView, Wanted
@@ -31,6 +30,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan, deferred_plan
 from nodeagent.errors import UsageError
+from nodeagent.pacing import Backoff
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
