@@ -61,7 +61,7 @@ class Process:
             if status == 200 and condition(body):
                 return body
             assert self.popen.poll() is None, self.said()
-            time.sleep(0.01)
+            time.sleep(0.03)
         raise AssertionError(f"not within {SOON} s: {self.ask()}")
 
     def until_phase(self, phase: str) -> Any:

@@ -41,7 +41,7 @@ def until_scraped(
     while time.monotonic() < deadline:
         if condition(series := _scraped(folder)):
             return series
-        time.sleep(0.05)
+        time.sleep(0.1)  # a page takes as long to parse as an agent to write it
     raise AssertionError([key for key in _scraped(folder) if key[0].startswith("nodeagent_")])
 
 
