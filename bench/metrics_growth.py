@@ -30,7 +30,7 @@ LAYOUTS: tuple[Multiset, ...] = (
     (("2g.20gb", 3),),
     (("3g.40gb", 2),),
 )
-EVERY = 10  # samples between two changes
+INTERVAL = 10  # samples between two changes
 REPORTS = 10  # how often memory is reported
 
 
@@ -44,7 +44,7 @@ async def _grow(samples: int) -> list[tuple[int, int, int]]:
                 if number % (samples // REPORTS) == 0:
                     gc.collect()
                     found.append((number, resident(os.getpid()), here.changes))
-                if number % EVERY == 0:
+                if number % INTERVAL == 0:
                     await here.change()
                 await here.sample()
     return found

@@ -30,7 +30,7 @@ from bench.tables import show
 ROUNDS = 10_000
 WARM = 0.5  # the part of the rounds after which rings are full and threads are there
 LATE = 0.75
-EVERY = 2.0  # seconds between two counts
+INTERVAL = 2.0  # seconds between two counts
 PLAN = """\
 version: v1
 gpus:
@@ -60,7 +60,9 @@ def slope_of(points: Sequence[tuple[float, float]]) -> Slope:
     return Slope(value, (rest / (len(points) - 2) / width) ** 0.5)
 
 
-def counts(rounds: int, *, every: float = EVERY, changing: bool = True) -> Iterator[dict[str, int]]:
+def counts(
+    rounds: int, *, every: float = INTERVAL, changing: bool = True
+) -> Iterator[dict[str, int]]:
     """What `bench.soak_agent` counts, until it has done so many rounds."""
     with _agent(every, changing=changing) as process:
         for line in process.stdout or ():

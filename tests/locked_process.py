@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-_LONGEST = 20.0  # seconds after which its memory can be read: who waits in vain goes on then
+_TIMEOUT = 20.0  # seconds after which its memory can be read: who waits in vain goes on then
 _LOCKED = 0.3  # seconds that a reader has waited when it is held to be locked
 # It reads a page of such a file by way of its own memory, which has others wait who want to change
 # that, and then wants to: so every later reader waits, too.
@@ -128,7 +128,7 @@ def locked_process(
             group=uid,
             extra_groups=(),
         )
-        end = threading.Timer(_LONGEST, end_waiting)
+        end = threading.Timer(_TIMEOUT, end_waiting)
         end.start()
         readers: list[threading.Thread] = []
         try:

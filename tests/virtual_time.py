@@ -18,7 +18,7 @@ from typing import Any
 _ARRIVING = 0.001
 _TRIES = 200  # so often again, while it is known to be under way
 # In struct tcp_info of linux/tcp.h: bytes that were received, and sent with those sent again.
-_RECEIVED, _SENT, _SENT_AGAIN, _INFO_SIZE = 128, 200, 208, 216
+_RECEIVED, _SENT, _RESENT, _INFO_SIZE = 128, 200, 208, 216
 _SYN_SENT = 2
 
 
@@ -96,7 +96,7 @@ def is_under_way(descriptors: Iterable[int]) -> bool:
             if info[0] == _SYN_SENT:
                 return True
             ends = one.getsockname(), one.getpeername()
-            sent[ends] = unpack_from("Q", info, _SENT)[0] - unpack_from("Q", info, _SENT_AGAIN)[0]
+            sent[ends] = unpack_from("Q", info, _SENT)[0] - unpack_from("Q", info, _RESENT)[0]
             received[ends[::-1]] = unpack_from("Q", info, _RECEIVED)[0]
         except OSError:  # it listens, or is reset
             continue

@@ -29,26 +29,28 @@ def health(cluster: Cluster, claim: Claim) -> tuple[str, str]:
 
 
 async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
-    """A sick slice is unhealthy with the cause and what helps, its sibling is not; a lost GPU is
-    for both, and the node says that it offers less.
+    """A slice with an error is unhealthy with the cause and what helps, its sibling is not; a lost
+    GPU is for both, and the node says that it offers less.
     """
     os.mkfifo(cluster.folder / "kmsg")
     kernel = os.open(cluster.folder / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     async with cluster.agent(NODEAGENT_HEALTH_KERNEL_LOG=str(cluster.folder / "kmsg")):
         claims = [cluster.pod(f"pod-{number}", "1g.10gb") for number in range(2)]
-        sick, well = (claim for claim in claims if claim)
-        for claim in (sick, well):
+        unhealthy, well = (claim for claim in claims if claim)
+        for claim in (unhealthy, well):
             await cluster.kubelet.prepare(claim.name, claim)
-        await until(lambda: health(cluster, sick) == health(cluster, well) == ("HEALTHY", ""))
+        await until(lambda: health(cluster, unhealthy) == health(cluster, well) == ("HEALTHY", ""))
         state = json.loads((cluster.folder / "node.json").read_text())
         first = next(i for i in state["gpus"][0]["instances"] if i["start"] == 6)
         micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
         where = f"PCI:0000:1a:00 GPU-I:{first['id']:02}"
         os.write(kernel, f"3,17,{micros},-;NVRM: Xid ({where}): 95, pid=7, name=x\n".encode())
         error = "GPU 0 reported an error that needs a GPU reset (XID 95) in slice 6. Reset GPU 0: "
-        await until(lambda: health(cluster, sick)[1].startswith(error))  # the slice was looked at
-        assert health(cluster, sick)[0] == "UNHEALTHY"
-        assert "`nvidia-smi --gpu-reset -i 0`" in health(cluster, sick)[1]
+        await until(
+            lambda: health(cluster, unhealthy)[1].startswith(error)
+        )  # the slice was looked at
+        assert health(cluster, unhealthy)[0] == "UNHEALTHY"
+        assert "`nvidia-smi --gpu-reset -i 0`" in health(cluster, unhealthy)[1]
         await until(lambda: health(cluster, well) == ("HEALTHY", ""))
         with SimulatedNode(state=cluster.folder / "node.json") as node:
             node.lose(0)
@@ -60,7 +62,7 @@ async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
     os.close(kernel)
 
 
-async def test_a_sick_gpu_can_be_drained(cluster: Cluster) -> None:
+async def test_an_unhealthy_gpu_can_be_drained(cluster: Cluster) -> None:
     """A pod on a GPU that is unhealthy as a whole ends, and its slice goes: the reset, which is the
     remedy, waits for that.
     """

@@ -1,4 +1,4 @@
-"""What a cluster hears of a sick GPU: the Node's condition and an Event, from a line of the log."""
+"""What a cluster shows of an unhealthy GPU: the condition and an Event, from a line of the log."""
 
 from __future__ import annotations
 

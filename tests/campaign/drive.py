@@ -50,7 +50,7 @@ from tests.campaign.library import Arrival, Hold
 from tests.campaign.machine import Machine
 from tests.campaign.outcomes import Outcome
 
-MOST = 900.0  # seconds from the end of all faults until the node is what its plan says
+TIMEOUT = 900.0  # seconds from the end of all faults until the node is what its plan says
 _OFTEN = 5.0  # seconds between looks whether it is
 _RESTED = 45.0  # seconds in which everything is observed and sampled anew
 _RARELY = 120.0  # and what is read seldom, such as the driver as a whole
@@ -128,7 +128,7 @@ class Player:
                 self._recover(gpu)
             case Xid(gpu, number):
                 node.xid(gpu, number)
-                self._witness.sick = True
+                self._witness.unhealthy = True
             case Foreign(gpu, create, number):
                 node_actions.change_behind_its_back(node, gpu, number, create=create)
                 self._witness.others_came = True
@@ -208,7 +208,7 @@ class Player:
             status, metrics = machine.do(pages.read(machine.folder / "run" / "agent.sock"))
             machine.run(1.0)  # the connections end
             wrong = [*pages.untrue(self._node, machine.folder, status, metrics)]
-            if not witness.sick:
+            if not witness.unhealthy:
                 wrong += pages.not_ended(status, others_came=witness.others_came)
             if not wrong:
                 return
@@ -232,7 +232,7 @@ class Player:
 
     def _wait_for_limits(self) -> None:
         """Daemons that were frozen, or lost their limits, have been noticed by then."""
-        until = CLOCK.now + MOST
+        until = CLOCK.now + TIMEOUT
         while wrong := truth.wrong_limits(self._machine.folder):
             if CLOCK.now > until or self._witness.violations:
                 self._witness.violate(invariants.NOT_SO, "; ".join(wrong))
@@ -243,14 +243,14 @@ class Player:
         """The seconds until all is as planned."""
         machine, witness = self._machine, self._witness
         began = CLOCK.now
-        while not self._converged() and CLOCK.now - began < MOST and not witness.violations:
+        while not self._converged() and CLOCK.now - began < TIMEOUT and not witness.violations:
             machine.run(_OFTEN)
         if witness.violations:
-            return MOST
+            return TIMEOUT
         if not self._converged():
             wrong = "; ".join(witness.differences())
-            witness.violate(invariants.NEVER, f"{witness.phase} after {MOST:g} s: {wrong}")
-            return MOST
+            witness.violate(invariants.NEVER, f"{witness.phase} after {TIMEOUT:g} s: {wrong}")
+            return TIMEOUT
         return CLOCK.now - began if witness.in_sync_at is None else witness.in_sync_at - began
 
     def _converged(self) -> bool:
@@ -297,7 +297,7 @@ class Player:
         if self._machine.has_mps:
             Knobs(processes.programs()).clear()
         self._machine.border.end_faults()
-        self._is_well = not self._witness.sick
+        self._is_well = not self._witness.unhealthy
         self._witness.touch()
 
     def _recover(self, gpu: int) -> None:

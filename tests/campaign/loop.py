@@ -15,7 +15,7 @@ from tests.campaign.clock import CLOCK, Killed, turn_of_this_thread
 
 _GLANCE = 0.0005  # real seconds between looks whether other processes are done
 _TICK = 1e-6  # seconds: what a timer takes at least, as on any clock that goes on by itself
-MOST_TURNS = 200_000  # of the loop without any time passing: it would go on for ever
+MAX_TURNS = 200_000  # of the loop without any time passing: it would go on for ever
 
 
 class Spinning(Exception):
@@ -66,7 +66,7 @@ class MachineLoop(asyncio.SelectorEventLoop):
         if self._stopped():
             self.stop()
             return False
-        if self._still > MOST_TURNS:
+        if self._still > MAX_TURNS:
             self._still = 0  # what is left of it has to be unwound
             raise Spinning
         return True

@@ -116,9 +116,9 @@ class Published:
     tainted: list[str]
 
 
-def untrue_of_node(node: SimulatedNode, published: Published, *, is_sick: bool) -> Iterator[str]:
+def untrue_of_node(node: SimulatedNode, published: Published, *, unhealthy: bool) -> Iterator[str]:
     """What is published and is not so, on a node that is as its plan says and where no pod has
-    anything. `is_sick`: whether a GPU may be held for unhealthy.
+    anything. `unhealthy`: whether a GPU may be held for unhealthy.
     """
     status, layout = published.status["gpus"], published.layout["gpus"]
     if not len(status) == len(layout) == len(node.cards):
@@ -138,8 +138,8 @@ def untrue_of_node(node: SimulatedNode, published: Published, *, is_sick: bool) 
         counts = Counter(profile for _, profile, *_ in there)
         if counted != {name: {"total": total, "used": 0} for name, total in counts.items()}:
             yield f"the Node's layout has {counted} on GPU {card.index}, and there are {counts}"
-    well = {"GPUPartitionsReady"} if is_sick else {"GPUPartitionsReady", "GPUHealthy"}
+    well = {"GPUPartitionsReady"} if unhealthy else {"GPUPartitionsReady", "GPUHealthy"}
     if any(published.conditions.get(name) != "True" for name in well):
         yield f"the Node's conditions are {published.conditions}"
-    if published.tainted and not is_sick:
+    if published.tainted and not unhealthy:
         yield f"no pod gets {published.tainted}"

@@ -65,9 +65,9 @@ _SCRAPE = 15.0
 _PAGES = ("/v1/status", "/v1/mps", "/v1/plan", "/v1/events", "/healthz", "/readyz", "/")
 _REST = Plan(({"3g.40gb": 2}, {}), (1,))
 _NOT_HERE = Kill | Restart | Reboot | Pause | JumpClock  # it is one life; gRPC's clock is another
-_MOST = {"descriptors": 0.5, "tasks": 0.5, "threads": 0.5}  # more in an hour, which are noise
+_MAX_GROWTH = {"descriptors": 0.5, "tasks": 0.5, "threads": 0.5}  # more in an hour, which are noise
 _IN_USE = "malloc, given out, KiB"
-_MOST_KIB = 8.0  # of it; a hundred bytes that each scrape leaves are 23
+_MAX_KIB = 8.0  # of it; a hundred bytes that each scrape leaves are 23
 _FULL = 12.0  # hours after which nearly all that is bounded is full
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # sets are in another order each time
@@ -290,7 +290,7 @@ def _show(counts: Mapping[str, array[int]], seconds: float) -> list[str]:
         ["what", "then", "in the end", "growth in an hour ± standard error"],
         [[name, counts[name][half], counts[name][-1], str(slopes[name])] for name in counts],
     )
-    most = _MOST | ({_IN_USE: _MOST_KIB} if hours[half] >= _FULL else {})
+    most = _MAX_GROWTH | ({_IN_USE: _MAX_KIB} if hours[half] >= _FULL else {})
     return [name for name in most if slopes[name].value - 2 * slopes[name].error > most[name]]
 
 

@@ -33,8 +33,8 @@ class Witness:
     """`wanted`: the plan in force, None while that is not certain. `changed`: when another than the
     agent changed the cards or the plan last. `in_sync_at`: when the agent reported that all is so,
     and it was. `state_kept`: whether all that the agent wrote down for its next life is as it wrote
-    it. `sick`: whether the agent may hold a GPU for unhealthy. `others_came`: whether another than
-    the agent changed the layout of a GPU, or reset it. `spoiled`: when a daemon or a file was
+    it. `unhealthy`: whether the agent may hold a GPU for unhealthy. `others_came`: whether another
+    than the agent changed the layout of a GPU, or reset it. `spoiled`: when a daemon or a file was
     tampered with last.
     """
 
@@ -42,7 +42,7 @@ class Witness:
         self.violations: list[Violation] = []
         self.wanted: Plan | None = None
         self.state_kept = True
-        self.sick = False
+        self.unhealthy = False
         self.others_came = False
         self.changed = CLOCK.now
         self.phase = ""
@@ -125,7 +125,7 @@ class Witness:
 
     def _judge_work(self, work: _Work) -> None:
         """A GPU on which one change failed is what it was before, if it is not as planned."""
-        if self.sick or self.wanted is None or self._node.faults or self._border.is_hindered:
+        if self.unhealthy or self.wanted is None or self._node.faults or self._border.is_hindered:
             return
         for index, (was, now) in enumerate(zip(work.gpus, truth.gpus(self._node), strict=True)):
             codes = self._border.failures.get(index, [])

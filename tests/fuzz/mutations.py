@@ -12,7 +12,7 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
-LARGEST = 1 << 20  # bytes of a changed input; no border lets in more of a text
+MAX_BYTES = 1 << 20  # bytes of a changed input; no border lets in more of a text
 
 _NUMBER = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?")
 _WORD = re.compile(rb"[A-Za-z0-9_./-]{2,40}")
@@ -130,7 +130,7 @@ _VALUES: tuple[Any, ...] = (
 )
 
 
-_MOST_VALUES = 200_000
+_MAX_VALUES = 200_000
 
 
 def mutated(rng: Random, seeds: Sequence[bytes]) -> bytes:
@@ -138,10 +138,10 @@ def mutated(rng: Random, seeds: Sequence[bytes]) -> bytes:
     text = rng.choice(seeds)
     changes = rng.choice((1, 1, 1, 2, 3, 8))
     if rng.random() < 0.6 and text[:1] in (b"{", b"["):
-        text = _restructured(rng, text, changes)[:LARGEST]
+        text = _restructured(rng, text, changes)[:MAX_BYTES]
         changes = rng.choice((0, 0, 1))
     for _ in range(changes):
-        text = rng.choice(_CHANGES)(rng, text, seeds)[:LARGEST]
+        text = rng.choice(_CHANGES)(rng, text, seeds)[:MAX_BYTES]
     return text
 
 
@@ -254,7 +254,7 @@ def _places(tree: list[Any]) -> list[tuple[Any, Any]]:
     left: list[Any] = [tree]
     while left:
         holder = left.pop()
-        if len(found) > _MOST_VALUES:  # lists of what is repeated in turn grow without end
+        if len(found) > _MAX_VALUES:  # lists of what is repeated in turn grow without end
             raise ValueError("more than is to be read")
         for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
             found.append((holder, key))

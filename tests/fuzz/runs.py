@@ -14,8 +14,8 @@ from random import Random
 
 from tests.fuzz.mutations import mutated, scratched
 
-MOST_SECONDS = 0.1  # of processor time, for one input
-MOST_BYTES = 50 << 20  # of memory, for one input
+MAX_SECONDS = 0.1  # of processor time, for one input
+MAX_MEMORY = 50 << 20  # of memory, for one input
 _LARGE = 400  # one of so many inputs is a large one
 _COLLECT = 200  # inputs between two rounds of the garbage collector, which is no part of reading
 _PAGE = resource.getpagesize()
@@ -93,7 +93,7 @@ def _read(parser: Parser, number: int, text: bytes, folder: Path, found: Figures
     before, highest = _resident(), _highest()
     seconds, refusal = _timed(parser, text, folder)
     for _ in range(2):  # another process may have had the caches
-        if seconds > MOST_SECONDS:
+        if seconds > MAX_SECONDS:
             seconds = min(seconds, _timed(parser, text, folder)[0])
     # Only a new peak says what this input took; below an earlier one it took less than that.
     taken = _highest() - before if _highest() > highest else 0
@@ -107,9 +107,9 @@ def _read(parser: Parser, number: int, text: bytes, folder: Path, found: Figures
         where = traceback.extract_tb(refusal.__traceback__)[-1]
         what = f"{type(refusal).__name__} in {Path(where.filename).name}:{where.lineno}"
         found.faults.setdefault(what, Fault(number, what, text, "".join(lines)))
-    if seconds > MOST_SECONDS and seconds == found.slowest:
+    if seconds > MAX_SECONDS and seconds == found.slowest:
         found.faults["slow"] = Fault(number, f"{seconds * 1000:.0f} ms", text)
-    if taken > MOST_BYTES and taken == found.largest:
+    if taken > MAX_MEMORY and taken == found.largest:
         found.faults["large"] = Fault(number, f"{taken >> 20} MiB", text)
 
 

@@ -40,11 +40,11 @@ CDI, RECORDS = "cdi", "node.json.mps/claims"  # directories of claims
 
 SETTLED = 12.0  # seconds of a step that ends before that, once all is as planned
 
-_MOST = 8  # steps
+_MAX_STEPS = 8
 _SECONDS = (0.0, 0.0, 0.02, 0.1, 0.3, 0.5, 1.0)
 _SECONDS_OF_PODS = (0.1, 0.5, 1.0, 2.0, 3.0)  # from a claim to a pod that runs it is longer
 _DOWN = 0.3  # seconds at most from a kill to the next start
-_LONGEST_PAUSE = 2.0  # seconds
+_MAX_PAUSE = 2.0  # seconds
 _SHARING = 0.3  # of the days are with MPS
 _IN_CLUSTERS = 0.7  # of days of two cards, one of which is left to claims then
 
@@ -54,7 +54,7 @@ def episode(seed: int) -> Episode:
     day = days.episode(seed, _SHARING)
     rng = random.Random(f"processes {seed}")
     in_cluster = day.boards == "h100-80gb:2" and rng.random() < _IN_CLUSTERS
-    actions = [_here(step.action, rng) for step in day.steps[:_MOST]]
+    actions = [_here(step.action, rng) for step in day.steps[:_MAX_STEPS]]
     if in_cluster:
         actions = list(_in_cluster(actions, rng))
     seconds = _SECONDS_OF_PODS if in_cluster else _SECONDS
@@ -88,7 +88,7 @@ def _interrupted(day: Episode, rng: random.Random, *, in_cluster: bool) -> Itera
         plan = drawn.change().action
         assert isinstance(plan, Plan)
         yield Step(Plan(plan.layouts[:1]) if in_cluster else plan, seconds)
-    yield Step(rng.choice((Restart(), Restart(), Kill(0, _DOWN), Pause(_LONGEST_PAUSE))), 1.0)
+    yield Step(rng.choice((Restart(), Restart(), Kill(0, _DOWN), Pause(_MAX_PAUSE))), 1.0)
 
 
 def _tampered(gpus: int) -> Iterator[Step]:
@@ -113,9 +113,9 @@ def _here(action: Action, rng: random.Random) -> Action:
     """What there is of it on a machine that is not ours alone."""
     match action:
         case Ignore():
-            return Pause(rng.choice((0.1, 0.5, _LONGEST_PAUSE)))
+            return Pause(rng.choice((0.1, 0.5, _MAX_PAUSE)))
         case Pause(seconds):
-            return Pause(min(seconds, _LONGEST_PAUSE))
+            return Pause(min(seconds, _MAX_PAUSE))
         case Kill(changes, down):
             return Kill(changes, min(down, _DOWN))
         case _:

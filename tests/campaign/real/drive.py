@@ -50,7 +50,7 @@ from tests.campaign.real.cluster import Cluster
 from tests.campaign.real.days import CDI, RECORDS, SETTLED
 from tests.campaign.real.machine import Machine
 
-MOST = 120.0  # seconds from the end of all faults until the node is what its plan says
+TIMEOUT = 120.0  # seconds from the end of all faults until the node is what its plan says
 _OFTEN = 0.1  # seconds between looks whether it is
 _CHANGE = 0.01  # seconds for which each change before a kill counts
 
@@ -123,7 +123,7 @@ class Player:
                 self._recover(gpu)
             case Xid(gpu, number):
                 node.xid(gpu, number)
-                machine.judge.is_sick = True
+                machine.judge.unhealthy = True
             case Foreign(gpu, create, number):
                 node_actions.change_behind_its_back(node, gpu, number, create=create)
                 machine.judge.touch()
@@ -194,8 +194,8 @@ class Player:
         machine, judge = self._machine, self._machine.judge
         began = time.monotonic()
         while (what := missing()) and not judge.violations:
-            if time.monotonic() - began > MOST:
-                judge.violate(kind, f"after {MOST:g} s: {what}")
+            if time.monotonic() - began > TIMEOUT:
+                judge.violate(kind, f"after {TIMEOUT:g} s: {what}")
             machine.run(_OFTEN)
         return time.monotonic() - began
 

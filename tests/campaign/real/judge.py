@@ -69,7 +69,7 @@ class Judge:
     agent said since then that the node is so, and it was. `prepared`: the serials of the instances
     of each claim that a pod had, or a number below zero for its GPU as a whole, by its uid.
     `claims_spoiled`: whether another than the agent changed CDI files or records of claims, and it
-    need not have noticed yet. `is_sick`: whether the agent may hold a GPU for unhealthy.
+    need not have noticed yet. `unhealthy`: whether the agent may hold a GPU for unhealthy.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Judge:
         self.phase = ""
         self.prepared: dict[str, list[int]] = {}
         self.claims_spoiled = False
-        self.is_sick = False
+        self.unhealthy = False
         self._clock = clock
         self._home = home
         self._node = node
@@ -136,7 +136,7 @@ class Judge:
         if of != ("InSync", _digest(plan)):
             return f"the Node says {' of '.join(map(str, of))}"
         with self._node.looks():
-            return "; ".join(pages.untrue_of_node(self._node, published, is_sick=self.is_sick))
+            return "; ".join(pages.untrue_of_node(self._node, published, unhealthy=self.unhealthy))
 
     # --- whether it is right ----------------------------------------------------------------------
 
