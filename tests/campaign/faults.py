@@ -213,7 +213,7 @@ REAL_FAULTS: Faults = {
     ),
     "the CDI file of a claim outlives it": (
         Edit(
-            "claims/files/cdi_files.py",
+            "claims/files/claim_files.py",
             "    if not files or not os.path.lexists(cdi_dir):\n",
             "    if files or not os.path.lexists(cdi_dir):\n",
         ),
