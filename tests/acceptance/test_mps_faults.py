@@ -1,4 +1,4 @@
-"""Plans with MPS while the driver or the daemons fail.
+"""Plans with MPS while the driver fails.
 
 Whatever fails: a client's daemon goes on under its pid, what is said is what is so, and the next
 round reaches the plan.
@@ -25,9 +25,6 @@ CHANGING = (
 THOROUGH = bool(os.environ.get("NODEAGENT_TEST_ALL_CODES"))
 SPREAD = 10_000 if THOROUGH else 4
 AFTER_THEIR_WORK = CHANGING if THOROUGH else CHANGING[:2]
-
-
-# --- the driver -----------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(1800 if THOROUGH else 600)  # some dozen whole rounds, with real processes
@@ -69,16 +66,3 @@ async def _one_fault(
     rest = await made.agent.planned(goal)
     assert not rest.steps, f"{where}: the plan is not reached later"
     made.check_clients(where)
-
-
-# --- the daemons ----------------------------------------------------------------------------------
-
-
-STARTS = {  # with knobs of all daemons that start from then on
-    "start_error": "no such device",
-    "slow_start": 30.0,
-    "hang": True,
-    "busy": "error",
-    "ignore_settings": True,
-    "die_after": 0.0,
-}
