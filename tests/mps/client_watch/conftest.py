@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.mps.client_watch.rig import Start
 from tests.mps.simulated_daemon import installed_programs
 from tests.simulation.mps.rig import Programs, Rig
+
+Start = Callable[..., SimulatedClient]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,419 @@
+"""Clients are seen as they are, an offence is reported once, and only offenders are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import NodeagentError
+from nodeagent.mps.clients.assess import Offence
+from nodeagent.mps.clients.watch import ClientWatch, RunningDaemon
+from nodeagent.mps.files.publisher import Publisher
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.shares import MIB
+from nodeagent.simulation.mps.clients import SimulatedClient
+from nodeagent.simulation.mps.installation import shared_interpreter
+from nodeagent.structs import replace
+from nodeagent.views.shapes import MpsClient
+from tests.machine_load import stretched
+from tests.mps.client_watch.conftest import Start
+from tests.mps.plans import GPU, memory_of, wanted
+from tests.mps.simulated_daemon import asking, running, start
+from tests.simulation.mps.rig import Rig, gone
+from tests.views.daemons import mps_client
+
+# --- rig ------------------------------------------------------------------------------------------
+
+
+GIB = 1024 * MIB
+TERMINATE = wanted(enforce="terminate", uid=os.geteuid())
+
+
+class Watch(ClientWatch):
+    """Keeps its reports. Its driver lists the clients that daemons named last, without `unlisted`
+    and with `hidden` ones, and their memory from `used`.
+    """
+
+    def __init__(self, *, grace: float = 5.0) -> None:
+        self.reported: list[tuple[str, Offence]] = []
+        self.used: dict[int, int] = {}
+        self.asked: list[str] = []
+        self.driver_fails = False
+        self.named: set[int] = set()
+        self.unlisted: set[int] = set()
+        self.hidden: set[int] = set()
+        super().__init__(
+            listed=self._memory_of,
+            report=lambda device, offence: self.reported.append((device, offence)),
+            deadline=60.0,
+            grace=grace,
+        )
+
+    async def _memory_of(self, device: str) -> Mapping[int, int | None]:
+        self.asked.append(device)
+        if self.driver_fails:
+            raise NodeagentError("the driver does not answer")
+        listed = (self.named | self.hidden) - self.unlisted
+        return {pid: self.used.get(pid) for pid in listed}
+
+    async def settle(self) -> None:
+        """Wait until no client is being ended any more."""
+        while ending := [t for t in asyncio.all_tasks() if t.get_name().startswith("mps end")]:
+            await asyncio.wait(ending)
+
+    def kinds(self) -> list[tuple[int, str]]:
+        """Pid and kind of each report."""
+        return [(offence.client.pid, offence.kind.value) for _, offence in self.reported]
+
+
+async def look(watch: Watch, daemon: RunningDaemon) -> tuple[MpsClient, ...]:
+    """At one daemon."""
+    watch.named = {pid for _, pid in daemon.clients}
+    found = await watch.check([daemon])
+    assert list(found) == [daemon.device]
+    return found[daemon.device]
+
+
+def slot(name: str) -> dict[str, str]:
+    """What the env file of a slot of the two usual shares says, but for the pipe directory."""
+    memory, threads = ("40960", "40") if name.startswith("large") else ("8192", "15")
+    return {
+        "NODEAGENT_MPS_SLOT": f"{GPU}/{name}",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={memory}M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": threads,
+    }
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def env_files(folder: Path, spec: DaemonSpec) -> dict[str, dict[str, str]]:
+    """Publish, and read back what each slot's client is given."""
+    publisher = Publisher(run_dir=folder / "run", cdi_dir=folder / "cdi")
+    assert publisher.publish([spec]) == ()
+    files = (folder / "run/mps" / spec.device / "env").iterdir()
+    return {
+        path.stem: dict(line.split("=", 1) for line in path.read_text().splitlines())
+        for path in files
+    }
+
+
+async def test_each_env_file(rig: Rig, start_client: Start, tmp_path: Path) -> None:
+    """A client started with it, as the plan's user, has the limits that its server says it has."""
+    plan = wanted()
+    spec = start(rig, plan)
+    files = env_files(tmp_path, spec)
+    assert sorted(files) == ["large-0", "small-0", "small-1"]
+    uid = 1000 if os.geteuid() == 0 else os.geteuid()
+    clients = {name: start_client(uid, **values) for name, values in files.items()}
+    control = asking(rig)
+    async with Watch() as watch:
+        watch.used = {clients["large-0"].pid: 3 * GIB}
+        states = await look(watch, running(rig, plan, control))
+    assert {state.slot for state in states} == set(files)
+    for state in states:
+        client = clients[state.slot]
+        terms = client.terms
+        assert (state.pid, state.user) == (client.pid, uid)
+        assert (memory_of(state).limit, state.threads) == (terms["limit"], terms["percentage"])
+        assert state.share == state.slot.partition("-")[0]
+        assert state.findings == ()
+        assert state.command
+    large = next(state for state in states if state.share == "large")
+    assert (memory_of(large).limit, large.threads, memory_of(large).used) == (
+        40 * GIB,
+        40.0,
+        3 * GIB,
+    )
+    assert watch.reported == []
+    assert watch.asked == [GPU]
+
+
+_CONTAINER = """#!/bin/sh
+exec unshare -m /bin/sh -c '
+set -e
+{mounts}
+if touch {pipes}/file 2>/dev/null; then exit 9; fi
+test -w /dev/shm/.
+exec setpriv --reuid=1000 --regid=1000 --clear-groups {python} "$@"
+' sh "$@"
+"""
+
+
+def can_mount() -> bool:
+    """Whether this process may make mounts that only it sees."""
+    made = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    return os.geteuid() == 0 and made.returncode == 0
+
+
+def _make_shm(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o1777)
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and mounts of its own")
+async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
+    """With the CDI device's mounts and environment alone, in a mount namespace of its own, a
+    client gets in, but can change nothing in the pipe directory.
+    """
+    plan = wanted()
+    spec = replace(start(rig, plan), private_shm=True)
+    _make_shm(Path(spec.shm))
+    publisher = Publisher(run_dir=tmp_path / "run", cdi_dir=tmp_path)
+    assert publisher.publish([spec]) == ()
+    document = json.loads((tmp_path / "nodeagent.io-mps.json").read_text())
+    edits = next(d for d in document["devices"] if d["name"] == f"{GPU}-small-1")["containerEdits"]
+    mounts = "\n".join(
+        f"mount --bind {m['hostPath']} {m['containerPath']}\n"
+        f"mount -o remount,{','.join(m['options'])} {m['containerPath']}"
+        for m in edits["mounts"]
+    )
+    container = tmp_path / "container"
+    container.write_text(
+        _CONTAINER.format(mounts=mounts, pipes=rig.pipes, python=shared_interpreter())
+    )
+    container.chmod(0o755)
+    environment = dict(variable.split("=", 1) for variable in edits["env"])
+    with SimulatedClient(
+        rig.pipes,
+        environment=environment | {"PATH": os.defpath + ":/usr/sbin:/sbin"},
+        python=container,
+    ) as client:
+        client.wait_until_accepted()
+        control = asking(rig)
+        async with Watch() as watch:
+            [state] = await look(watch, running(rig, plan, control))
+        assert state.pid == client.pid
+    assert (state.user, state.slot, state.findings) == (1000, "small-1", ())
+    assert (memory_of(state).limit, state.threads) == (8 * GIB, 15.0)
+    assert client.terms["limit"] == 8 * GIB
+
+
+async def test_an_offence_is_reported_once(rig: Rig, start_client: Start) -> None:
+    """For as long as it lasts; the next offender's is another."""
+    plan = wanted()
+    start(rig, plan)
+    first = start_client()
+    control = asking(rig)
+    async with Watch() as watch:
+        for _ in range(2):
+            await look(watch, running(rig, plan, control))
+        [state] = await look(watch, running(rig, plan, control))
+        assert len(state.findings) == 1
+        assert watch.kinds() == [(first.pid, "noShare")]
+        second = start_client()
+        await look(watch, running(rig, plan, control))
+        assert watch.kinds() == [(first.pid, "noShare"), (second.pid, "noShare")]
+        [(device, offence), *_] = watch.reported
+        assert (device, offence.client, offence.outcome) == (GPU, state, "")
+        await watch.settle()
+    assert not gone(first.pid)
+    assert not gone(second.pid)
+
+
+async def test_a_driver_that_does_not_answer(rig: Rig, start_client: Start) -> None:
+    """Memory is not known then, and all else is."""
+    plan = wanted()
+    start(rig, plan)
+    start_client(**slot("small-0"))
+    control = asking(rig)
+    async with Watch() as watch:
+        watch.driver_fails = True
+        [state] = await look(watch, running(rig, plan, control))
+    assert (state.slot, memory_of(state).used, memory_of(state).limit) == ("small-0", None, 8 * GIB)
+
+
+async def test_whom_nothing_is_known_of(rig: Rig) -> None:
+    """A client in another pid namespace, and one that has just ended: both are shown."""
+    plan = TERMINATE
+    spec = start(rig, plan)
+    control = asking(rig)
+    async with Watch() as watch:
+        daemon = RunningDaemon(spec, control, None, ((5, 0), (5, 2**22 - 1)))
+        unseen, ended = await look(watch, daemon)
+        await watch.settle()
+    assert unseen.pid == 0
+    assert "another pid namespace" in unseen.findings[0]
+    assert ended == mps_client(2**22 - 1)
+    assert watch.reported == []
+
+
+# --- termination ----------------------------------------------------------------------------------
+
+
+async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
+    """The newest one, by the daemon; those who were there go on, and so does their server."""
+    start(rig, TERMINATE)
+    clients = [start_client(**slot(name)) for name in ("small-0", "small-1", "small-0")]
+    server = rig.server()
+    control = asking(rig)
+    async with Watch() as watch:
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+        states = await look(watch, running(rig, TERMINATE, control))
+    assert clients[2].process.wait(stretched(30)) == 1
+    assert [state.pid for state in states] == [clients[0].pid, clients[1].pid]
+    assert all(state.findings == () for state in states)
+    assert rig.server() == server
+    clients[0].allocate(GIB)
+    _, (_, first), (_, last) = watch.reported
+    assert (first.kind, first.outcome) == ("count", "")
+    assert (last.kind, last.client.pid) == ("count", clients[2].pid)
+    assert last.outcome == "the daemon ended its work, and it ended by itself"
+
+
+async def test_an_older_program_that_comes_later(rig: Rig, start_client: Start) -> None:
+    """It displaces no client of the slot that it names, nor once the others were out of sight."""
+    start(rig, TERMINATE)
+    control = asking(rig)
+    with SimulatedClient(rig.pipes, environment=slot("small-0")) as older:
+        os.kill(older.pid, signal.SIGSTOP)  # before it has come to connect
+        clients = [start_client(**slot(name)) for name in ("small-0", "small-1")]
+        async with Watch() as watch:
+            await look(watch, daemon := running(rig, TERMINATE, control))
+            await look(watch, replace(daemon, clients=()))  # as of a server that is busy
+            os.kill(older.pid, signal.SIGCONT)
+            older.wait_until_accepted()
+            await look(watch, running(rig, TERMINATE, control))
+            await watch.settle()
+        assert older.process.wait(stretched(30)) == 1
+    assert not any(gone(client.pid) for client in clients)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        pytest.param({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}, marks=pytest.mark.full),
+        pytest.param({"NODEAGENT_MPS_SLOT": f"{GPU}/small-0"}, marks=pytest.mark.full),
+        slot("small-0") | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=0G"},
+        slot("small-0") | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"},
+        {"NODEAGENT_MPS_SLOT": "../../small-0"},
+    ],
+)
+async def test_no_share_and_ended(
+    rig: Rig, start_client: Start, environment: Mapping[str, str]
+) -> None:
+    """Without one, without its limits, or with a forged one; at the first look."""
+    start(rig, TERMINATE)
+    client, good = start_client(**environment), start_client(**slot("large-0"))
+    control = asking(rig)
+    async with Watch() as watch:
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+    assert client.process.wait(stretched(30)) == 1
+    assert not gone(good.pid)
+    assert {offence.client.pid for _, offence in watch.reported} == {client.pid}
+
+
+async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
+    """Not at once, since it may be giving it back; when it lasts, it is."""
+    start(rig, TERMINATE)
+    client = start_client(**slot("small-0"))
+    control = asking(rig)
+    async with Watch(grace=0.5) as watch:
+        watch.used = {client.pid: 9 * GIB}
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+        assert not gone(client.pid)
+        await asyncio.sleep(0.6)
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+    assert gone(client.pid)
+    assert [offence.outcome != "" for _, offence in watch.reported] == [False, True]
+
+
+async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None:
+    """Is reported and lives on: a daemon that runs for a tenant may name any process."""
+    start(rig, TERMINATE)
+    client = start_client()
+    control = asking(rig)
+    async with Watch() as watch:
+        watch.unlisted = {client.pid}
+        await look(watch, running(rig, TERMINATE, control))
+        await watch.settle()
+    assert not gone(client.pid)
+    assert watch.kinds() == [(client.pid, "noShare"), (client.pid, "noShare")]
+    assert watch.reported[-1][1].outcome == (
+        "left alone: the driver does not list it as an MPS process of the device"
+    )
+
+
+async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None:
+    """Is ended too, where it is the plan's user's: a tenant's daemon may hide a client."""
+    start(rig, TERMINATE)
+    hidden = start_client()
+    control = asking(rig)
+    async with Watch() as watch:
+        watch.hidden = {hidden.pid}
+        daemon = replace(running(rig, TERMINATE, control), clients=())
+        await look(watch, daemon)
+        await watch.settle()
+    assert hidden.process.wait(stretched(30)) == 1
+    assert watch.reported[-1][1].outcome == "the daemon ended its work, and it ended by itself"
+
+
+async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
+    """Is reported with the reason, and not tried again at every look."""
+    start(rig, TERMINATE)
+    client = start_client()
+    rig.knobs.turn("terminate_code", 999)
+    control = asking(rig)
+    async with Watch() as watch:
+        for _ in range(3):
+            await look(watch, running(rig, TERMINATE, control))
+            await watch.settle()
+    assert not gone(client.pid)
+    first, second = (offence.outcome for _, offence in watch.reported)
+    assert first == ""
+    assert second == "left alone: the daemon could not end its work, CUDA error 999"
+    assert rig.log().count("terminate_client") == 1
+
+
+_NAMELESS = """
+import os, sys
+sys.path.insert(0, {root!r})
+os.environ["CUDA_MPS_PIPE_DIRECTORY"] = {pipes!r}
+from nodeagent.simulation.mps.client_process import main
+main([])
+"""
+
+
+async def test_whose_environment_is_not_known(rig: Rig) -> None:
+    """Is reported, and never ended for it: it may well have its share."""
+    start(rig, TERMINATE)
+    script = _NAMELESS.format(root=str(Path(__file__).parents[3]), pipes=str(rig.pipes))
+    with subprocess.Popen(
+        [sys.executable, "-ISc", script], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
+        assert client.stdout
+        assert b"connected" in client.stdout.readline()
+        assert b"limit" in client.stdout.readline()  # it was accepted
+        control = asking(rig)
+        async with Watch() as watch:
+            [state] = await look(watch, running(rig, TERMINATE, control))
+            await watch.settle()
+        assert watch.kinds() == [(client.pid, "unreadable")]
+        assert (state.share, memory_of(state).limit) == ("", 40 * GIB)
+        assert client.poll() is None
+        client.communicate(b"exit\n")
+
+
+async def test_closing_ends_nothing(rig: Rig, start_client: Start) -> None:
+    """A client that is being ended is left as it is, and no task is left."""
+    start(rig, TERMINATE)
+    client = start_client()
+    rig.knobs.turn("terminate_code", -1)
+    control = asking(rig)
+    async with Watch() as watch:
+        await look(watch, running(rig, TERMINATE, control))
+        await asyncio.sleep(0.3)
+    assert not gone(client.pid)
