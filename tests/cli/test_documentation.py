@@ -21,6 +21,9 @@ NAMES = [name for name in OPTIONS if name]
 GLOBAL = {"--simulate", "--state", "-o", "--output", "--no-color"}
 
 
+SHARED = {"--settings", "--listen", "--run-dir", "--state-dir"}
+
+
 def _section(name: str) -> str:
     match = re.search(rf"^##+ `{name}`\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert match, f"docs/commands.md has no section `{name}`"
@@ -34,8 +37,22 @@ def _first_column(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_commands_options_are_documented(name: str) -> None:
-    """The table of its section has exactly the options that it takes beside the common ones."""
-    assert _first_column(_section(name)) == OPTIONS[name] - GLOBAL
+    """The table of its section has those that it takes beside the common and the shared ones."""
+    named, taken = _first_column(_section(name)), OPTIONS[name] - GLOBAL
+    assert named <= taken
+    assert taken - named <= SHARED
+
+
+def test_who_takes_the_shared_options_is_documented() -> None:
+    """By each row of their table; `run` takes them all."""
+    table = PAGE.split("## Options of several commands")[1].split("\n## ")[0]
+    rows = [row.split("|") for row in table.splitlines() if row.startswith("| `-")]
+    listed = {
+        option.strip(" `"): set(re.findall(r"`([^`]+)`", who)) for _, option, _, who, _ in rows
+    }
+    assert listed == {
+        option: {name for name in NAMES if option in OPTIONS[name]} - {"run"} for option in SHARED
+    }
 
 
 def test_the_common_options_are_documented() -> None:
